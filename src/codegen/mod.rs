@@ -14,7 +14,7 @@ pub use canonical::canonical;
 
 use crate::{
     kernels::{Kernel, Role},
-    tensor::DType,
+    tensor::{DType, Element},
 };
 
 static TEMPLATES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/templates");
@@ -161,13 +161,13 @@ fn collect(dir: &'static Dir<'static>, into: &mut Vec<(&'static str, &'static st
 }
 
 /// The C type of an element.
-pub fn c_type(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "float",
-        DType::F16 => "f16",
-        DType::BF16 => "bf16",
-        DType::I32 => "int",
-        DType::I64 => "long long",
+pub fn c_type(element: Element) -> &'static str {
+    match element {
+        Element::Value(DType::F32) => "float",
+        Element::Value(DType::F16) => "f16",
+        Element::Value(DType::BF16) => "bf16",
+        Element::I32 => "int",
+        Element::I64 => "long long",
     }
 }
 
@@ -180,8 +180,10 @@ fn signature(kernel: &dyn Kernel) -> String {
             _ if maps.iter().any(|map| map.param == p.name) => {
                 format!("const __grid_constant__ TensorMap {}", p.name)
             }
-            Role::Read { dtype, .. } => format!("const {}* __restrict__ {}", c_type(dtype), p.name),
-            Role::Write { dtype, .. } => format!("{}* __restrict__ {}", c_type(dtype), p.name),
+            Role::Read { element, .. } => {
+                format!("const {}* __restrict__ {}", c_type(element), p.name)
+            }
+            Role::Write { element, .. } => format!("{}* __restrict__ {}", c_type(element), p.name),
             Role::Count(_) => format!("unsigned int {}", p.name),
         })
         .collect();

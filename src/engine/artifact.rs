@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// First bytes of the file, with the version of its layout.
-const MAGIC: &[u8; 8] = b"GEMMULEA";
+const MAGIC: &[u8; 8] = b"GEMMULEB";
 /// The part of it that all layouts have.
 const FAMILY: &[u8; 7] = b"GEMMULE";
 const DIGEST: usize = 32;

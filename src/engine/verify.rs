@@ -69,7 +69,7 @@ impl From<DType> for Precision {
         match dtype {
             DType::F16 => Self::F16,
             DType::BF16 => Self::Bf16,
-            _ => Self::F32,
+            DType::F32 => Self::F32,
         }
     }
 }

@@ -71,8 +71,6 @@ pub enum AttentionError {
         "positions of a source have no distance to a query; attention to them takes neither window nor bias"
     )]
     DistanceToSource,
-    #[error("attention over {dtype} elements; expected f32, f16 or bf16")]
-    Storage { dtype: DType },
     #[error(
         "the scale is {scale}; fused attention takes finite scales above 0, use the unfused kernels"
     )]

@@ -22,7 +22,7 @@ use super::{
 use crate::{
     machine::Machine,
     search::{Beams, Ending, Kept, Rules, Standing, largest, log_sum},
-    tensor::{DType, Extents, Symbol},
+    tensor::{DType, Element, Extents, Symbol},
 };
 
 /// `logits [batch, vocabulary]`, `requests [batch, 256]` ([`Choice::encode`]), `known [batch]`, `tokens [slots]`,
@@ -103,9 +103,9 @@ impl Kernel for Candidates {
             best_of_group(),
             sum_of_group(),
             raw_of_group(),
-            write("n_arrived", DType::I32, row()),
-            write("n_candidates", DType::I32, row()),
-            write("candidate_ids", DType::I32, of_rows.clone()),
+            write("n_arrived", Element::I32, row()),
+            write("n_candidates", Element::I32, row()),
+            write("candidate_ids", Element::I32, of_rows.clone()),
             write("candidate_values", DType::F32, of_rows),
         ]
     }
@@ -234,7 +234,7 @@ fn diversify(candidates: &mut [(u32, f32)], taken: &[u32], choice: &Choice, ther
 fn requests(vocabulary: u32) -> Param {
     read(
         "requests",
-        DType::I32,
+        Element::I32,
         rows_by(Symbol::Batch, Choice::WIDTH),
         Fill::Beams(BeamData::Requests { vocabulary }),
     )
@@ -274,7 +274,7 @@ impl Kernel for BeamStep {
             per_row("n_candidates", fill(BeamData::Counts)),
             read(
                 "candidate_ids",
-                DType::I32,
+                Element::I32,
                 by(Beam::MOST_CANDIDATES),
                 fill(BeamData::Ids { vocabulary }),
             ),
@@ -292,22 +292,22 @@ impl Kernel for BeamStep {
             ),
             read(
                 "states_before",
-                DType::I32,
+                Element::I32,
                 by(Self::STATES),
                 fill(BeamData::States),
             ),
             tokens("tokens_before", vocabulary),
             read_meta("slots_before", Meta::Slots, slots()),
-            write("chosen", DType::I32, row()),
+            write("chosen", Element::I32, row()),
             write("log_probability", DType::F32, row()),
             write("scores", DType::F32, by(Self::SCORES)),
-            write("states", DType::I32, by(Self::STATES)),
-            write("tokens", DType::I32, slots()),
-            write("slots", DType::I32, slots()),
-            write("found", DType::I32, slots()),
+            write("states", Element::I32, by(Self::STATES)),
+            write("tokens", Element::I32, slots()),
+            write("slots", Element::I32, slots()),
+            write("found", Element::I32, slots()),
             write("found_scores", DType::F32, row()),
-            write("found_lens", DType::I32, row()),
-            write("found_places", DType::I32, row()),
+            write("found_lens", Element::I32, row()),
+            write("found_places", Element::I32, row()),
         ]
     }
 

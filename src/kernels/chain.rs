@@ -1,7 +1,7 @@
 //! Chains of launches on shared tensors, which are timed as one.
 
 use super::{Fill, Kernel, KernelSpec, Role};
-use crate::tensor::{DType, Shape};
+use crate::tensor::{Element, Shape};
 
 /// Kernels that together compute one thing, e.g. scores, softmax and context.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,7 +17,7 @@ pub struct Chain {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChainTensor {
     pub name: &'static str,
-    pub dtype: DType,
+    pub element: Element,
     pub shape: Shape,
     /// Contents before the first launch; `None` if a launch writes it.
     pub fill: Option<Fill>,
@@ -60,9 +60,13 @@ impl Chain {
         for param in kernel.as_kernel().params() {
             let paired = names.iter().find(|(parameter, _)| *parameter == param.name);
             let name = paired.map_or(param.name, |&(_, tensor)| tensor);
-            let (dtype, shape, fill) = match param.role {
-                Role::Read { dtype, shape, fill } => (dtype, shape, Some(fill)),
-                Role::Write { dtype, shape } => (dtype, shape, None),
+            let (element, shape, fill) = match param.role {
+                Role::Read {
+                    element,
+                    shape,
+                    fill,
+                } => (element, shape, Some(fill)),
+                Role::Write { element, shape } => (element, shape, None),
                 Role::Count(_) => continue,
             };
             let known = self.tensors.iter().position(|t| t.name == name);
@@ -70,7 +74,7 @@ impl Chain {
             if known.is_none() {
                 self.tensors.push(ChainTensor {
                     name,
-                    dtype,
+                    element,
                     shape,
                     fill,
                 });
@@ -130,6 +134,7 @@ mod tests {
         elementwise::{Activate, AddBias, Combine, How},
         gemm::{Activation, Epilogue, Gemm},
     };
+    use crate::tensor::DType;
 
     #[test]
     fn tensors_that_are_shared_are_one() {

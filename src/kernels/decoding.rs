@@ -24,7 +24,7 @@ use super::{
 use crate::{
     machine::Machine,
     search::Rules,
-    tensor::{DType, Extents, Shape, Symbol},
+    tensor::{DType, Element, Extents, Shape, Symbol},
 };
 
 impl Fill {
@@ -108,7 +108,7 @@ fn requests(vocabulary: u32) -> Param {
     Param {
         name: "requests",
         role: super::Role::Read {
-            dtype: DType::I32,
+            element: Element::I32,
             shape: rows_by(Symbol::Batch, Choice::WIDTH),
             fill: Fill::Choices { vocabulary },
         },
@@ -116,13 +116,13 @@ fn requests(vocabulary: u32) -> Param {
 }
 
 pub(super) fn per_row(name: &'static str, fill: Fill) -> Param {
-    read(name, DType::I32, one_per(Symbol::Batch), fill)
+    read(name, Element::I32, one_per(Symbol::Batch), fill)
 }
 
 pub(super) fn tokens(name: &'static str, vocabulary: u32) -> Param {
     read(
         name,
-        DType::I32,
+        Element::I32,
         one_per(Symbol::Slots),
         Fill::Below(vocabulary),
     )
@@ -163,8 +163,8 @@ impl Kernel for ChooseToken {
             best_of_group(),
             sum_of_group(),
             raw_of_group(),
-            write("n_arrived", DType::I32, row()),
-            write("chosen", DType::I32, row()),
+            write("n_arrived", Element::I32, row()),
+            write("chosen", Element::I32, row()),
             write("log_probability", DType::F32, row()),
         ]
     }
@@ -272,7 +272,7 @@ impl Kernel for Advance {
     fn params(&self) -> Vec<Param> {
         let row = || one_per(Symbol::Batch);
         let ring = |columns: usize| Shape::fixed(&[(Self::RING * columns) as u64]);
-        let ids = |name| write(name, DType::I32, row());
+        let ids = |name| write(name, Element::I32, row());
         vec![
             per_row(
                 "chosen",
@@ -288,20 +288,20 @@ impl Kernel for Advance {
             read_meta("slot_starts", Meta::SlotStarts, row()),
             read(
                 "step_before",
-                DType::I32,
+                Element::I32,
                 Shape::fixed(&[1]),
                 Fill::Below(1 << 20),
             ),
             ids("known"),
-            write("tokens", DType::I32, one_per(Symbol::Slots)),
+            write("tokens", Element::I32, one_per(Symbol::Slots)),
             ids("token_ids"),
             ids("positions"),
             ids("key_lens"),
             ids("token_slots"),
-            write("ring_ids", DType::I32, ring(Self::ROWS)),
+            write("ring_ids", Element::I32, ring(Self::ROWS)),
             write("ring_values", DType::F32, ring(Self::ROWS)),
-            write("ring_steps", DType::I32, ring(1)),
-            write("step", DType::I32, Shape::fixed(&[1])),
+            write("ring_steps", Element::I32, ring(1)),
+            write("step", Element::I32, Shape::fixed(&[1])),
             count(Symbol::Batch),
             count(Symbol::Blocks),
         ]

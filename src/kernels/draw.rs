@@ -105,7 +105,7 @@ impl Kernel for Draw {
         let relative = match self.dtype {
             DType::F16 => 1e-3,
             DType::BF16 => 8e-3,
-            _ => 2e-6,
+            DType::F32 => 2e-6,
         };
         Tolerance {
             absolute: 1e-5,

@@ -74,7 +74,7 @@ impl Table {
         let ids = self.rows.saturating_sub(self.offset).max(1);
         read(
             name,
-            self.ids.dtype(),
+            self.ids.element(),
             one_per(Symbol::Rows),
             Fill::Below(ids),
         )

@@ -189,7 +189,7 @@ impl Gemm {
     }
 
     fn on_tensor_cores(&self) -> bool {
-        self.dtype != DType::F32
+        self.dtype.has_mma()
     }
 
     /// Bytes of the widest access, up to `widest`, to which every row of `width` elements is aligned.
@@ -263,7 +263,7 @@ impl Kernel for Gemm {
         let read = |name, shape, fill| Param {
             name,
             role: Role::Read {
-                dtype: self.dtype,
+                element: self.dtype.into(),
                 shape,
                 fill,
             },
@@ -287,7 +287,7 @@ impl Kernel for Gemm {
         params.push(Param {
             name: "out",
             role: Role::Write {
-                dtype: self.dtype,
+                element: self.dtype.into(),
                 shape: Shape::new([rows.clone(), n.into()]),
             },
         });
@@ -355,7 +355,7 @@ impl Kernel for Gemm {
                 relative: 5e-3,
                 reason: "f32 sums, truncated at every 8 products or more; one rounding to bf16 (2^-9)",
             },
-            _ => Tolerance {
+            DType::F32 => Tolerance {
                 absolute: (4e-6 + 8.0 * k.sqrt() * f64::from(f32::EPSILON) / 2.0) as f32,
                 relative: 2e-6,
                 reason: "k roundings of a sum of size 1, which add up like a random walk (8 deviations)",

@@ -7,7 +7,7 @@ use super::{
     rows::{blocks, read, read_meta, rows_by, storage, write},
 };
 use crate::machine::Machine;
-use crate::tensor::{DType, Extents, Shape, Symbol};
+use crate::tensor::{DType, Element, Extents, Shape, Symbol};
 
 /// `logits [tokens, width]`, `token_ids [tokens]`, `positions [tokens]` → `out [tokens, 1]` in f32: the logarithm of the
 /// probability of each token, given those before it in its sequence, by the softmax of the row before; 0 for a
@@ -43,7 +43,7 @@ impl Kernel for LogProbability {
         let ids = Param {
             name: "token_ids",
             role: super::Role::Read {
-                dtype: DType::I32,
+                element: Element::I32,
                 shape: tokens(),
                 fill: Fill::Below(self.width),
             },

@@ -36,7 +36,7 @@ pub use class::Class;
 pub use spec::{KernelSpec, representative};
 
 use crate::machine::Machine;
-use crate::tensor::{DType, Extents, Shape, Size};
+use crate::tensor::{Element, Extents, Shape, Size};
 
 /// A parameter of a kernel: its name, and the source of its argument.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,12 +50,12 @@ pub struct Param {
 pub enum Role {
     /// `const T* name`, a tensor of this shape. `fill` says what a test puts there.
     Read {
-        dtype: DType,
+        element: Element,
         shape: Shape,
         fill: Fill,
     },
     /// `T* name`. The kernel writes every element for which the reference is not NaN.
-    Write { dtype: DType, shape: Shape },
+    Write { element: Element, shape: Shape },
     /// `unsigned int name`, a scalar computed from the batch.
     Count(Size),
 }
@@ -132,10 +132,10 @@ pub enum Meta {
 }
 
 impl Meta {
-    pub fn dtype(self) -> DType {
+    pub fn element(self) -> Element {
         match self {
-            Meta::PairOffsets => DType::I64,
-            _ => DType::I32,
+            Meta::PairOffsets => Element::I64,
+            _ => Element::I32,
         }
     }
 }

@@ -11,7 +11,7 @@ use super::{
     rows::{COPIED, blocks, count, offsets, one_per, read, read_meta, write},
 };
 use crate::machine::Machine;
-use crate::tensor::{DType, Extents, Shape, Symbol};
+use crate::tensor::{Element, Extents, Shape, Symbol};
 
 /// `mask [batch, longest]` → `cu_lens [batch + 1]`, `pair_offsets [batch + 1]`. One warp counts a sentence, one CTA
 /// scans the counts.
@@ -65,8 +65,8 @@ impl Kernel for PackScan {
     fn params(&self) -> Vec<Param> {
         vec![
             read_meta("mask", Meta::Mask, padded()),
-            write("cu_lens", Meta::CuLens.dtype(), offsets()),
-            write("pair_offsets", Meta::PairOffsets.dtype(), offsets()),
+            write("cu_lens", Meta::CuLens.element(), offsets()),
+            write("pair_offsets", Meta::PairOffsets.element(), offsets()),
             count(Symbol::Batch),
             count(Symbol::Longest),
         ]
@@ -129,12 +129,12 @@ impl Kernel for PackTokens {
         let tokens = || one_per(Symbol::Tokens);
         vec![
             read_meta("mask", Meta::Mask, padded()),
-            read("padded_ids", DType::I32, padded(), Fill::Below(1000)),
-            read("padded_types", DType::I32, padded(), Fill::Below(2)),
+            read("padded_ids", Element::I32, padded(), Fill::Below(1000)),
+            read("padded_types", Element::I32, padded(), Fill::Below(2)),
             read_meta("cu_lens", Meta::CuLens, offsets()),
-            write("ids", DType::I32, tokens()),
-            write("types", DType::I32, tokens()),
-            write("positions", DType::I32, tokens()),
+            write("ids", Element::I32, tokens()),
+            write("types", Element::I32, tokens()),
+            write("positions", Element::I32, tokens()),
             count(Symbol::Batch),
             count(Symbol::Longest),
         ]

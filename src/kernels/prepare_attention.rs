@@ -316,7 +316,7 @@ impl Kernel for PrepareAttention {
         let relative = match self.dtype {
             DType::F16 => 1e-3,
             DType::BF16 => 8e-3,
-            _ => 4e-6,
+            DType::F32 => 4e-6,
         };
         Tolerance {
             absolute: 1e-5,

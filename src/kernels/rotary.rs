@@ -168,7 +168,7 @@ impl Kernel for Rotary {
         let relative = match self.dtype {
             DType::F16 => 1e-3,
             DType::BF16 => 8e-3,
-            _ => 1e-6,
+            DType::F32 => 1e-6,
         };
         Tolerance {
             absolute: 2e-6,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::{Constant, Constants, Fill, Launch, Meta, Param, Role, Tolerance, f32_literal};
 use crate::{
     machine::Machine,
-    tensor::{DType, Shape, Size, Symbol},
+    tensor::{DType, Element, Shape, Size, Symbol},
 };
 
 /// Default threads of a CTA.
@@ -258,8 +258,6 @@ pub(super) fn storage(dtype: DType) -> Constant {
         DType::F32 => "float",
         DType::F16 => "f16",
         DType::BF16 => "bf16",
-        DType::I32 => "int",
-        DType::I64 => "long long",
     }
     .into()
 }
@@ -272,21 +270,32 @@ pub(super) fn word(value: f32) -> String {
         .replace('.', "p")
 }
 
-pub(super) fn read(name: &'static str, dtype: DType, shape: Shape, fill: Fill) -> Param {
+pub(super) fn read(
+    name: &'static str,
+    element: impl Into<Element>,
+    shape: Shape,
+    fill: Fill,
+) -> Param {
+    let element = element.into();
     Param {
         name,
-        role: Role::Read { dtype, shape, fill },
+        role: Role::Read {
+            element,
+            shape,
+            fill,
+        },
     }
 }
 
 pub(super) fn read_meta(name: &'static str, meta: Meta, shape: Shape) -> Param {
-    read(name, meta.dtype(), shape, Fill::Meta(meta))
+    read(name, meta.element(), shape, Fill::Meta(meta))
 }
 
-pub(super) fn write(name: &'static str, dtype: DType, shape: Shape) -> Param {
+pub(super) fn write(name: &'static str, element: impl Into<Element>, shape: Shape) -> Param {
+    let element = element.into();
     Param {
         name,
-        role: Role::Write { dtype, shape },
+        role: Role::Write { element, shape },
     }
 }
 
@@ -319,7 +328,7 @@ pub(super) fn rounded_once(dtype: DType, absolute: f32, reason: &'static str) ->
     let (smallest, relative) = match dtype {
         DType::F16 => (3e-8, 4.9e-4),
         DType::BF16 => (0.0, 3.95e-3),
-        _ => (0.0, 2.4e-7),
+        DType::F32 => (0.0, 2.4e-7),
     };
     Tolerance {
         absolute: absolute + smallest,

@@ -2,15 +2,15 @@
 //! reference. Every executor is checked through this.
 
 use super::{Case, Fill, HostTensor, Kernel, Meta, Role, Tolerance, cache::BLOCK};
-use crate::tensor::{DType, Extents, LengthsError};
+use crate::tensor::{Element, Extents, LengthsError};
 
 /// Inputs of a kernel for a batch, and the reference's results.
 pub struct Trial {
     pub extents: Extents,
-    /// Tensors of role `Read`, in the order of the signature, with their storage types.
-    pub reads: Vec<(DType, HostTensor)>,
-    /// Expected tensors of role `Write`, in order, with storage types and names.
-    pub writes: Vec<(DType, &'static str, HostTensor)>,
+    /// Tensors of role `Read`, in the order of the signature, with their element types.
+    pub reads: Vec<(Element, HostTensor)>,
+    /// Expected tensors of role `Write`, in order, with element types and names.
+    pub writes: Vec<(Element, &'static str, HostTensor)>,
 }
 
 /// The largest differences between a result and its reference.
@@ -49,20 +49,25 @@ impl Trial {
         let mut reads = Vec::new();
         let mut state = seed;
         for param in kernel.params() {
-            if let Role::Read { dtype, shape, fill } = param.role {
+            if let Role::Read {
+                element,
+                shape,
+                fill,
+            } = param.role
+            {
                 let n = shape.elements().eval(&extents).unwrap_or(0) as usize;
-                reads.push((dtype, fill.make(dtype, n, case, &mut state)));
+                reads.push((element, fill.make(element, n, case, &mut state)));
             }
         }
         let borrowed: Vec<&HostTensor> = reads.iter().map(|(_, tensor)| tensor).collect();
         let results = kernel.reference(&extents, &borrowed);
         let written = kernel.params().into_iter().filter_map(|p| match p.role {
-            Role::Write { dtype, .. } => Some((dtype, p.name)),
+            Role::Write { element, .. } => Some((element, p.name)),
             _ => None,
         });
         let writes = written
             .zip(results)
-            .map(|((dtype, name), t)| (dtype, name, t))
+            .map(|((element, name), t)| (element, name, t))
             .collect();
         Ok(Self {
             extents,
@@ -123,11 +128,11 @@ impl Case {
 
 impl Fill {
     /// `n` elements for a batch of sequences of these lengths.
-    pub fn make(self, dtype: DType, n: usize, case: &Case, state: &mut u64) -> HostTensor {
+    pub fn make(self, element: Element, n: usize, case: &Case, state: &mut u64) -> HostTensor {
         match self {
             Fill::Normal { mean, deviation } => HostTensor::Real(
                 (0..n)
-                    .map(|_| dtype.round(mean + deviation * normal(state)))
+                    .map(|_| element.round(mean + deviation * normal(state)))
                     .collect(),
             ),
             Fill::Below(limit) => HostTensor::Index(
@@ -141,7 +146,7 @@ impl Fill {
                     .map(|i| {
                         let x = 3.0 * normal(state);
                         let is_rounded = i / vocabulary as usize % 3 == 2;
-                        dtype.round(if is_rounded {
+                        element.round(if is_rounded {
                             4.0 * (x / 4.0).round()
                         } else {
                             x

@@ -11,7 +11,7 @@ use super::{
     },
 };
 use crate::machine::Machine;
-use crate::tensor::{DType, Extents, Symbol};
+use crate::tensor::{Element, Extents, Symbol};
 
 /// `from` → `to`, both `[rows, 4]` 32-bit integers: pieces of 16 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -38,8 +38,8 @@ impl Kernel for Upload {
     fn params(&self) -> Vec<Param> {
         let pieces = || rows_by(Symbol::Rows, 4);
         vec![
-            read("from", DType::I32, pieces(), Fill::Below(1 << 20)),
-            write("to", DType::I32, pieces()),
+            read("from", Element::I32, pieces(), Fill::Below(1 << 20)),
+            write("to", Element::I32, pieces()),
             count(Symbol::Rows),
         ]
     }
@@ -89,8 +89,8 @@ impl Kernel for Scatter {
         let each = || one_per(Symbol::Tokens);
         vec![
             read_meta("places", Meta::TokenSlots, each()),
-            read("values", DType::I32, each(), Fill::Below(1 << 20)),
-            write("to", DType::I32, pool(BLOCK.into())),
+            read("values", Element::I32, each(), Fill::Below(1 << 20)),
+            write("to", Element::I32, pool(BLOCK.into())),
             count(Symbol::Tokens),
         ]
     }

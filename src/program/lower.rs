@@ -24,7 +24,7 @@ use crate::{
     kernels::{KernelSpec, Meta},
     machine::Machine,
     select::{Dispatch, Timings},
-    tensor::{DType, Shape, Size, Symbol},
+    tensor::{DType, Element, Shape, Size, Symbol},
 };
 
 /// Options of the lowering.
@@ -48,9 +48,6 @@ pub struct LowerOptions<'a> {
 /// Lowers a verified graph to a program. With padding kept, softmax masks keys that are padding;
 /// an operator that would read padding is an error.
 pub fn lower(graph: &Graph, options: &LowerOptions) -> Result<Program, LowerError> {
-    if !options.dtype.is_real() {
-        return Err(LowerError::DType(options.dtype));
-    }
     if options.padding == Padding::Kept {
         check_kept(graph)?;
     }
@@ -175,10 +172,16 @@ impl<'a> Lowering<'a> {
         });
     }
 
-    fn tensor(&mut self, name: &str, dtype: DType, shape: Shape, place: Place) -> TensorIndex {
+    fn tensor(
+        &mut self,
+        name: &str,
+        element: impl Into<Element>,
+        shape: Shape,
+        place: Place,
+    ) -> TensorIndex {
         self.program.tensors.push(Tensor {
             name: name.to_owned(),
-            dtype,
+            element: element.into(),
             shape,
             place,
         });
@@ -191,7 +194,7 @@ impl<'a> Lowering<'a> {
             return tensor;
         }
         let (name, shape) = meta_layout(meta);
-        let tensor = self.tensor(name, meta.dtype(), shape, Place::Batch(meta));
+        let tensor = self.tensor(name, meta.element(), shape, Place::Batch(meta));
         self.meta_of.insert(meta, tensor);
         tensor
     }

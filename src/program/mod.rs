@@ -24,7 +24,7 @@ use crate::{
     graph::{Part, WeightExpr},
     kernels::{Class, KernelSpec, Meta, cache::BLOCK},
     plan::UsageRecord,
-    tensor::{DType, Extents, Shape, Size, Symbol},
+    tensor::{DType, Element, Extents, Shape, Size, Symbol},
 };
 
 /// Index into [`Program::tensors`].
@@ -82,7 +82,7 @@ impl Cache {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tensor {
     pub name: String,
-    pub dtype: DType,
+    pub element: Element,
     pub shape: Shape,
     pub place: Place,
 }
@@ -187,7 +187,7 @@ impl Program {
             .shape
             .elements()
             .eval(extents)
-            .and_then(|n| n.checked_mul(tensor.dtype.bytes()))
+            .and_then(|n| n.checked_mul(tensor.element.bytes()))
             .ok_or_else(|| SizeOverflow {
                 tensor: tensor.name.clone(),
                 shape: tensor.shape.clone(),

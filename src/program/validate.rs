@@ -37,9 +37,6 @@ impl Program {
     /// tensors of its kernels' types and sizes, and for every batch each tensor is written once, before it is
     /// read. The error says what is wrong.
     pub fn validate(&self) -> Result<(), String> {
-        if !self.dtype.is_real() {
-            return Err(format!("it stores reals as {}", self.dtype));
-        }
         for (i, kernel) in self.kernels.iter().enumerate() {
             check_kernel(kernel, self.dtype)
                 .map_err(|problem| format!("its kernel {i} is impossible: {problem}"))?;
@@ -116,13 +113,16 @@ impl Program {
                     let sizes = [cache.heads, cache.head];
                     let shape = Shape::new([Symbol::Blocks.into(), self.block_elements().into()]);
                     let fits = sizes.iter().all(|n| (1..=MAX_WIDTH).contains(n));
-                    if !fits || tensor.dtype != self.dtype || tensor.shape != shape {
+                    if !fits || tensor.element != self.dtype.into() || tensor.shape != shape {
                         return Err(format!("`{name}` is not laid out as a cache is"));
                     }
                 }
                 Place::Weight(expr) => {
-                    if tensor.dtype != self.dtype {
-                        return Err(format!("the weight `{name}` is stored as {}", tensor.dtype));
+                    if tensor.element != self.dtype.into() {
+                        return Err(format!(
+                            "the weight `{name}` is stored as {}",
+                            tensor.element
+                        ));
                     }
                     let dims = weight_dims(expr)
                         .map_err(|problem| format!("the weight `{name}` {problem}"))?;
@@ -134,7 +134,7 @@ impl Program {
                 }
                 Place::Batch(meta) => {
                     let (_, shape) = meta_layout(*meta);
-                    if tensor.dtype != meta.dtype() || tensor.shape != shape {
+                    if tensor.element != meta.element() || tensor.shape != shape {
                         return Err(format!("`{name}` is not laid out as {meta:?} is"));
                     }
                 }
@@ -234,16 +234,16 @@ impl Program {
         }
         for (param, &operand) in tensors.zip(&step.operands) {
             let tensor = &self.tensors[operand];
-            let (dtype, shape, writes) = match &param.role {
-                Role::Read { dtype, shape, .. } => (*dtype, shape, false),
-                Role::Write { dtype, shape } => (*dtype, shape, true),
+            let (element, shape, writes) = match &param.role {
+                Role::Read { element, shape, .. } => (*element, shape, false),
+                Role::Write { element, shape } => (*element, shape, true),
                 Role::Count(_) => continue,
             };
             let needed = shape.elements().bind(Symbol::Rows, &step.rows);
-            if tensor.dtype != dtype || tensor.shape.elements() != needed {
+            if tensor.element != element || tensor.shape.elements() != needed {
                 return Err(format!(
-                    "binds `{}`, {} {}, to `{}`, {dtype} of {needed} elements",
-                    tensor.name, tensor.dtype, tensor.shape, param.name
+                    "binds `{}`, {} {}, to `{}`, {element} of {needed} elements",
+                    tensor.name, tensor.element, tensor.shape, param.name
                 ));
             }
             match tensor.place {

@@ -6,12 +6,14 @@
 pub mod batch;
 pub mod cpu;
 pub mod cuda;
+mod elements;
 mod output;
 mod planner;
 mod replay;
 pub mod weights;
 mod workspace;
 
+pub use elements::{decode_indices, decode_values, encode_tensor, extend_values};
 pub use output::{MemoryUse, Output};
 pub use planner::{AllocatorChoice, Footprint, Planner, PlannerError};
 pub use replay::{GraphChoice, GraphUse};

@@ -2,23 +2,24 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// How an element is stored. Arithmetic is always accumulated in f32.
+/// Storage type of values: weights, activations and logits. Arithmetic is always accumulated in f32.
+///
+/// A match over storage types names each of them, so that the compiler finds every place that a new one concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum DType {
     F32,
     F16,
     BF16,
-    I32,
-    I64,
 }
 
 impl DType {
+    pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::BF16];
+
     /// Bytes of one element.
     pub const fn bytes(self) -> u64 {
         match self {
             DType::F16 | DType::BF16 => 2,
-            DType::F32 | DType::I32 => 4,
-            DType::I64 => 8,
+            DType::F32 => 4,
         }
     }
 
@@ -28,23 +29,80 @@ impl DType {
             DType::F32 => "f32",
             DType::F16 => "f16",
             DType::BF16 => "bf16",
-            DType::I32 => "i32",
-            DType::I64 => "i64",
         }
     }
 
-    /// Whether this is a type that activations and weights may have.
-    pub const fn is_real(self) -> bool {
-        matches!(self, DType::F32 | DType::F16 | DType::BF16)
+    /// Whether tensor cores multiply values of this type. f32 is computed by FMAs.
+    pub const fn has_mma(self) -> bool {
+        match self {
+            DType::F16 | DType::BF16 => true,
+            DType::F32 => false,
+        }
     }
 
-    /// `value` as it reads after being stored in this type.
+    /// `value` after it was stored in this type.
     pub fn round(self, value: f32) -> f32 {
         match self {
+            DType::F32 => value,
             DType::F16 => half::f16::from_f32(value).to_f32(),
             DType::BF16 => half::bf16::from_f32(value).to_f32(),
-            _ => value,
         }
+    }
+
+    /// Distance from 1 to the next larger value of this type: 2⁻²³, 2⁻¹⁰ and 2⁻⁷.
+    pub const fn epsilon(self) -> f32 {
+        match self {
+            DType::F32 => f32::EPSILON,
+            DType::F16 => 1.0 / 1024.0,
+            DType::BF16 => 1.0 / 128.0,
+        }
+    }
+}
+
+/// Type of the elements of a tensor: values, or indices and counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Element {
+    Value(DType),
+    I32,
+    I64,
+}
+
+impl Element {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Element::Value(dtype) => dtype.bytes(),
+            Element::I32 => 4,
+            Element::I64 => 8,
+        }
+    }
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Element::Value(dtype) => dtype.name(),
+            Element::I32 => "i32",
+            Element::I64 => "i64",
+        }
+    }
+
+    /// `value` after it was stored in this type.
+    pub fn round(self, value: f32) -> f32 {
+        match self {
+            Element::Value(dtype) => dtype.round(value),
+            Element::I32 | Element::I64 => value.round(),
+        }
+    }
+}
+
+impl From<DType> for Element {
+    fn from(dtype: DType) -> Self {
+        Element::Value(dtype)
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -54,7 +112,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// A name that is no storage type of activations.
+/// A name that is not a storage type.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not a storage type; expected f32, f16 or bf16")]
 pub struct UnknownDType(String);

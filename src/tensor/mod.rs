@@ -8,6 +8,6 @@ mod dtype;
 mod extents;
 mod size;
 
-pub use dtype::{DType, UnknownDType};
+pub use dtype::{DType, Element, UnknownDType};
 pub use extents::{Extents, LengthsError};
 pub use size::{Shape, Size, Symbol};

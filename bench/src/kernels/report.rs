@@ -101,11 +101,7 @@ pub(super) fn rows(
 
 /// How far the result of several launches may be from that of one, beyond the kernel's tolerance.
 fn of_pieces(contender: &Contender, dtype: DType) -> f32 {
-    let unit = match dtype {
-        DType::F16 => 2f32.powi(-10),
-        DType::BF16 => 2f32.powi(-7),
-        _ => f32::EPSILON,
-    };
+    let unit = dtype.epsilon();
     let rounded = contender.chain.launches.len().saturating_sub(1);
     ALLOWED_IN_PIECES * unit * rounded as f32
 }

@@ -247,7 +247,7 @@ fn agree(own: &[Output], reference: &[Output], dtype: DType) -> bool {
     let bound = match dtype {
         DType::BF16 => 0.125,
         DType::F16 => 0.0157,
-        _ => 1e-3,
+        DType::F32 => 1e-3,
     };
     own.iter().zip(reference).all(|(own, reference)| {
         let pairs = own.values.iter().zip(&reference.values);

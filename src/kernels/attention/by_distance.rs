@@ -107,7 +107,7 @@ impl ByDistance {
         Some(Param {
             name: "bias",
             role: Role::Read {
-                dtype,
+                element: dtype.into(),
                 shape: Shape(dims.collect()),
                 fill,
             },

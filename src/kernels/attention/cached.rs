@@ -82,7 +82,7 @@ impl MhaCached {
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             return Err(AttentionError::Groups { heads, kv_heads });
         }
-        super::operands::check_views(self.head, self.dtype, &[("q", self.q, heads)])
+        super::operands::check_views(self.head, &[("q", self.q, heads)])
     }
 
     fn group(&self) -> u32 {
@@ -148,7 +148,7 @@ impl Kernel for MhaCached {
         let meta = |name, meta: Meta, symbol: Symbol| Param {
             name,
             role: Role::Read {
-                dtype: meta.dtype(),
+                element: meta.element(),
                 shape: Shape::new([symbol.into()]),
                 fill: Fill::Meta(meta),
             },
@@ -262,7 +262,7 @@ impl Kernel for MhaCached {
         let relative = match self.dtype {
             DType::F16 => 1e-3,
             DType::BF16 => 8e-3,
-            _ => 2e-5,
+            DType::F32 => 2e-5,
         };
         Tolerance {
             absolute: 2e-5,

@@ -90,7 +90,7 @@ impl MhaDecode {
         // The f32 kernel has 16 bytes of each value's row in each lane, for every query head.
         let most = match self.plain.dtype {
             DType::F32 => (16 / self.value_packs()).clamp(1, MOST_ROWS),
-            _ => MOST_ROWS,
+            DType::F16 | DType::BF16 => MOST_ROWS,
         };
         group.div_ceil(group.div_ceil(most))
     }
@@ -145,7 +145,7 @@ impl MhaDecode {
     /// each warp would.
     fn is_brief(&self) -> bool {
         let plain = &self.plain;
-        let one_query = plain.heads == plain.kv_heads && plain.dtype != DType::F32;
+        let one_query = plain.heads == plain.kv_heads && plain.dtype.has_mma();
         one_query && plain.head <= 64 && self.ctas == DecodeCtas::Small
     }
 
@@ -190,7 +190,7 @@ impl Kernel for MhaDecode {
         };
         let mut constants = Constants::from([
             ("storage", storage(plain.dtype).into()),
-            ("mma", (plain.dtype != DType::F32).into()),
+            ("mma", (plain.dtype.has_mma()).into()),
             ("causal", (plain.keys == Keys::Own).into()),
             ("group", (plain.heads / plain.kv_heads).into()),
             ("rows", self.rows().into()),

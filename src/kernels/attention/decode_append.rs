@@ -34,7 +34,7 @@ impl MhaDecodeAppend {
         }
         let (append, plain) = (self.append(), &self.decode.plain);
         let views = [("x", self.x, append.heads)];
-        super::operands::check_views(plain.head, plain.dtype, &views)?;
+        super::operands::check_views(plain.head, &views)?;
         append.check().map_err(AttentionError::Append)
     }
 

@@ -54,7 +54,7 @@ impl MhaShort {
         if check_head(head).is_err() {
             return 0;
         }
-        if dtype == DType::F32 {
+        if !dtype.has_mma() {
             return SHORT_LIMIT;
         }
         let row = row_bytes(head, dtype);
@@ -88,7 +88,7 @@ impl MhaShort {
     }
 
     fn plan(&self) -> Tiling {
-        if self.dtype == DType::F32 {
+        if !self.dtype.has_mma() {
             return Tiling::simt(self.of.head);
         }
         let keys = self.max_len.next_multiple_of(KEY_STEP);
@@ -122,7 +122,7 @@ impl MhaOnline {
     /// Two 16-row tiles per warp halve the shared-memory reads per MMA, as long as the accumulators leave registers for
     /// them. Larger heads have smaller query and key tiles.
     fn plan(&self) -> Tiling {
-        if self.dtype == DType::F32 {
+        if !self.dtype.has_mma() {
             return Tiling::simt(self.of.head);
         }
         let (m_tiles, keys, q_in_regs) = match self.of.head {

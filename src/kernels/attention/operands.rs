@@ -38,7 +38,7 @@ impl Operands {
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             return Err(AttentionError::Groups { heads, kv_heads });
         }
-        check_views(head, self.dtype, &self.of.operands())
+        check_views(head, &self.of.operands())
     }
 
     /// The heads in a symbol.
@@ -190,7 +190,7 @@ pub(super) fn tolerance(dtype: DType) -> Tolerance {
             relative: 8e-3,
             reason: "each probability is rounded to bf16 (2^-8) before it weighs values of up to about 4",
         },
-        _ => Tolerance {
+        DType::F32 => Tolerance {
             absolute: 2e-5,
             relative: 2e-5,
             reason: "f32 sums in another order, and exponents of up to about 60 with 2^-24 each",
@@ -200,7 +200,7 @@ pub(super) fn tolerance(dtype: DType) -> Tolerance {
 
 /// Elements of a row in shared memory: the k extent of a 16-bit MMA is 16.
 pub(super) fn row(head: u32, dtype: DType) -> u32 {
-    if dtype == DType::F32 {
+    if !dtype.has_mma() {
         head
     } else {
         head.next_multiple_of(16)
@@ -229,12 +229,8 @@ pub(super) fn check_scale(scale: f32) -> Result<(), AttentionError> {
 /// Whether heads of a size that [`check_head`] accepts can be read 16 bytes at a time: names, views and heads.
 pub(super) fn check_views(
     head: u32,
-    dtype: DType,
     views: &[(&'static str, HeadView, u32)],
 ) -> Result<(), AttentionError> {
-    if !dtype.is_real() {
-        return Err(AttentionError::Storage { dtype });
-    }
     for &(operand, view, heads) in views {
         let width = heads * head;
         if let HeadView::TokenMajor { offset, stride } = view {

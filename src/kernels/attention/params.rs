@@ -3,24 +3,26 @@
 use super::HeadView;
 use crate::{
     kernels::{Fill, Meta, Param, Role},
-    tensor::{DType, Shape, Size, Symbol},
+    tensor::{Element, Shape, Size, Symbol},
 };
 
-pub(super) fn read(name: &'static str, dtype: DType, shape: Shape) -> Param {
+pub(super) fn read(name: &'static str, element: impl Into<Element>, shape: Shape) -> Param {
+    let element = element.into();
     Param {
         name,
         role: Role::Read {
-            dtype,
+            element,
             shape,
             fill: Fill::ACTIVATION,
         },
     }
 }
 
-pub(super) fn write(name: &'static str, dtype: DType, shape: Shape) -> Param {
+pub(super) fn write(name: &'static str, element: impl Into<Element>, shape: Shape) -> Param {
+    let element = element.into();
     Param {
         name,
-        role: Role::Write { dtype, shape },
+        role: Role::Write { element, shape },
     }
 }
 
@@ -74,7 +76,7 @@ fn meta(name: &'static str, meta: Meta, shape: Shape) -> Param {
     Param {
         name,
         role: Role::Read {
-            dtype: meta.dtype(),
+            element: meta.element(),
             shape,
             fill: Fill::Meta(meta),
         },

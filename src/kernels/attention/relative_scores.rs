@@ -90,7 +90,7 @@ impl Kernel for RelativeScores {
         let table = Param {
             name: "table",
             role: Role::Read {
-                dtype: self.dtype,
+                element: self.dtype.into(),
                 shape: Shape::new([Size::constant(self.rows()), width]),
                 fill: Fill::ACTIVATION,
             },

@@ -79,14 +79,13 @@ impl SoftmaxForm {
     /// Whether a kernel of this form can be generated for elements of `dtype`.
     pub fn check(self, dtype: DType) -> Result<(), AttentionError> {
         let fits = match self {
-            Self::Streamed => dtype.is_real(),
+            Self::Streamed => true,
             Self::Resident {
                 lanes,
                 x_rows,
                 max_len,
             } => {
-                dtype.is_real()
-                    && lanes.is_power_of_two()
+                lanes.is_power_of_two()
                     && (4..=1024).contains(&lanes)
                     && [1, 2, 4].contains(&x_rows)
                     && (1..=lanes * MAX_PER_THREAD).contains(&max_len)

@@ -50,7 +50,7 @@ impl MhaSplitKeys {
         if !matches!(head, 32 | 64) {
             return Err(AttentionError::SplitHead { head });
         }
-        if dtype == DType::F32 {
+        if !dtype.has_mma() {
             return Err(AttentionError::SplitStorage { dtype });
         }
         let mut views = of.operands().into_iter();

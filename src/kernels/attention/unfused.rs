@@ -56,9 +56,7 @@ const SIMT_THREADS: u32 = 256;
 
 /// Whether 16-bit MMAs can read heads of this size 16 bytes at a time.
 fn suits_tensor_cores(head: u32, dtype: DType, views: [HeadView; 2]) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16)
-        && check_head(head).is_ok()
-        && views.iter().all(|view| view.is_aligned(head, 8))
+    dtype.has_mma() && check_head(head).is_ok() && views.iter().all(|view| view.is_aligned(head, 8))
 }
 
 /// Tiling of scores for tensor cores.
@@ -143,7 +141,7 @@ pub(super) fn rounding(dtype: DType) -> f32 {
     match dtype {
         DType::F16 => 1e-3,
         DType::BF16 => 8e-3,
-        _ => 2e-5,
+        DType::F32 => 2e-5,
     }
 }
 
@@ -397,7 +395,7 @@ impl Kernel for AttentionContext {
         let probabilities = Param {
             name: "probabilities",
             role: Role::Read {
-                dtype: self.dtype,
+                element: self.dtype.into(),
                 shape: pairs_shape(self.heads),
                 // The magnitude of probabilities over some twenty keys.
                 fill: Fill::WEIGHT,

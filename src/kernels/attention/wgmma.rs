@@ -361,7 +361,7 @@ impl MhaWgmma {
         let whole = |v: HeadView| has_whole_boxes(v, of.head);
         let serves = of.by.is_none() && [of.q, of.k, of.v].into_iter().all(whole);
         match instructions {
-            Instructions::Hopper if dtype != DType::F32 && serves => MhaTile::candidates(of.head),
+            Instructions::Hopper if dtype.has_mma() && serves => MhaTile::candidates(of.head),
             _ => &[],
         }
     }
@@ -378,7 +378,7 @@ impl MhaWgmma {
             return Err(AttentionError::WarpgroupMask);
         }
         Self::check_tile(&self.of, self.tile, MhaTile::candidates(self.of.head))?;
-        if self.dtype == DType::F32 {
+        if !self.dtype.has_mma() {
             return Err(AttentionError::WarpgroupStorage { dtype: self.dtype });
         }
         Ok(())

@@ -8,7 +8,7 @@ use crate::{
     },
     machine::Machine,
     search::greedy,
-    tensor::{DType, Symbol},
+    tensor::{DType, Element, Symbol},
 };
 
 /// Groups of tokens at most.
@@ -140,7 +140,7 @@ fn key_of(x: f32) -> u32 {
 pub(in crate::kernels) fn best_of_group() -> Param {
     write(
         "best_of_group",
-        DType::I64,
+        Element::I64,
         rows_by(Symbol::Batch, MOST_GROUPS),
     )
 }

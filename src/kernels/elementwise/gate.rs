@@ -101,7 +101,7 @@ impl Kernel for Gate {
         // Factors of the activation are below 6 with the given fill.
         let of_activation = match self.dtype {
             DType::F32 => 2e-6,
-            _ => self.activation.error_at_zero(),
+            DType::F16 | DType::BF16 => self.activation.error_at_zero(),
         };
         let rounding = rounded_once(
             self.dtype,
@@ -110,7 +110,7 @@ impl Kernel for Gate {
         );
         let relative = match self.dtype {
             DType::F32 => 1e-6,
-            _ => 4.9e-4,
+            DType::F16 | DType::BF16 => 4.9e-4,
         };
         Tolerance {
             relative: rounding.relative + relative,

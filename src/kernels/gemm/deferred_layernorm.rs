@@ -138,7 +138,7 @@ impl Kernel for DeferredLayerNormGemm {
                 ("residual", _) => params.push(Param {
                     name: "row_stats",
                     role: Role::Read {
-                        dtype: DType::F32,
+                        element: DType::F32.into(),
                         shape: row_stats_shape(self.k),
                         fill: Fill::Normal {
                             mean: self.k as f32 / row_stats_of(self.k) as f32,
@@ -270,6 +270,7 @@ pub fn representative() -> Vec<KernelSpec> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::Element;
 
     fn kernel(tokens: u32) -> DeferredLayerNormGemm {
         DeferredLayerNormGemm {
@@ -314,7 +315,7 @@ mod tests {
             matches!(
                 p.role,
                 Role::Read {
-                    dtype: DType::F32,
+                    element: Element::Value(DType::F32),
                     ..
                 }
             )

@@ -180,14 +180,14 @@ impl Kernel for GemmResidualRowStats {
         params.push(Param {
             name: "scaled",
             role: Role::Write {
-                dtype: self.dtype,
+                element: self.dtype.into(),
                 shape: Shape::new([rows.clone(), u64::from(self.n).into()]),
             },
         });
         params.push(Param {
             name: "row_stats",
             role: Role::Write {
-                dtype: DType::F32,
+                element: DType::F32.into(),
                 shape: row_stats_shape(self.n),
             },
         });

@@ -96,7 +96,7 @@ impl GemmStream {
     pub fn check(&self) -> Result<(), String> {
         let Self { n, k, dtype, .. } = *self;
         let tile = self.tile;
-        if dtype == DType::F32 || !k.is_multiple_of(8) || n == 0 || k == 0 {
+        if !dtype.has_mma() || !k.is_multiple_of(8) || n == 0 || k == 0 {
             return Err(format!(
                 "no GEMM streams a weight of {n} columns and {k} products in {dtype}: it takes products in multiples of 8, in f16 or bf16"
             ));
@@ -397,7 +397,7 @@ impl Kernel for GemmStream {
         params[at] = Param {
             name: "out",
             role: Role::Write {
-                dtype: self.dtype,
+                element: self.dtype.into(),
                 shape: Shape::new([rows.clone(), u64::from(self.n).into()]),
             },
         };
@@ -409,14 +409,14 @@ impl Kernel for GemmStream {
                     Param {
                         name: "scaled",
                         role: Role::Write {
-                            dtype: self.dtype,
+                            element: self.dtype.into(),
                             shape: Shape::new([&rows + &more.into(), u64::from(self.n).into()]),
                         },
                     },
                     Param {
                         name: "row_stats",
                         role: Role::Write {
-                            dtype: DType::F32,
+                            element: DType::F32.into(),
                             shape: row_stats_shape(self.n),
                         },
                     },
@@ -509,7 +509,7 @@ impl Kernel for GemmStream {
         let plain = self.plain().tolerance();
         let storage = match self.dtype {
             DType::F16 => 1.0,
-            _ => 8.0,
+            DType::BF16 | DType::F32 => 8.0,
         };
         match self.norm {
             StreamNorm::None if !self.gated => plain,

@@ -42,7 +42,7 @@ impl Tile {
     pub fn candidates(dtype: DType) -> &'static [Tile] {
         match dtype {
             DType::F32 => &SCALAR_TILES,
-            _ => &TENSOR_TILES,
+            DType::F16 | DType::BF16 => &TENSOR_TILES,
         }
     }
 
@@ -88,7 +88,7 @@ impl Tile {
                 warps * f64::from(self.k) * 64.0 * (warp_m / 4.0 + warp_n / 8.0),
                 cost.exposed_simt,
             ),
-            _ => (
+            DType::F16 | DType::BF16 => (
                 products / cost.tensor,
                 warps * f64::from(self.k) * 2.0 * (warp_m + warp_n),
                 0.0,
@@ -140,7 +140,7 @@ impl Tile {
         // Two sets of fragments, or operands and loads in flight; addresses are in the constant below.
         let operands = match dtype {
             DType::F32 => 2 * self.k * (self.m + self.n) / threads,
-            _ => (self.m / self.warps_m + self.n / self.warps_n) / 2,
+            DType::F16 | DType::BF16 => (self.m / self.warps_m + self.n / self.warps_n) / 2,
         };
         let registers = (sums + operands + 40).min(255).next_multiple_of(8);
         let by_registers = machine.registers_per_sm / (registers * threads);
@@ -164,11 +164,7 @@ mod tests {
                 assert!(t.shared_bytes(dtype) <= 99 * 1024, "{t:?}");
                 assert!((2..=5).contains(&t.stages), "{t:?}");
                 let warp = (t.m / t.warps_m, t.n / t.warps_n);
-                let granule = if dtype == DType::F32 {
-                    (16, 32)
-                } else {
-                    (16, 16)
-                };
+                let granule = if dtype.has_mma() { (16, 16) } else { (16, 32) };
                 assert_eq!((warp.0 % granule.0, warp.1 % granule.1), (0, 0), "{t:?}");
             }
         }

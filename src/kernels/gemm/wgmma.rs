@@ -293,7 +293,7 @@ impl GemmWgmma {
 
     /// Whether there is a Hopper kernel for this shape and storage type.
     pub fn serves(n: u32, k: u32, dtype: DType) -> bool {
-        dtype != DType::F32 && n.is_multiple_of(8) && k.is_multiple_of(8) && n > 0 && k > 0
+        dtype.has_mma() && n.is_multiple_of(8) && k.is_multiple_of(8) && n > 0 && k > 0
     }
 
     /// [`GemmWgmma::serves`], with the reason where it does not.

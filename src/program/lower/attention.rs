@@ -76,7 +76,7 @@ impl Lowering<'_> {
                 (None, Some(Fill::Meta(meta))) => self.meta(meta),
                 (None, _) => {
                     let name = format!("{}.{}", node.name, t.name);
-                    let tensor = self.tensor(&name, t.dtype, t.shape.clone(), UNPLACED);
+                    let tensor = self.tensor(&name, t.element, t.shape.clone(), UNPLACED);
                     named.insert(t.name, tensor);
                     tensor
                 }

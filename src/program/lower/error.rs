@@ -1,6 +1,6 @@
 use std::borrow::Cow;
 
-use crate::{kernels::attention::AttentionError, program::AttentionChoice, tensor::DType};
+use crate::{kernels::attention::AttentionError, program::AttentionChoice};
 
 #[derive(Debug, thiserror::Error)]
 pub enum LowerError {
@@ -23,8 +23,6 @@ pub enum LowerError {
         node: String,
         choice: AttentionChoice,
     },
-    #[error("activations are stored as f32, f16 or bf16, not as {0}")]
-    DType(DType),
     #[error(
         "`{node}` is fused attention, which has no mask for padding; to keep padding, switch the pass `fuse_attention` off"
     )]

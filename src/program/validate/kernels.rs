@@ -235,7 +235,7 @@ fn check_parts(concat: &Concat) -> Result<(), String> {
 }
 
 fn check_teams(teams: Teams, width: u32, dtype: DType) -> Result<(), String> {
-    match dtype.is_real() && teams.fits(width, dtype) {
+    match teams.fits(width, dtype) {
         true => Ok(()),
         false => Err(format!("{teams:?} cannot hold rows of {width} {dtype}")),
     }
@@ -293,7 +293,7 @@ fn check_gemm(gemm: &Gemm) -> Result<(), String> {
             return Err(format!("a width of {size}, expected 1 to {MAX_ROWS}"));
         }
     }
-    if !gemm.dtype.is_real() || !Tile::candidates(gemm.dtype).contains(&gemm.tile) {
+    if !Tile::candidates(gemm.dtype).contains(&gemm.tile) {
         return Err(format!("{:?} is no tile for {}", gemm.tile, gemm.dtype));
     }
     Ok(())

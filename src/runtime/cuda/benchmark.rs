@@ -176,7 +176,7 @@ impl GemmBenchmark {
             )?
         };
         self.stopwatch.synchronize()?;
-        download(out.start(), bytes, DType::F32).map(Some)
+        download(out.start(), bytes, DType::F32.into()).map(Some)
     }
 
     /// Microseconds of the fastest algorithm. An algorithm that fails is left out, unless all fail.
@@ -288,7 +288,7 @@ impl Sets {
     /// The last set's result, which a timed launch wrote. The stream must be idle.
     fn download(&self) -> Result<Vec<f32>, CudaError> {
         let [.., out] = self.addresses(self.n - 1);
-        download(out, self.out_bytes, self.dtype)
+        download(out, self.out_bytes, self.dtype.into())
     }
 }
 
@@ -306,9 +306,8 @@ fn apply_epilogue(mut product: Vec<f32>, bias: &[f32], epilogue: Epilogue) -> Ve
 /// Widens a tolerance for cuBLASLt, whose split-K may reduce partial sums, of magnitude 1 at most, in the storage type.
 fn with_split_k(tolerance: Tolerance, dtype: DType) -> Tolerance {
     let rounding = match dtype {
-        DType::F16 => 2f32.powi(-11),
-        DType::BF16 => 2f32.powi(-8),
-        _ => f32::EPSILON,
+        DType::F16 | DType::BF16 => dtype.epsilon() / 2.0,
+        DType::F32 => dtype.epsilon(),
     };
     let tolerance = of_two_results(tolerance);
     Tolerance {

@@ -14,8 +14,7 @@ use crate::{
         Case, HostTensor, Kernel, KernelSpec,
         trial::{Difference, Trial},
     },
-    runtime::weights::{decode, encode},
-    tensor::DType,
+    runtime::{decode_indices, decode_values, encode_tensor},
 };
 
 /// Accuracy of a kernel on one batch.
@@ -62,16 +61,16 @@ fn run(
     let during = || format!("check `{}` on `{}`", kernel.symbol(), case.name);
     device.context().bind_to_thread().during(during)?;
     let mut buffers = Vec::new();
-    for (dtype, tensor) in &trial.reads {
-        let bytes = to_bytes(tensor, *dtype);
+    for (element, tensor) in &trial.reads {
+        let bytes = encode_tensor(tensor, *element);
         let buffer = Buffer::new(device, bytes.len() as u64, "an operand")?;
         // SAFETY: the buffer has the size of the bytes.
         unsafe { result::memcpy_htod_sync(buffer.start(), &bytes) }.during(during)?;
         buffers.push(buffer);
     }
     let n_reads = buffers.len();
-    for (dtype, _, tensor) in &trial.writes {
-        let bytes = len(tensor) as u64 * dtype.bytes();
+    for (element, _, tensor) in &trial.writes {
+        let bytes = len(tensor) as u64 * element.bytes();
         let buffer = Buffer::new(device, bytes, "a result")?;
         // SAFETY: the buffer has this size.
         unsafe { result::memset_d8_sync(buffer.start(), 0xff, bytes as usize) }.during(during)?;
@@ -90,14 +89,17 @@ fn run(
         difference: Difference::default(),
         tensor: "",
     };
-    for ((dtype, name, want), buffer) in trial.writes.iter().zip(&buffers[n_reads..]) {
+    for ((element, name, want), buffer) in trial.writes.iter().zip(&buffers[n_reads..]) {
         let mut raw = vec![0u8; buffer.bytes() as usize];
         // SAFETY: `raw` has the size of the buffer.
         unsafe { result::memcpy_dtoh_sync(&mut raw, buffer.start()) }
             .during(|| "download".into())?;
         let difference = match want {
-            HostTensor::Real(want) => kernel.tolerance().compare(&decode(&raw, *dtype), want),
-            HostTensor::Index(want) => integers(&raw, *dtype, want),
+            HostTensor::Real(want) => {
+                let got = decode_values(&raw, *element);
+                kernel.tolerance().compare(&got, want)
+            }
+            HostTensor::Index(want) => integers(&decode_indices(&raw, *element), want),
         };
         if worst.tensor.is_empty() || difference.worst > worst.difference.worst {
             worst = CheckResult {
@@ -131,21 +133,7 @@ fn in_signature_order(
 }
 
 /// Integers must be equal.
-fn integers(raw: &[u8], dtype: DType, want: &[i64]) -> Difference {
-    let got: Vec<i64> = match dtype {
-        DType::I64 => raw
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .map(|&b| i64::from_le_bytes(b))
-            .collect(),
-        _ => raw
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .map(|&b| i32::from_le_bytes(b).into())
-            .collect(),
-    };
+fn integers(got: &[i64], want: &[i64]) -> Difference {
     match got.iter().zip(want).position(|(g, w)| g != w) {
         None => Difference::default(),
         Some(at) => Difference {
@@ -163,18 +151,5 @@ fn len(tensor: &HostTensor) -> usize {
     match tensor {
         HostTensor::Real(v) => v.len(),
         HostTensor::Index(v) => v.len(),
-    }
-}
-
-fn to_bytes(tensor: &HostTensor, dtype: DType) -> Vec<u8> {
-    match tensor {
-        HostTensor::Real(values) => encode(values, dtype),
-        HostTensor::Index(values) if dtype == DType::I64 => {
-            values.iter().flat_map(|v| v.to_le_bytes()).collect()
-        }
-        HostTensor::Index(values) => values
-            .iter()
-            .flat_map(|&v| (v as i32).to_le_bytes())
-            .collect(),
     }
 }

@@ -189,8 +189,6 @@ const fn data_type(dtype: DType) -> lt::cudaDataType {
         DType::F16 => lt::cudaDataType::CUDA_R_16F,
         DType::BF16 => lt::cudaDataType::CUDA_R_16BF,
         DType::F32 => lt::cudaDataType::CUDA_R_32F,
-        DType::I32 => lt::cudaDataType::CUDA_R_32I,
-        DType::I64 => lt::cudaDataType::CUDA_R_64I,
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
     plan::ALIGNMENT,
     program::{Place, Program},
     runtime::weights::{CheckpointError, WeightSource, encode_weight, evaluate},
-    tensor::{DType, Extents, Size},
+    tensor::{DType, Element, Extents, Size},
 };
 
 /// Bytes of shared memory that a CTA gets without an opt-in.
@@ -45,7 +45,7 @@ enum Arg {
 /// What a tensor map is encoded from, besides the address.
 struct Matrix {
     map: TensorMap,
-    dtype: DType,
+    element: Element,
     rows: Size,
     columns: u64,
 }
@@ -86,12 +86,12 @@ impl Loaded {
             .into_iter()
             .map(|p| match p.role {
                 Role::Count(size) => Arg::Count(size),
-                Role::Read { dtype, shape, .. } | Role::Write { dtype, shape } => {
+                Role::Read { element, shape, .. } | Role::Write { element, shape } => {
                     let map = maps.iter().find(|map| map.param == p.name);
                     match (map, shape.0.as_slice()) {
                         (Some(&map), [rows, columns]) => Arg::Matrix(Matrix {
                             map,
-                            dtype,
+                            element,
                             rows: rows.clone(),
                             columns: columns.as_constant().unwrap_or(0),
                         }),
@@ -265,12 +265,15 @@ impl Matrix {
             CUtensorMapInterleave_enum as Interleave, CUtensorMapL2promotion_enum as Promotion,
             CUtensorMapSwizzle_enum as Swizzle,
         };
-        let element = match self.dtype {
-            DType::BF16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            _ => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        let element = match self.element {
+            Element::Value(DType::F32) => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+            Element::Value(DType::F16) => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            Element::Value(DType::BF16) => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            Element::I32 => Type::CU_TENSOR_MAP_DATA_TYPE_INT32,
+            Element::I64 => Type::CU_TENSOR_MAP_DATA_TYPE_INT64,
         };
         let rows = self.rows.eval(extents).unwrap_or(0);
-        let pitch = self.columns * self.dtype.bytes();
+        let pitch = self.columns * self.element.bytes();
         let (columns, box_columns, box_rows) =
             (self.columns, self.map.box_columns, self.map.box_rows);
         // Rank, extents of the matrix, strides in bytes of all dimensions but the first, and extents of a box.
@@ -298,7 +301,7 @@ impl Matrix {
                 ],
                 [
                     pitch,
-                    u64::from(box_columns) * self.dtype.bytes(),
+                    u64::from(box_columns) * self.element.bytes(),
                     pitch,
                     pitch,
                 ],

@@ -489,7 +489,7 @@ fn pieces(program: &Program, own: &Extents) -> Result<(Vec<Piece>, usize), CudaE
         pieces.push(Piece {
             name: name.clone(),
             shape,
-            dtype: record.dtype,
+            element: record.element,
             at: end,
             bytes,
         });

@@ -22,8 +22,8 @@ use crate::{
         trial::{Difference, normal, uniform},
     },
     plan::ALIGNMENT,
-    runtime::weights::{decode, encode},
-    tensor::{DType, Extents},
+    runtime::{decode_values, encode_tensor},
+    tensor::{Element, Extents},
 };
 
 /// Least bytes of all sets of operands together, more than twice the largest L2 cache of `machines/`: a set has left it
@@ -206,7 +206,7 @@ struct Operands {
     n_sets: u64,
     set_bytes: u64,
     /// Offset in a set, bytes and element type, by tensor.
-    tensors: Vec<(u64, u64, DType)>,
+    tensors: Vec<(u64, u64, Element)>,
 }
 
 impl Operands {
@@ -220,7 +220,7 @@ impl Operands {
         let mut set_bytes = 0u64;
         for tensor in &chain.tensors {
             let elements = tensor.shape.elements().eval(extents);
-            let bytes = elements.and_then(|n| n.checked_mul(tensor.dtype.bytes()));
+            let bytes = elements.and_then(|n| n.checked_mul(tensor.element.bytes()));
             let end = bytes.and_then(|b| set_bytes.checked_add(b.next_multiple_of(ALIGNMENT)));
             let (Some(bytes), Some(end)) = (bytes, end) else {
                 return Err(CudaError::TooLarge {
@@ -230,7 +230,7 @@ impl Operands {
                     limit: u64::MAX,
                 });
             };
-            tensors.push((set_bytes, bytes, tensor.dtype));
+            tensors.push((set_bytes, bytes, tensor.element));
             set_bytes = end;
         }
         let n_sets = rotated_sets(set_bytes);
@@ -243,10 +243,10 @@ impl Operands {
         // SAFETY: the arena has this size.
         unsafe { result::memset_d8_async(arena.start(), 0xff, bytes as usize, stream) }
             .during(during)?;
-        for (tensor, &(offset, bytes, dtype)) in chain.tensors.iter().zip(&tensors) {
+        for (tensor, &(offset, bytes, element)) in chain.tensors.iter().zip(&tensors) {
             let Some(fill) = tensor.fill else { continue };
-            let n = (bytes / dtype.bytes()) as usize;
-            let encoded = values(fill, dtype, n, case, tensor.name);
+            let n = (bytes / element.bytes()) as usize;
+            let encoded = values(fill, element, n, case, tensor.name);
             let mut done = 0;
             while done < bytes {
                 let piece = (bytes - done).min(encoded.len() as u64);
@@ -294,9 +294,13 @@ impl Operands {
 
     /// The last set's tensor, or its first [`PERIOD`] elements.
     fn download(&self, tensor: usize) -> Result<Vec<f32>, CudaError> {
-        let (_, bytes, dtype) = self.tensors[tensor];
-        let most = PERIOD as u64 * dtype.bytes();
-        download(self.at(self.n_sets - 1, tensor), bytes.min(most), dtype)
+        let (_, bytes, element) = self.tensors[tensor];
+        let max_bytes = PERIOD as u64 * element.bytes();
+        download(
+            self.at(self.n_sets - 1, tensor),
+            bytes.min(max_bytes),
+            element,
+        )
     }
 }
 
@@ -306,42 +310,31 @@ pub(super) fn rotated_sets(bytes: u64) -> u64 {
 }
 
 /// The bytes of a tensor of `n` elements, or the period that they repeat with. Equal names and sizes give equal values.
-fn values(fill: Fill, dtype: DType, n: usize, case: &Case, name: &str) -> Vec<u8> {
+fn values(fill: Fill, element: Element, n: usize, case: &Case, name: &str) -> Vec<u8> {
     let seed = name.bytes().fold(n as u64, |seed, byte| {
         let mut state = seed ^ u64::from(byte);
         uniform(&mut state)
     });
-    match fill {
+    let tensor = match fill {
         Fill::Normal { mean, deviation } => {
             let mut values = random(n.min(PERIOD), deviation, seed);
             values.par_iter_mut().for_each(|v| *v += mean);
-            encode(&values, dtype)
+            HostTensor::Real(values)
         }
-        _ => {
-            let mut state = seed;
-            match fill.make(dtype, n, case, &mut state) {
-                HostTensor::Index(values) if dtype == DType::I64 => {
-                    values.iter().flat_map(|v| v.to_le_bytes()).collect()
-                }
-                HostTensor::Index(values) => values
-                    .iter()
-                    .flat_map(|&v| (v as i32).to_le_bytes())
-                    .collect(),
-                HostTensor::Real(values) => encode(&values, dtype),
-            }
-        }
-    }
+        fill => fill.make(element, n, case, &mut { seed }),
+    };
+    encode_tensor(&tensor, element)
 }
 
 pub(super) fn download(
     at: sys::CUdeviceptr,
     bytes: u64,
-    dtype: DType,
+    element: Element,
 ) -> Result<Vec<f32>, CudaError> {
     let mut raw = vec![0u8; bytes as usize];
     // SAFETY: the caller passes memory of this size.
     unsafe { result::memcpy_dtoh_sync(&mut raw, at) }.during(|| "download a result".into())?;
-    Ok(decode(&raw, dtype))
+    Ok(decode_values(&raw, element))
 }
 
 /// Normally distributed values with mean 0. Equal seeds give equal values.
@@ -372,6 +365,7 @@ pub(super) fn of_two_results(tolerance: Tolerance) -> Tolerance {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::DType;
 
     #[test]
     fn random_operands_are_reproducible_and_pieces_differ() {
@@ -387,7 +381,7 @@ mod tests {
         let of = |name| {
             values(
                 Fill::ACTIVATION,
-                DType::F16,
+                DType::F16.into(),
                 1000,
                 &Case::new("timed", &[10]),
                 name,

@@ -165,7 +165,7 @@ fn encode_into(bytes: &mut Vec<u8>, values: &[f32], dtype: DType) {
     match dtype {
         DType::F16 => bytes.extend(values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes())),
         DType::BF16 => bytes.extend(values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes())),
-        _ => bytes.extend(values.iter().flat_map(|&v| v.to_le_bytes())),
+        DType::F32 => bytes.extend(values.iter().flat_map(|&v| v.to_le_bytes())),
     }
 }
 
@@ -182,7 +182,7 @@ pub(super) fn decode_into(values: &mut Vec<f32>, bytes: &[u8], dtype: DType) {
     match dtype {
         DType::F16 => values.extend(pairs().map(|&b| f16::from_le_bytes(b).to_f32())),
         DType::BF16 => values.extend(pairs().map(|&b| bf16::from_le_bytes(b).to_f32())),
-        _ => values.extend(
+        DType::F32 => values.extend(
             bytes
                 .as_chunks::<4>()
                 .0

@@ -6,6 +6,7 @@ use crate::{
         Chain, Site,
         testing::{attended, encoder, pre_norm, writer},
     },
+    tensor::Element,
 };
 
 /// The number of operands of a site's node.
@@ -24,11 +25,11 @@ fn n_operands(site: &Site) -> usize {
 }
 
 /// Type and shape of each parameter but counts, and whether it is written.
-fn signature(kernel: &KernelSpec) -> Vec<(DType, String, bool)> {
+fn signature(kernel: &KernelSpec) -> Vec<(Element, String, bool)> {
     let params = kernel.as_kernel().params().into_iter();
     let known = params.filter_map(|param| match param.role {
-        Role::Read { dtype, shape, .. } => Some((dtype, shape.to_string(), false)),
-        Role::Write { dtype, shape } => Some((dtype, shape.to_string(), true)),
+        Role::Read { element, shape, .. } => Some((element, shape.to_string(), false)),
+        Role::Write { element, shape } => Some((element, shape.to_string(), true)),
         Role::Count(_) => None,
     });
     known.collect()

@@ -47,7 +47,7 @@ impl MhaLongContext {
     /// Whether the kernel can be generated as described.
     pub fn check(&self) -> Result<(), AttentionError> {
         check_head(self.head)?;
-        check_views(self.head, self.dtype, &[("v", self.v, self.heads)])
+        check_views(self.head, &[("v", self.v, self.heads)])
     }
 
     fn width(&self) -> u32 {
@@ -56,7 +56,7 @@ impl MhaLongContext {
 
     fn plan(&self) -> Plan {
         let bytes = row_bytes(self.head, self.dtype);
-        if self.dtype == DType::F32 {
+        if !self.dtype.has_mma() {
             let (rows, keys) = (32, 32);
             return Plan {
                 template: "mha_long_context_simt",
@@ -138,7 +138,7 @@ impl Kernel for MhaLongContext {
         let statistics = Param {
             name: "statistics",
             role: Role::Read {
-                dtype: DType::F32,
+                element: DType::F32.into(),
                 shape: statistics_shape(self.heads),
                 // Above 0, because row sums are sums of exponentials; as row maximum it exceeds most scores.
                 fill: Fill::Normal {
@@ -234,7 +234,7 @@ impl Kernel for MhaLongContext {
                 relative: 8e-3,
                 reason: "each weight is rounded to bf16 (2^-8) before it is multiplied by values of up to about 4",
             },
-            _ => Tolerance {
+            DType::F32 => Tolerance {
                 absolute: 2e-5,
                 relative: 2e-5,
                 reason: "f32 sum over the keys in another order, and approximate powers of two",

@@ -36,7 +36,7 @@ impl Kernel for MhaLongReduce {
         let partials = Param {
             name: "partials",
             role: Role::Read {
-                dtype: DType::F32,
+                element: DType::F32.into(),
                 shape: partials_shape(self.heads),
                 // Above 0, because the row sums are sums of exponentials.
                 fill: Fill::Normal {

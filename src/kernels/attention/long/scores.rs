@@ -53,7 +53,7 @@ impl MhaLongScores {
         check_scale(self.scale)?;
         let named = self.named();
         let views = named.map(|(name, view)| (name, view, self.heads));
-        check_views(self.head, self.dtype, &views)
+        check_views(self.head, &views)
     }
 
     fn named(&self) -> [(&'static str, HeadView); 2] {
@@ -61,7 +61,7 @@ impl MhaLongScores {
     }
 
     fn plan(&self) -> Plan {
-        if self.dtype == DType::F32 {
+        if !self.dtype.has_mma() {
             // The head in equal parts of at most 64 columns.
             let parts = self.head.div_ceil(64).max(1);
             let depth = self.head.div_ceil(parts).next_multiple_of(8);
@@ -222,7 +222,7 @@ impl Kernel for MhaLongScores {
                 relative: 4e-2,
                 reason,
             },
-            _ => Tolerance {
+            DType::F32 => Tolerance {
                 absolute,
                 relative: 2e-5,
                 reason: "f32 sum over the head in another order, and approximate powers of two",

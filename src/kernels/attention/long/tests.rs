@@ -331,7 +331,6 @@ fn what_grouped_attention_cannot_do_is_refused_in_words() {
     insta::assert_snapshot!(odd, @"the head size is 20; fused attention takes multiples of 8 up to 256, use the unfused kernels");
     assert_eq!(odd, text(context(2, 20, DType::F16).check()));
     insta::assert_snapshot!(text(context(1, 264, DType::F16).check()), @"the head size is 264; fused attention takes multiples of 8 up to 256, use the unfused kernels");
-    insta::assert_snapshot!(text(context(1, 8, DType::I32).check()), @"attention over i32 elements; expected f32, f16 or bf16");
     let misaligned = HeadView::TokenMajor {
         offset: 4,
         stride: 192,

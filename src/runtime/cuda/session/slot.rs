@@ -16,9 +16,9 @@ use crate::{
             error::{CudaError, During},
             memory::Pinned,
         },
-        weights::decode_into,
+        extend_values,
     },
-    tensor::DType,
+    tensor::Element,
 };
 
 /// Pinned memory for results that is kept for the next batch, at most: a larger piece is rarely needed again, and takes
@@ -57,7 +57,7 @@ pub(super) struct Landing {
 pub(super) struct Piece {
     pub(super) name: String,
     pub(super) shape: Vec<u64>,
-    pub(super) dtype: DType,
+    pub(super) element: Element,
     /// The offset of its first byte.
     pub(super) at: usize,
     pub(super) bytes: usize,
@@ -144,9 +144,9 @@ impl Piece {
     fn read(&self, memory: &[u8]) -> Result<Output, CudaError> {
         let raw = &memory[self.at..self.at + self.bytes];
         let mut values = Vec::new();
-        let n = self.bytes / self.dtype.bytes() as usize;
+        let n = self.bytes / self.element.bytes() as usize;
         values.try_reserve_exact(n).map_err(|_| self.no_memory())?;
-        decode_into(&mut values, raw, self.dtype);
+        extend_values(&mut values, raw, self.element);
         Ok(Output {
             name: self.name.clone(),
             shape: self.shape.clone(),
@@ -348,7 +348,7 @@ mod tests {
         vec![Piece {
             name: "x".to_owned(),
             shape: vec![1, 2],
-            dtype: DType::F16,
+            element: Element::Value(crate::DType::F16),
             at: 0,
             bytes: 4,
         }]

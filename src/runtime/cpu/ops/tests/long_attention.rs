@@ -4,6 +4,7 @@ use crate::kernels::{
     attention::{HeadView, MhaLongContext, MhaLongReduce, MhaLongScores, representative},
     trial::Trial,
 };
+use crate::tensor::Element;
 
 /// Whole numbers as the operators take them.
 enum Held {
@@ -13,11 +14,13 @@ enum Held {
 }
 
 impl Held {
-    fn of(dtype: DType, tensor: &HostTensor) -> Self {
-        match tensor {
-            HostTensor::Real(x) => Held::Real(x.clone()),
-            HostTensor::Index(x) if dtype == DType::I64 => Held::I64(x.clone()),
-            HostTensor::Index(x) => Held::I32(x.iter().map(|&x| x as i32).collect()),
+    fn of(element: Element, tensor: &HostTensor) -> Self {
+        match (tensor, element) {
+            (HostTensor::Real(x), _) => Held::Real(x.clone()),
+            (HostTensor::Index(x), Element::I64) => Held::I64(x.clone()),
+            (HostTensor::Index(x), Element::I32 | Element::Value(_)) => {
+                Held::I32(x.iter().map(|&x| x as i32).collect())
+            }
         }
     }
 

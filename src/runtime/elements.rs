@@ -1,0 +1,86 @@
+//! Bytes of tensors of every element type, little-endian.
+
+use super::weights::{decode, decode_into, encode};
+use crate::{kernels::HostTensor, tensor::Element};
+
+/// The bytes of a tensor whose elements are stored as `element`. Values are rounded to it.
+pub fn encode_tensor(tensor: &HostTensor, element: Element) -> Vec<u8> {
+    match (tensor, element) {
+        (HostTensor::Real(values), Element::Value(dtype)) => encode(values, dtype),
+        (HostTensor::Real(values), Element::I32 | Element::I64) => {
+            let indices = values.iter().map(|&value| value.round() as i64);
+            encode_indices(indices, element)
+        }
+        (HostTensor::Index(values), _) => encode_indices(values.iter().copied(), element),
+    }
+}
+
+fn encode_indices(values: impl Iterator<Item = i64>, element: Element) -> Vec<u8> {
+    match element {
+        Element::Value(dtype) => encode(&values.map(|v| v as f32).collect::<Vec<f32>>(), dtype),
+        Element::I32 => values.flat_map(|v| (v as i32).to_le_bytes()).collect(),
+        Element::I64 => values.flat_map(i64::to_le_bytes).collect(),
+    }
+}
+
+/// Elements as f32. Trailing bytes that make no element are ignored.
+pub fn decode_values(bytes: &[u8], element: Element) -> Vec<f32> {
+    let mut values = Vec::new();
+    extend_values(&mut values, bytes, element);
+    values
+}
+
+/// Appends elements as f32, as [`decode_values`] reads them.
+pub fn extend_values(values: &mut Vec<f32>, bytes: &[u8], element: Element) {
+    match element {
+        Element::Value(dtype) => decode_into(values, bytes, dtype),
+        Element::I32 | Element::I64 => {
+            let indices = decode_indices(bytes, element);
+            values.extend(indices.into_iter().map(|index| index as f32));
+        }
+    }
+}
+
+/// Elements as integers. Trailing bytes that make no element are ignored.
+pub fn decode_indices(bytes: &[u8], element: Element) -> Vec<i64> {
+    match element {
+        Element::Value(dtype) => {
+            let values = decode(bytes, dtype);
+            values.into_iter().map(|value| value as i64).collect()
+        }
+        Element::I32 => {
+            let (elements, _) = bytes.as_chunks::<4>();
+            elements
+                .iter()
+                .map(|&b| i32::from_le_bytes(b).into())
+                .collect()
+        }
+        Element::I64 => {
+            let (elements, _) = bytes.as_chunks::<8>();
+            elements.iter().map(|&b| i64::from_le_bytes(b)).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::DType;
+
+    #[test]
+    fn elements_of_every_type_come_back() {
+        let indices = HostTensor::Index(vec![-3, 0, 70_000]);
+        for element in [Element::I32, Element::I64] {
+            let bytes = encode_tensor(&indices, element);
+            assert_eq!(bytes.len() as u64, 3 * element.bytes());
+            assert_eq!(decode_indices(&bytes, element), [-3, 0, 70_000]);
+            assert_eq!(decode_values(&bytes, element), [-3.0, 0.0, 70_000.0]);
+        }
+        let values = HostTensor::Real(vec![-0.5, 2.0]);
+        for element in DType::ALL.map(Element::Value) {
+            let bytes = encode_tensor(&values, element);
+            assert_eq!(bytes.len() as u64, 2 * element.bytes());
+            assert_eq!(decode_values(&bytes, element), [-0.5, 2.0]);
+        }
+    }
+}
