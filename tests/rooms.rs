@@ -216,6 +216,93 @@ fn no_source_branches_on_a_family_of_models() {
     }
 }
 
+/// The lines of the arms of every `match` in a source, each with the line on which the `match` begins. Lines inside
+/// nested braces are left out.
+fn arms(text: &str) -> Vec<(usize, Vec<&str>)> {
+    let mut open: Vec<Option<(usize, Vec<&str>)>> = Vec::new();
+    let mut closed = Vec::new();
+    for (n, line) in text.lines().enumerate() {
+        let code = line.split("//").next().unwrap_or_default();
+        if let Some(Some((_, lines))) = open.last_mut() {
+            lines.push(code.trim_start());
+        }
+        let mut is_match = code.contains("match ");
+        for c in code.chars() {
+            match c {
+                '{' => open.push(std::mem::take(&mut is_match).then(|| (n + 1, Vec::new()))),
+                '}' => closed.extend(open.pop().flatten()),
+                _ => {}
+            }
+        }
+    }
+    closed
+}
+
+/// A new storage type must not fall into an arm that was written for others.
+#[test]
+fn every_match_over_storage_types_names_each_of_them() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    sources(&root.join("src"), &mut files);
+    sources(&root.join("bench/src"), &mut files);
+    let (mut wrong, mut n_matches) = (Vec::new(), 0);
+    for file in files {
+        let text = fs::read_to_string(&file).expect("a source file");
+        for (line, arms) in arms(&text) {
+            let is_over_types = |arm: &&str| {
+                arm.starts_with("DType::") || arm.starts_with("Element::")
+            };
+            if arms.iter().any(|arm| is_over_types(&arm)) {
+                n_matches += 1;
+                if arms.iter().any(|arm| arm.starts_with("_ ")) {
+                    wrong.push(format!("{}:{line}", file.display()));
+                }
+            }
+        }
+    }
+    assert!(n_matches > 20, "the search found only {n_matches} matches");
+    assert!(wrong.is_empty(), "wildcard arms: {}", wrong.join(", "));
+}
+
+/// Phrases that need a second reading, each with the number of lines that still have it. A change may lower a number and
+/// never raise it.
+const PHRASES: [(&str, usize); 10] = [
+    ("// What ", 0),
+    ("// Of ", 0),
+    ("// Those ", 0),
+    ("// Who ", 0),
+    ("// As ", 0),
+    ("so many", 0),
+    (" behind ", 0),
+    ("by not a bit", 0),
+    ("which is what", 0),
+    ("of late", 0),
+];
+
+#[test]
+fn comments_and_texts_are_plain_english() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    sources(&root.join("src"), &mut files);
+    sources(&root.join("bench/src"), &mut files);
+    templates(&root.join("templates"), &mut files);
+    let texts = files.iter().map(|file| fs::read_to_string(file).expect("a source file"));
+    let text = texts.collect::<String>();
+    // Doc comments begin like other comments.
+    let text = text.replace("///", "//").replace("//!", "//");
+    for (phrase, allowed) in PHRASES {
+        let found = text.lines().filter(|line| line.contains(phrase)).count();
+        assert!(
+            found <= allowed,
+            "`{phrase}` is on {found} lines, and {allowed} are allowed; write it as CONTRIBUTING.md says"
+        );
+        assert!(
+            found + 5 > allowed,
+            "`{phrase}` is on {found} lines only; lower its number in PHRASES from {allowed}"
+        );
+    }
+}
+
 /// Whether a name or a number stands in the text as a whole word.
 fn has_word(text: &str, word: &str) -> bool {
     let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '.');
