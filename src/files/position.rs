@@ -28,11 +28,7 @@ pub(crate) fn write_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
 
 /// Moves the position of the handle, which threads share, before `work`.
 #[cfg(not(unix))]
-fn seek(
-    mut file: &File,
-    at: u64,
-    work: impl FnOnce(&File) -> io::Result<()>,
-) -> io::Result<()> {
+fn seek(mut file: &File, at: u64, work: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
     use std::sync::{Mutex, PoisonError};
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -275,7 +275,9 @@ fn a_damaged_file_gives_no_wrong_answer_and_is_used_again() {
             .unwrap()
             .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
             .collect();
-        let away = names.iter().find(|n| n.starts_with("answers.cache.damaged-"));
+        let away = names
+            .iter()
+            .find(|n| n.starts_with("answers.cache.damaged-"));
         assert_eq!(away.is_some(), is_renamed, "{name}: {names:?}");
         if let Some(away) = away {
             assert_eq!(fs::read(folder.path().join(away)).unwrap(), bytes);

@@ -396,7 +396,9 @@ impl Writer {
     /// Begins the next segment, whose records are given up.
     fn begin_segment(&mut self) -> io::Result<()> {
         let (shared, layout) = (&self.shared, self.shared.layout);
-        let next = self.segment.map_or(0, |segment| (segment + 1) % layout.segments);
+        let next = self
+            .segment
+            .map_or(0, |segment| (segment + 1) % layout.segments);
         let (start, generation) = (layout.start(next), self.generation + 1);
         write_at(&shared.file, &layout::segment_header(generation), start)?;
         shared.index().forget_between(start, layout.end(next));

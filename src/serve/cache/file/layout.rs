@@ -103,7 +103,8 @@ fn with_check(kind: u8, bytes: &[u8]) -> [u8; HEADER as usize] {
 /// The number behind `before`, if the check behind it is right.
 fn number(kind: u8, before: &[u8], bytes: &[u8]) -> Option<u64> {
     let end = before.len() + 8;
-    let is_sound = bytes.starts_with(before) && bytes[end..end + CHECK] == check(kind, &bytes[..end]);
+    let is_sound =
+        bytes.starts_with(before) && bytes[end..end + CHECK] == check(kind, &bytes[..end]);
     let number = bytes[before.len()..end].try_into().ok()?;
     is_sound.then(|| u64::from_le_bytes(number))
 }
