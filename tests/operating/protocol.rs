@@ -311,6 +311,18 @@ fn a_process_without_descriptors_warns_once_and_goes_on() {
 }
 
 #[test]
+fn the_limit_of_open_files_is_raised_as_far_as_it_may() {
+    let server = Serving::start("ulimit -S -n 64;", &["--drain-delay-ms", "0"]);
+    let mut connections: Vec<_> = (0..150).map(|_| connect(server.to)).collect();
+    for stream in &mut connections {
+        let health = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n";
+        stream.get_mut().write_all(health.as_bytes()).unwrap();
+        assert_eq!(read_response(stream).unwrap().status, 200);
+    }
+    assert_eq!(server.count("connections are not accepted"), 0);
+}
+
+#[test]
 fn files_with_data_of_requests_are_their_owners_alone() {
     let folder = tempfile::tempdir().unwrap();
     let mode = |name: &str| {
