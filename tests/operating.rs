@@ -1,22 +1,31 @@
-//! What those who run a server need: traces, the cache of responses, and replicas behind a balancer. On the CPU, with the small
-//! checkpoints of `tests/checkpoints`.
+//! Operating a server: traces, the cache of responses, hostile and old clients, drains, and replicas behind a balancer. On the CPU,
+//! with the small checkpoints of `tests/checkpoints`.
 #![cfg(feature = "server")]
 
 #[path = "operating/bench.rs"]
 mod bench;
 #[path = "operating/cache.rs"]
 mod cache;
+#[path = "operating/deploy.rs"]
+mod deploy;
+#[path = "operating/drain.rs"]
+mod drain;
+#[path = "operating/protocol.rs"]
+mod protocol;
 #[path = "operating/replicas.rs"]
 mod replicas;
 #[path = "operating/trace.rs"]
 mod trace;
 
 use std::{
-    io::Write,
-    net::{TcpListener, TcpStream},
+    io::{self, BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::atomic::{AtomicU16, Ordering},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU16, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -78,6 +87,123 @@ fn within(ms: u64) -> Submit {
         within: Some(Duration::from_millis(ms)),
         ..Submit::default()
     }
+}
+
+/// A server in a process of its own.
+struct Serving {
+    child: Child,
+    to: SocketAddr,
+    /// Lines of its standard error.
+    lines: Arc<Mutex<Vec<String>>>,
+}
+
+impl Serving {
+    /// Starts `gemmule serve` of a small model, after commands of a shell such as `ulimit`.
+    fn start(before: &str, args: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let table = folder.path().join("costs.ron");
+        std::fs::write(&table, costs().to_ron().unwrap()).unwrap();
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", &format!("{before} exec \"$0\" \"$@\"")])
+            .arg(env!("CARGO_BIN_EXE_gemmule"))
+            .args(["serve", "--device", "cpu", "--port", "0", "--name", "birds"])
+            .arg("--weights")
+            .arg(checkpoint("st-mean"))
+            .arg("--costs")
+            .arg(&table)
+            .args(args)
+            .stderr(Stdio::piped());
+        let mut child = Child::start(&mut command);
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let (said, error) = (Arc::clone(&lines), child.0.stderr.take().unwrap());
+        thread::spawn(move || {
+            for line in BufReader::new(error).lines().map_while(Result::ok) {
+                said.lock().unwrap().push(line);
+            }
+        });
+        let mut serving = Self {
+            child,
+            to: ([127, 0, 0, 1], 0).into(),
+            lines,
+        };
+        let told = serving.hears("listening on http://");
+        serving.to = told.parse().unwrap();
+        serving
+    }
+
+    /// The rest of the first line that has these words.
+    fn hears(&self, words: &str) -> String {
+        let began = Instant::now();
+        loop {
+            let lines = self.lines.lock().unwrap().clone();
+            if let Some((_, rest)) = lines.iter().find_map(|line| line.split_once(words)) {
+                return rest.trim().to_owned();
+            }
+            let is_late = began.elapsed() > Duration::from_secs(60);
+            assert!(!is_late, "not heard: {words}\n{lines:#?}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Number of lines that have these words.
+    fn count(&self, words: &str) -> usize {
+        let lines = self.lines.lock().unwrap();
+        lines.iter().filter(|line| line.contains(words)).count()
+    }
+}
+
+/// A response: its status, its head in lower case, and its body.
+#[derive(Debug)]
+struct Response {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+/// Reads a response whose length its head says.
+fn read_response(stream: &mut BufReader<TcpStream>) -> io::Result<Response> {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        if stream.read_line(&mut head)? == 0 {
+            let problem = format!("the connection ended after {head:?}");
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, problem));
+        }
+    }
+    let head = head.to_lowercase();
+    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
+    let length = head.split_once("content-length: ");
+    let length = length.and_then(|(_, rest)| rest.lines().next()?.parse().ok());
+    let mut body = vec![0; length.unwrap_or(0)];
+    stream.read_exact(&mut body)?;
+    Ok(Response {
+        status: status.unwrap_or(0),
+        head,
+        body: String::from_utf8_lossy(&body).into_owned(),
+    })
+}
+
+fn connect(to: SocketAddr) -> BufReader<TcpStream> {
+    let stream = TcpStream::connect(to).unwrap();
+    let limit = Some(Duration::from_secs(60));
+    stream.set_read_timeout(limit).unwrap();
+    BufReader::new(stream)
+}
+
+/// Sends the bytes of a request on a new connection, and reads the response.
+fn exchange(to: SocketAddr, request: &str) -> Response {
+    let mut stream = connect(to);
+    stream.get_mut().write_all(request.as_bytes()).unwrap();
+    read_response(&mut stream).unwrap()
+}
+
+/// The text of a request for the embedding of a text.
+fn embedding(text: &str) -> String {
+    let body = serde_json::json!({"input": text}).to_string();
+    format!(
+        "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
 }
 
 /// What a test says though it passes.

@@ -129,7 +129,7 @@ fn ask_with(
     let mut stream = connect(to);
     let n = body.len();
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}content-length: {n}\r\n\r\n"
+        "{method} {path} HTTP/1.1\r\nhost: {to}\r\nconnection: close\r\n{headers}content-length: {n}\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(body.as_bytes()).unwrap();
@@ -1314,7 +1314,14 @@ fn keys_let_those_in_who_have_one_and_balancers() {
     let server = serving(&["st-mean"], choice);
     let to = server.address();
     let ask = |headers: &str| ask_with(to, "POST", "/v1/embeddings", headers, "{\"input\": \"x\"}");
-    assert_eq!(ask("authorization: Bearer secret\r\n").0, 200);
+    for scheme in ["Bearer", "bearer", "BEARER", "Bearer  ", "bearer\t"] {
+        let header = format!("authorization: {scheme} secret\r\n");
+        assert_eq!(ask(&header).0, 200, "{scheme}");
+    }
+    for wrong in ["secret", "Basic secret", "Bearersecret", "Bearer"] {
+        let header = format!("authorization: {wrong}\r\n");
+        assert_eq!(ask(&header).0, 401, "{wrong}");
+    }
     let (status, _, text) = ask("authorization: Bearer other\r\n");
     assert_eq!(status, 401);
     assert!(text.contains("invalid_api_key"), "{text}");
@@ -1336,7 +1343,7 @@ fn keys_let_those_in_who_have_one_and_balancers() {
 }
 
 #[test]
-fn a_file_of_keys_is_read_again_and_a_wrong_one_leaves_all_as_it_was() {
+fn keys_and_models_are_reloaded_together_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("keys");
     // The SHA-256 of `secret`, and of `password`.
@@ -1348,7 +1355,12 @@ fn a_file_of_keys_is_read_again_and_a_wrong_one_leaves_all_as_it_was() {
         ..quick()
     };
     let open = || vec![model("st-mean", true, Duration::from_secs(10))];
-    let models = Models::reloadable(open(), move |_| Ok(open()));
+    let is_broken = Arc::new(AtomicBool::new(false));
+    let breaks = Arc::clone(&is_broken);
+    let models = Models::reloadable(open(), move |_| match breaks.load(Ordering::Relaxed) {
+        true => Err("its folder is gone".to_owned()),
+        false => Ok(open()),
+    });
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = Server::start(socket, models, choice).unwrap();
     let to = server.address();
@@ -1361,12 +1373,19 @@ fn a_file_of_keys_is_read_again_and_a_wrong_one_leaves_all_as_it_was() {
     assert_eq!((status("secret"), status("password")), (200, 401));
     std::fs::write(&file, format!("alice {password}\n")).unwrap();
     assert_eq!((status("secret"), status("password")), (200, 401));
+    // The file of keys is right, and the models cannot be loaded.
+    is_broken.store(true, Ordering::Relaxed);
+    let (code, told) = post(admin, "/admin/reload", &json!({}));
+    let expected = "the reload failed and changed nothing: its folder is gone";
+    assert_eq!((code, &told["error"]["message"]), (500, &json!(expected)));
+    assert_eq!((status("secret"), status("password")), (200, 401));
+    is_broken.store(false, Ordering::Relaxed);
     assert_eq!(post(admin, "/admin/reload", &json!({})).0, 200);
     assert_eq!((status("secret"), status("password")), (401, 200));
     std::fs::write(&file, "# nobody\n").unwrap();
     let (code, told) = post(admin, "/admin/reload", &json!({}));
     let expected = format!(
-        "the keys and the models stay as they are: `{}`: there is no key in it, so that nobody could ask",
+        "the reload failed and changed nothing: `{}`: there is no key in it, so that nobody could ask",
         file.display()
     );
     assert_eq!((code, &told["error"]["message"]), (500, &json!(expected)));
@@ -1761,7 +1780,7 @@ fn models_are_replaced_without_a_lost_request() {
     assert_eq!(status, 500);
     assert_eq!(
         refused["error"]["message"],
-        "the models stay as they are: its folder is gone"
+        "the reload failed and changed nothing: its folder is gone"
     );
     is_broken.store(false, Ordering::Relaxed);
     let (status, reloaded) = post(admin, "/admin/reload", &json!({}));

@@ -15,10 +15,11 @@ use super::{Outcome, allow_connections, say, simulate::Chosen, write_file};
 use crate::{
     DType, DeviceChoice, EngineError,
     files::{self, Kind},
-    http::{Ended, HttpChoice, Keys, Server},
+    http::{Ended, HttpChoice, Keys, Public, Server},
     schedule::{CostTable, scheduler},
     serve::{
-        Cache, CacheChoice, Devices, Model, ModelChoice, ModelConfig, Models, Recorder, ServeConfig,
+        Cache, CacheChoice, Devices, Model, ModelChoice, ModelConfig, Models, Recorder,
+        ServeConfig, check_name,
     },
 };
 
@@ -34,7 +35,7 @@ pub(super) struct Args {
     ])]
     config: Option<PathBuf>,
     /// The name that a model is asked for by, one for each --weights; by default its folder's
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = name)]
     name: Vec<String>,
     /// Where to answer: an IP address of this machine, 0.0.0.0 for all of them
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = address)]
@@ -78,7 +79,7 @@ pub(super) struct Args {
     /// Keep answers in this file, too, also over a restart
     #[arg(long, value_name = "FILE")]
     cache_file: Option<PathBuf>,
-    /// Bytes of answers in the file; the oldest go
+    /// Maximum size of the file in bytes; the oldest answers go
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 30, requires = "cache_file")]
     cache_file_bytes: u64,
     /// Share answers with other servers by a server of Redis's protocol, as redis://127.0.0.1:6379/0
@@ -111,6 +112,10 @@ pub(super) struct Args {
     /// Only those may ask who have a key: a name and the key's SHA-256 a line
     #[arg(long, value_name = "FILE")]
     api_keys: Option<PathBuf>,
+    /// The routes that need no key: none; health, for /health and /ready; or all, for /metrics, /openapi.json, / and /status.json,
+    /// too
+    #[arg(long, value_name = "ROUTES", default_value = "all")]
+    public: PublicArg,
     /// The largest body that is read, in bytes
     #[arg(long, value_name = "BYTES", default_value = "8388608")]
     body_bytes: NonZeroUsize,
@@ -122,10 +127,33 @@ pub(super) struct Args {
     drain_limit_ms: u64,
 }
 
+/// [`Public`] as an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum PublicArg {
+    None,
+    Health,
+    All,
+}
+
+impl From<PublicArg> for Public {
+    fn from(arg: PublicArg) -> Self {
+        match arg {
+            PublicArg::None => Self::None,
+            PublicArg::Health => Self::Health,
+            PublicArg::All => Self::All,
+        }
+    }
+}
+
 pub(super) fn run(args: Args) -> Outcome {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let keys = match &args.api_keys {
         Some(file) => Some(Keys::open(file).into_diagnostic()?),
+        None if args.public != PublicArg::All => {
+            return Err(miette!(
+                "--public closes routes to requests without a key, and there are no keys; give them by --api-keys, or leave --public out"
+            ));
+        }
         None => None,
     };
     allow_connections();
@@ -154,6 +182,7 @@ pub(super) fn run(args: Args) -> Outcome {
         most_body: args.body_bytes.get(),
         timeout: Duration::from_millis(args.timeout_ms),
         keys,
+        public: args.public.into(),
         drain_delay: Duration::from_millis(args.drain_delay_ms),
         drain_limit: Duration::from_millis(args.drain_limit_ms),
         threads: (cores / 2).clamp(1, 8),
@@ -162,11 +191,11 @@ pub(super) fn run(args: Args) -> Outcome {
     let models = {
         let (devices, cache) = (Arc::clone(&devices), cache.clone());
         Models::loading(move |previous| {
+            let models = open(&again, previous, &devices, cache.clone(), None);
+            let models = models.map_err(|e| format!("{e:#}"))?;
             if again.trace.is_some() {
                 say("the trace ends here: it is of the models that were loaded first");
             }
-            let models = open(&again, previous, &devices, cache.clone(), None);
-            let models = models.map_err(|e| format!("{e:#}"))?;
             say("the models are loaded anew");
             Ok(models)
         })
@@ -215,6 +244,10 @@ pub(super) fn run(args: Args) -> Outcome {
 fn address(text: &str) -> Result<IpAddr, &'static str> {
     let problem = "expected an IP address of this machine, as 127.0.0.1 or ::1";
     text.parse().map_err(|_| problem)
+}
+
+fn name(text: &str) -> Result<String, &'static str> {
+    check_name(text).map(|()| text.to_owned())
 }
 
 /// The models as the arguments ask for them, or their file. Both folders and file are read anew each time.

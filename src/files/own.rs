@@ -87,6 +87,22 @@ pub(crate) fn read(file: &Path, most: u64) -> Result<Vec<u8>, Trouble> {
     Ok(bytes)
 }
 
+/// Opens a file as `options` say, and takes the permissions of the group and of others away if it is a regular file.
+pub(crate) fn open_private(path: &Path, options: &mut fs::OpenOptions) -> io::Result<File> {
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(options, 0o600);
+    let file = options.open(path)?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let metadata = file.metadata()?;
+        if metadata.is_file() && metadata.permissions().mode() & 0o077 != 0 {
+            file.set_permissions(fs::Permissions::from_mode(0o600))?;
+        }
+    }
+    Ok(file)
+}
+
 /// A new file in a folder of the user's own, which is made if it is not there; it takes itself away
 /// unless it is given a name. Both are the user's alone.
 pub(crate) fn unfinished_in(folder: &Path) -> Result<tempfile::NamedTempFile, Trouble> {

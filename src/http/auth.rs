@@ -60,13 +60,15 @@ impl Keys {
         })
     }
 
-    /// Reads their file again; until that is done, and if it fails, those from before count.
-    pub(super) fn reload(&self) -> Result<(), KeysError> {
-        if let Some(file) = &self.file {
-            let tenants = read(file)?;
-            *self.tenants.write().unwrap_or_else(PoisonError::into_inner) = tenants;
-        }
-        Ok(())
+    /// Reads their file again. The new keys are in force once the returned function is called.
+    pub(super) fn reload(&self) -> Result<impl FnOnce() + use<>, KeysError> {
+        let new = self.file.as_deref().map(read).transpose()?;
+        let current = Arc::clone(&self.tenants);
+        Ok(move || {
+            if let Some(new) = new {
+                *current.write().unwrap_or_else(PoisonError::into_inner) = new;
+            }
+        })
     }
 
     /// The tenant of a request's key. Digests are looked up, so that the time of an answer says nothing of a key.
@@ -75,14 +77,22 @@ impl Keys {
             .get(AUTHORIZATION)
             .and_then(|value| value.to_str().ok());
         let key = given
-            .and_then(|text| text.strip_prefix("Bearer "))
+            .and_then(bearer)
             .ok_or_else(|| Failure::key("there is no API key; send `Authorization: Bearer KEY`"))?;
-        let digest = Sha256::digest(key.trim().as_bytes());
+        let digest = Sha256::digest(key.as_bytes());
         let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
         let tenants = self.tenants.read().unwrap_or_else(PoisonError::into_inner);
         let tenant = tenants.get(&digest).copied();
         tenant.ok_or_else(|| Failure::key("the API key is not known here"))
     }
+}
+
+/// The token of an `Authorization` header, whose scheme is compared without regard to case.
+fn bearer(header: &str) -> Option<&str> {
+    let (scheme, token) = header.trim().split_once([' ', '\t'])?;
+    scheme
+        .eq_ignore_ascii_case("bearer")
+        .then_some(token.trim())
 }
 
 fn read(file: &Path) -> Result<HashMap<String, u32>, KeysError> {

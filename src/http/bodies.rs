@@ -6,7 +6,7 @@ use hyper::Method;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
-use super::{App, Asking, Body, HttpChoice, Route, openapi};
+use super::{App, Asking, Body, HttpChoice, Public, Route, openapi};
 use crate::serve::{Models, Submit};
 
 /// Models that are asked by bodies alone.
@@ -23,7 +23,7 @@ impl Bodies {
         Ok(Self {
             runtime: Builder::new_current_thread().enable_all().build()?,
             app: App::new(models, HttpChoice::default()),
-            document: openapi::document(),
+            document: openapi::document(Public::All),
         })
     }
 

@@ -57,6 +57,17 @@ impl Failure {
         Self::new(status, "invalid_api_key", message.to_owned())
     }
 
+    /// A Host header that HTTP does not allow, which has status 400 in each style.
+    pub fn host(message: &str) -> Self {
+        let status = StatusCode::BAD_REQUEST;
+        Self::new(status, "invalid_host", message.to_owned())
+    }
+
+    pub fn forbidden(message: &str) -> Self {
+        let status = StatusCode::FORBIDDEN;
+        Self::new(status, "forbidden", message.to_owned())
+    }
+
     pub fn no_route(path: &str) -> Self {
         let path: String = path.chars().take(80).collect();
         let message = format!(
@@ -108,9 +119,7 @@ impl Failure {
         let (status, code) = match error {
             ReloadError::Fixed => (StatusCode::NOT_FOUND, "not_reloadable"),
             ReloadError::Busy => (StatusCode::CONFLICT, "busy"),
-            ReloadError::Keys { .. } | ReloadError::Failed { .. } => {
-                (StatusCode::INTERNAL_SERVER_ERROR, "reload_failed")
-            }
+            ReloadError::Failed { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "reload_failed"),
         };
         Self::new(status, code, error.to_string())
     }

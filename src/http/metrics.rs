@@ -73,7 +73,7 @@ impl Counts {
     pub fn of_requests(&self) -> OfRequests {
         let routes = Route::ALL.iter().map(|(route, ..)| *route);
         let routes: Vec<Route> = routes
-            .filter(|route| !route.is_open())
+            .filter(|route| !route.is_monitoring())
             .chain([Route::Unknown])
             .collect();
         let mut answers = CODES.map(|code| (code, 0));

@@ -19,6 +19,7 @@ mod body;
 mod embeddings;
 mod error;
 mod health;
+mod host;
 mod metrics;
 mod openai;
 mod openapi;
@@ -28,6 +29,7 @@ mod status;
 mod tei;
 #[cfg(test)]
 mod tests;
+mod transfer;
 mod writing;
 
 use std::{
@@ -45,7 +47,7 @@ use std::{
 use http_body_util::{BodyExt, Limited};
 use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
-    body::{Body as _, Incoming},
+    body::Body as _,
     header::{CONTENT_TYPE, HeaderValue},
 };
 
@@ -62,6 +64,7 @@ use crate::serve::{self, Model, Models, ServeError, Submit, Wanted};
 use body::Body;
 use error::{Failure, Style};
 use metrics::Counts;
+use transfer::Upload;
 
 /// How a server speaks.
 #[derive(Clone, Debug)]
@@ -80,6 +83,8 @@ pub struct HttpChoice {
     pub write_time: Duration,
     /// Who may ask; `None` for everybody.
     pub keys: Option<Keys>,
+    /// Which routes need no key.
+    pub public: Public,
     /// How long requests are taken on after the server has said that it is not ready.
     pub drain_delay: Duration,
     /// How long requests that run have then.
@@ -98,9 +103,32 @@ impl Default for HttpChoice {
             idle_time: Duration::from_secs(75),
             write_time: Duration::from_secs(30),
             keys: None,
+            public: Public::All,
             drain_delay: Duration::from_secs(5),
             drain_limit: Duration::from_secs(25),
             threads: 2,
+        }
+    }
+}
+
+/// The routes that need no key where others do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Public {
+    /// No route.
+    None,
+    /// `/health` and `/ready`.
+    Health,
+    /// All routes of balancers and monitors: metrics, the status page and its counts, and the OpenAPI document, too.
+    All,
+}
+
+impl Public {
+    /// Whether a route needs no key.
+    fn contains(self, route: Route) -> bool {
+        match self {
+            Self::None => false,
+            Self::Health => matches!(route, Route::Health | Route::Ready),
+            Self::All => route.is_monitoring(),
         }
     }
 }
@@ -210,8 +238,8 @@ impl Route {
         }
     }
 
-    /// Whether those ask it who have no key: balancers and monitors.
-    fn is_open(self) -> bool {
+    /// Whether it is for balancers and monitors.
+    fn is_monitoring(self) -> bool {
         matches!(
             self,
             Self::Health | Self::Ready | Self::Metrics | Self::OpenApi | Self::Page | Self::Status
@@ -256,7 +284,7 @@ impl App {
     }
 
     /// Answers a request, whatever is in it.
-    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+    async fn answer(self: Arc<Self>, request: Request<Upload>) -> Response<Body> {
         let began = Instant::now();
         let (route, method, _) = Route::of(request.uri().path());
         let style = route.style();
@@ -330,8 +358,8 @@ impl<'a> Asking<'a> {
         }
     }
 
-    async fn routed(&self, route: Route, request: Request<Incoming>, began: Instant) -> Answered {
-        let tenant = match (&self.choice.keys, route.is_open()) {
+    async fn routed(&self, route: Route, request: Request<Upload>, began: Instant) -> Answered {
+        let tenant = match (&self.choice.keys, self.choice.public.contains(route)) {
             (Some(keys), false) => keys.tenant(request.headers())?,
             _ => 0,
         };
@@ -339,7 +367,10 @@ impl<'a> Asking<'a> {
             Route::Health => return Ok(health::health()),
             Route::Ready => return health::ready(&self.models),
             Route::Metrics => return Ok(metrics::response(self.app)),
-            Route::OpenApi => return Ok(json(StatusCode::OK, &openapi::document())),
+            Route::OpenApi => {
+                let document = openapi::document(self.choice.public);
+                return Ok(json(StatusCode::OK, &document));
+            }
             Route::Page => return Ok(status::page()),
             Route::Status => return Ok(status::counts(self.app)),
             Route::Unknown => return Err(Failure::no_route(request.uri().path())),
@@ -392,7 +423,7 @@ impl<'a> Asking<'a> {
 
 impl App {
     /// The body of a request, within its limit and time.
-    async fn body(&self, request: Request<Incoming>) -> Result<Vec<u8>, Failure> {
+    async fn body(&self, request: Request<Upload>) -> Result<Vec<u8>, Failure> {
         let most = self.choice.most_body;
         let hint = request.body().size_hint().lower();
         if hint > most as u64 {

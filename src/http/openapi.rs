@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Route, error::Style};
+use super::{Public, Route, error::Style};
 
 /// What a client should know of a route.
 struct Described {
@@ -16,11 +16,11 @@ struct Described {
     answers: Vec<(&'static str, Value)>,
 }
 
-/// The document.
-pub(super) fn document() -> Value {
+/// The document of a server whose `public` routes need no key.
+pub(super) fn document(public: Public) -> Value {
     let mut paths = json!({});
     for (route, path, method) in Route::ALL {
-        paths[path][method.as_str().to_lowercase()] = operation(route, path);
+        paths[path][method.as_str().to_lowercase()] = operation(route, path, public);
     }
     json!({
         "openapi": "3.1.0",
@@ -37,7 +37,7 @@ pub(super) fn document() -> Value {
     })
 }
 
-fn operation(route: Route, path: &str) -> Value {
+fn operation(route: Route, path: &str, public: Public) -> Value {
     let described = described(route);
     let mut parameters = Vec::new();
     if path.contains('{') {
@@ -78,7 +78,10 @@ fn operation(route: Route, path: &str) -> Value {
         Style::Tei => "TeiError",
         Style::Cohere => "CohereError",
     };
-    for (status, about) in statuses(route) {
+    let needs_key = !public.contains(route);
+    let key = (401, "There is no key, or it is not known.");
+    let keyed = needs_key.then_some(key);
+    for (status, about) in keyed.into_iter().chain(statuses(route)) {
         responses[status.to_string()] = json!({
             "description": about, "content": content(&[("application/json", named(error))]),
         });
@@ -93,16 +96,15 @@ fn operation(route: Route, path: &str) -> Value {
         operation["requestBody"] =
             json!({"required": true, "content": content(&[("application/json", body)])});
     }
-    if !route.is_open() {
+    if needs_key {
         // Servers without a list of keys ask for none.
         operation["security"] = json!([{"key": []}, {}]);
     }
     operation
 }
 
-/// The statuses of errors of a route, beside 405, which every path gives to other methods.
+/// The statuses of errors of a route, beside 401 where it needs a key, and 405, which every path gives to other methods.
 fn statuses(route: Route) -> Vec<(u16, &'static str)> {
-    let key = (401, "There is no key, or it is not known.");
     let wrong = "The request is wrong; the message says what is, and how to mend it.";
     match route {
         Route::Health
@@ -110,13 +112,13 @@ fn statuses(route: Route) -> Vec<(u16, &'static str)> {
         | Route::OpenApi
         | Route::Page
         | Route::Status
+        | Route::Models
+        | Route::Info
         | Route::Unknown => Vec::new(),
         Route::Ready => vec![(503, "The server is loading or about to end.")],
-        Route::Models | Route::Info => vec![key],
-        Route::Model => vec![key, (404, "There is no such model.")],
+        Route::Model => vec![(404, "There is no such model.")],
         _ => {
             let mut all = vec![
-                key,
                 (404, "There is no such model, or it does something else."),
                 (408, "The body did not come in time."),
                 (413, "The body is too large, or an input is too long."),

@@ -15,7 +15,11 @@ use std::{
 };
 
 use hyper::{
-    Method, Request, Response, StatusCode, body::Incoming, server::conn::http1, service::service_fn,
+    Method, Request, Response, StatusCode, Version,
+    body::Incoming,
+    header::{CONNECTION, HeaderValue},
+    server::conn::http1,
+    service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::json;
@@ -29,10 +33,11 @@ use tokio::{
 };
 
 use super::{
-    App, Body, HttpChoice,
+    App, Body, HttpChoice, Keys, Route,
     error::{Failure, Style},
-    json, on_thread,
+    host, json, on_thread,
     socket::Socket,
+    transfer::{Download, Upload},
 };
 use crate::serve::{Models, ReloadError};
 
@@ -63,8 +68,10 @@ pub enum Ended<E> {
 const LOOKS: Duration = Duration::from_millis(200);
 /// How long those have for their answer who are told that theirs is given up.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// How long a connection may be without a request when the server ends.
-const FIRST_REQUEST: Duration = Duration::from_millis(500);
+/// How long an idle connection stays open when the server ends. A request may be on its way, and is answered.
+const LINGER: Duration = Duration::from_millis(500);
+/// Minimum time between two warnings of connections that are not accepted.
+const WARNINGS: Duration = Duration::from_secs(10);
 /// Where headers may be this long together, in bytes.
 const MOST_HEADERS: usize = 64 << 10;
 
@@ -114,7 +121,8 @@ impl Server {
     }
 
     /// Takes commands on another socket, which is for those who run the server: `POST /admin/reload` loads the models anew, and
-    /// answers when the last request of the old ones is answered; the file of keys is read again before.
+    /// answers when the last request of the old ones is answered; the file of keys is read again, too. If either fails, both stay
+    /// as they are. Commands of web pages are refused.
     ///
     /// # Errors
     /// A socket that cannot be used.
@@ -157,6 +165,9 @@ impl Server {
             let mut term = signal(SignalKind::terminate())?;
             let mut int = signal(SignalKind::interrupt())?;
             let mut hangup = signal(SignalKind::hangup())?;
+            // Without a handler, a file that reaches the size limit of the process ends it. With one, the write fails.
+            let xfsz = rustix::process::Signal::XFSZ.as_raw();
+            let _file_size = signal(SignalKind::from_raw(xfsz))?;
             let app = Arc::clone(&self.app);
             let mut loading = Some(tokio::task::spawn_blocking(move || load(&app.models)));
             let mut looks = tokio::time::interval(LOOKS);
@@ -252,6 +263,7 @@ async fn accept(
     stopped: watch::Receiver<bool>,
     mut take: impl FnMut(TcpStream),
 ) {
+    let mut failures = Failures::default();
     loop {
         let mut ends = pin!(ends(stopped.clone()));
         // Who has come already is taken, however soon it is to stop.
@@ -266,11 +278,34 @@ async fn accept(
                 take(stream);
             }
             Some(Err(error)) => {
-                // Too many open files, mostly: others close soon.
-                tracing::warn!("a connection is not taken: {error}");
+                // The limit of open files, usually. Other connections close soon.
+                if let Some(n) = failures.add(Instant::now()) {
+                    tracing::warn!("connections are not accepted: {error}; tries that failed: {n}");
+                }
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
+    }
+}
+
+/// Failed tries to accept a connection, reported at most once in [`WARNINGS`].
+#[derive(Default)]
+struct Failures {
+    unreported: u64,
+    reported: Option<Instant>,
+}
+
+impl Failures {
+    /// Counts a failure. Returns the number of failures since the last report if it is time for the next one.
+    fn add(&mut self, now: Instant) -> Option<u64> {
+        self.unreported += 1;
+        let is_early = self
+            .reported
+            .is_some_and(|reported| now.duration_since(reported) < WARNINGS);
+        (!is_early).then(|| {
+            self.reported = Some(now);
+            std::mem::take(&mut self.unreported)
+        })
     }
 }
 
@@ -284,19 +319,28 @@ pub(super) async fn ends(mut stopped: watch::Receiver<bool>) {
 async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>) {
     let has_asked = Arc::new(AtomicBool::new(false));
     let is_computed = Arc::new(AtomicBool::new(false));
-    let (asked, computed) = (Arc::clone(&has_asked), Arc::clone(&is_computed));
+    let takes_interim = Arc::new(AtomicBool::new(false));
+    // Copies belong to requests whose responses are not sent yet.
+    let token = Arc::new(());
+    let requests = Arc::downgrade(&token);
     let (socket, mut watch) = Socket::new(stream, app.choice.write_time);
     let (header_time, idle_time) = (app.choice.header_time, app.choice.idle_time);
-    let service = service_fn(move |request: Request<Incoming>| {
-        asked.store(true, Ordering::Relaxed);
-        let (app, computed) = (Arc::clone(&app), Arc::clone(&computed));
-        async move {
-            computed.store(true, Ordering::Relaxed);
-            let answer = app.answer(request).await;
-            computed.store(false, Ordering::Relaxed);
-            Ok::<_, Infallible>(answer)
-        }
-    });
+    let service = {
+        let (asked, computed) = (Arc::clone(&has_asked), Arc::clone(&is_computed));
+        let interim = Arc::clone(&takes_interim);
+        service_fn(move |request: Request<Incoming>| {
+            asked.store(true, Ordering::Relaxed);
+            interim.store(request.version() > Version::HTTP_10, Ordering::Relaxed);
+            let (app, computed) = (Arc::clone(&app), Arc::clone(&computed));
+            let token = Arc::clone(&token);
+            async move {
+                computed.store(true, Ordering::Relaxed);
+                let response = app.received(request).await;
+                computed.store(false, Ordering::Relaxed);
+                Ok::<_, Infallible>(response.map(|body| Download::new(body, token)))
+            }
+        })
+    };
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(idle_time.max(header_time))
@@ -305,18 +349,13 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
         .half_close(true)
         .serve_connection(TokioIo::new(socket), service);
     let mut connection = pin!(connection);
-    let mut ends = pin!(async {
-        ends(stopped).await;
-        // A new connection has its request on the way, and would be closed without an answer.
-        let began = Instant::now();
-        while !has_asked.load(Ordering::Relaxed) && began.elapsed() < FIRST_REQUEST {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    });
-    let mut is_ending = false;
-    // A first request, and one that has begun.
+    let mut ends = pin!(ends(stopped));
+    let (mut has_stopped, mut is_ending) = (false, false);
+    // Limits the time of a first request, and of one that has begun.
     let mut coming: Option<Pin<Box<Sleep>>> = None;
-    // What has come is read before the end is looked at. What breaks a connection is its client's affair.
+    // Limits the time without a request when the server ends.
+    let mut linger: Option<Pin<Box<Sleep>>> = None;
+    // Poll the connection before the end of the server. I/O errors are ignored.
     poll_fn(|context| {
         loop {
             if connection.as_mut().poll(context).is_ready() {
@@ -331,10 +370,22 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
                     return Poll::Ready(());
                 }
             }
-            if is_computed && watch.poll_gone(context).is_ready() {
+            let takes_interim = takes_interim.load(Ordering::Relaxed);
+            if is_computed && watch.poll_gone(context, takes_interim).is_ready() {
                 return Poll::Ready(());
             }
-            if is_ending || ends.as_mut().poll(context).is_pending() {
+            has_stopped = has_stopped || ends.as_mut().poll(context).is_ready();
+            if !has_stopped || is_ending {
+                return Poll::Pending;
+            }
+            // Responses tell the client to close the connection. Only a connection without any is closed from here.
+            let is_idle = requests.strong_count() <= 1 && !watch.has_begun();
+            if !is_idle {
+                linger = None;
+                return Poll::Pending;
+            }
+            let time = linger.get_or_insert_with(|| Box::pin(sleep(LINGER)));
+            if time.as_mut().poll(context).is_pending() {
                 return Poll::Pending;
             }
             is_ending = true;
@@ -345,19 +396,47 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
 }
 
 impl App {
-    /// Reads the keys again, then loads the models anew. Who has a key no more is told so before models are loaded.
-    fn reload(&self) -> Result<Vec<String>, ReloadError> {
-        if let Some(keys) = &self.choice.keys {
-            keys.reload().map_err(|error| ReloadError::Keys {
-                problem: error.to_string(),
-            })?;
+    /// Answers a request that is HTTP. Tells the client to close the connection if the server is about to end, or if the client still
+    /// sends what is not read.
+    async fn received(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+        let is_left = Arc::new(AtomicBool::new(false));
+        let checked = host::check(&request);
+        let has_host = checked.is_ok();
+        let (route, ..) = Route::of(request.uri().path());
+        let request = Upload::wrap(request, self.choice.header_time, &is_left);
+        let mut response = match checked {
+            Ok(()) => Arc::clone(&self).answer(request).await,
+            Err(failure) => {
+                drop(request);
+                failure.response(route.style())
+            }
+        };
+        if !has_host || is_left.load(Ordering::Relaxed) || self.models.is_retired() {
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(CONNECTION, close);
         }
-        self.models.reload()
+        response
     }
 
-    /// Does what those ask who run the server.
+    /// Reads the keys again and loads the models anew. Both are replaced at the same time, or neither is.
+    fn reload(&self) -> Result<Vec<String>, ReloadError> {
+        let keys = self.choice.keys.as_ref().map(Keys::reload).transpose();
+        let keys = keys.map_err(|error| ReloadError::Failed {
+            problem: error.to_string(),
+        })?;
+        self.models.reload(|| {
+            if let Some(replace) = keys {
+                replace();
+            }
+        })
+    }
+
+    /// Executes a command of the operator of the server.
     async fn command(self: Arc<Self>, request: &Request<Incoming>) -> Response<Body> {
         const PATH: &str = "/admin/reload";
+        if let Err(failure) = host::check_command(request) {
+            return failure.response(Style::OpenAi);
+        }
         let done = match (request.uri().path(), request.method()) {
             (PATH, &Method::POST) => {
                 let began = Instant::now();

@@ -140,8 +140,9 @@ impl Watch {
         self.shared.has_begun.load(Ordering::Relaxed)
     }
 
-    /// Ends when the client of a request that is being computed has gone; only asked meanwhile.
-    pub fn poll_gone(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    /// Ends when the client of the request that is being computed has gone. A client that has closed its half is probed if it
+    /// `takes_interim` responses, which HTTP/1.0 does not have.
+    pub fn poll_gone(&mut self, context: &mut Context<'_>, takes_interim: bool) -> Poll<()> {
         let stream = &self.shared.stream;
         if !self.has_ended {
             let mut byte = [0];
@@ -151,7 +152,7 @@ impl Watch {
                 Ok(_) => return Poll::Pending,
                 Err(_) => return Poll::Ready(()),
             }
-            if self.shared.is_flushed.load(Ordering::Relaxed) {
+            if takes_interim && self.shared.is_flushed.load(Ordering::Relaxed) {
                 // Where there is no room for it, the client has much to read and will be met by that.
                 let _ = stream.try_write(PROBE);
             }

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
-    Bodies, Body, Ended, HttpChoice, Route, Server,
+    Bodies, Body, Ended, HttpChoice, Public, Route, Server,
     embeddings::{base64, inputs, normalize, shortened},
     error::{Failure, Style},
     openai, openapi, tei, unescaped,
@@ -110,7 +110,7 @@ fn fields<T: serde::de::DeserializeOwned>() -> Vec<&'static str> {
 
 #[test]
 fn the_document_has_every_route_and_the_fields_that_are_read() {
-    let document = openapi::document();
+    let document = openapi::document(Public::All);
     let of = |path: &str| {
         &document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     };
@@ -196,6 +196,10 @@ fn each_error_has_a_status_and_a_text_in_each_style() {
         Failure::broken_body("connection closed"),
         Failure::method(&hyper::Method::GET, &hyper::Method::POST),
         Failure::no_command("/admin/reload"),
+        Failure::host("the request has more than one Host header; send one"),
+        Failure::forbidden(
+            "commands are not taken from web pages; send the request without an Origin header",
+        ),
         Failure::reload(&ReloadError::Fixed),
         Failure::reload(&ReloadError::Busy),
         Failure::reload(&ReloadError::Failed {

@@ -36,7 +36,7 @@ pub(super) type Key = [u8; 32];
 pub struct CacheChoice {
     /// Bytes of answers in memory.
     pub memory_bytes: u64,
-    /// A file, and the bytes of answers in it.
+    /// A file, and its maximum size in bytes.
     pub file: Option<(PathBuf, u64)>,
     /// A server that speaks Redis's protocol, as `redis://host:6379/0`, which other servers ask too.
     #[cfg(feature = "shared-cache")]
@@ -119,8 +119,8 @@ impl Weighter<Key, Arc<Answer>> for Weight {
 }
 
 impl Cache {
-    /// Opens what is asked for. A file that is damaged is renamed away, and a warning says so; another server's that cannot be
-    /// reached is asked again later.
+    /// Opens what is asked for. A file that is no cache file is renamed, with a warning; another server's that cannot be reached is
+    /// asked again later.
     ///
     /// # Errors
     /// A file that cannot be opened or that another process has, an address that is none, and threads that the system does not

@@ -64,6 +64,8 @@ pub enum ServeConfigError {
     },
     #[error("there is no model in it; expected at least one in `models`")]
     Empty,
+    #[error("the name of model {at} cannot be used: {problem}")]
+    Name { at: usize, problem: &'static str },
     #[error("models {first} and {second} are both called `{name}`; give one another `name`")]
     Twice {
         name: String,
@@ -76,7 +78,8 @@ impl ServeConfig {
     /// Reads the file's text.
     ///
     /// # Errors
-    /// Text that is no such file, with its place, an empty list, and a name that two models are given.
+    /// Text that is no such file, with its place, an empty list, a name that no request can have, and a name that two models are
+    /// given.
     pub fn parse(text: &str) -> Result<Self, ServeConfigError> {
         let options = ron::Options::default()
             .with_default_extension(ron::extensions::Extensions::IMPLICIT_SOME);
@@ -91,6 +94,12 @@ impl ServeConfig {
             return Err(ServeConfigError::Empty);
         }
         for (second, model) in config.models.iter().enumerate() {
+            if let Some(Err(problem)) = model.name.as_deref().map(check_name) {
+                return Err(ServeConfigError::Name {
+                    at: second,
+                    problem,
+                });
+            }
             let same = |other: &ModelConfig| model.name.is_some() && other.name == model.name;
             if let Some(first) = config.models[..second].iter().position(same) {
                 let name = model.name.clone().unwrap_or_default();
@@ -102,6 +111,23 @@ impl ServeConfig {
             }
         }
         Ok(config)
+    }
+}
+
+/// Checks the name of a model, which requests have in their bodies and paths.
+///
+/// # Errors
+/// A name that is empty, begins or ends with white space, or has control characters.
+pub fn check_name(name: &str) -> Result<(), &'static str> {
+    if name.trim().is_empty() {
+        return Err("it is empty; expected a name, or none for that of the folder");
+    }
+    if name.trim() != name {
+        return Err("it begins or ends with white space; leave that out");
+    }
+    match name.chars().any(char::is_control) {
+        true => Err("it has control characters; leave them out"),
+        false => Ok(()),
     }
 }
 
@@ -185,6 +211,10 @@ mod tests {
             "(models: [(weights: \"a\", share: 0)])",
             "(models: [(weights: \"a\", queue_ms: -1)])",
             "(models: [(name: \"a\")])",
+            "(models: [(weights: \"a\", name: \"\")])",
+            "(models: [(weights: \"a\"), (weights: \"b\", name: \"  \")])",
+            "(models: [(weights: \"a\", name: \"x \")])",
+            "(models: [(weights: \"a\", name: \"x\\ny\")])",
             "(models: [(weights: \"a\", name: \"x\"), (weights: \"b\", name: \"x\")])",
         ];
         let shown: Vec<String> = texts

@@ -18,7 +18,7 @@ mod turns;
 mod writer;
 
 pub use cache::{Cache, CacheChoice, Lookup, Lookups, Tier};
-pub use config::{ModelConfig, ServeConfig, ServeConfigError};
+pub use config::{ModelConfig, ServeConfig, ServeConfigError, check_name};
 pub use costs::{full_batch, known_or_measured, measure};
 pub use error::ServeError;
 pub use metrics::{Histogram, LaneMetrics, Metrics};

@@ -96,9 +96,7 @@ pub enum ReloadError {
     Fixed,
     #[error("the models are being loaded already; ask again when that is done")]
     Busy,
-    #[error("the keys and the models stay as they are: {problem}")]
-    Keys { problem: String },
-    #[error("the models stay as they are: {problem}")]
+    #[error("the reload failed and changed nothing: {problem}")]
     Failed { problem: String },
 }
 
@@ -373,12 +371,12 @@ impl Models {
         std::mem::replace(&mut *current, models)
     }
 
-    /// Loads all models anew beside those that serve, and lets them take their place. Requests that run end where they began.
-    /// Returns the names.
+    /// Loads all models anew beside those that serve, and lets them take their place, at which time `on_success` is called, too.
+    /// Requests that run end where they began. Returns the names.
     ///
     /// # Errors
     /// Models that cannot be loaded; those that serve go on then.
-    pub fn reload(&self) -> Result<Vec<String>, ReloadError> {
+    pub fn reload(&self, on_success: impl FnOnce()) -> Result<Vec<String>, ReloadError> {
         let open = self.open.as_ref().ok_or(ReloadError::Fixed)?;
         let _only = self.reloading.try_lock().map_err(|_| ReloadError::Busy)?;
         if !self.is_loaded() {
@@ -386,6 +384,7 @@ impl Models {
         }
         let models = open(&self.all()).map_err(|problem| ReloadError::Failed { problem })?;
         let names = models.iter().map(|model| model.name.clone()).collect();
+        on_success();
         let old = self.replace(models);
         // A model waits for its threads when it goes: on a thread of its own, and not where the last of its requests is answered.
         let (gone, all_gone) = channel();
@@ -417,10 +416,9 @@ impl Models {
 
     /// Why new requests are not welcome; `None` where they are.
     pub fn not_ready(&self) -> Option<&'static str> {
-        let is_retired = self.is_retired.load(Ordering::Acquire);
         let all = [
             (self.is_lost(), LOST),
-            (is_retired, "it is shutting down"),
+            (self.is_retired(), "it is shutting down"),
             (!self.is_loaded(), LOADING),
         ];
         all.into_iter().find(|(is, _)| *is).map(|(_, why)| why)
@@ -432,6 +430,11 @@ impl Models {
             Kind::Service(service) => service.is_lost(),
             Kind::Writer(writer) => writer.is_lost(),
         })
+    }
+
+    /// Whether the server is about to end.
+    pub fn is_retired(&self) -> bool {
+        self.is_retired.load(Ordering::Acquire)
     }
 
     /// Says that the server will end. It goes on answering.

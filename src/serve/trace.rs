@@ -10,6 +10,7 @@ use std::{
 
 use crate::{
     EngineError,
+    files::own::open_private,
     simulate::{Event, Happened},
 };
 
@@ -24,12 +25,14 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Writes a new file of at most so many bytes.
+    /// Writes a new file of at most `most_bytes` bytes, which only its owner may read.
     ///
     /// # Errors
-    /// A file that cannot be made, and a thread that the system does not give.
+    /// A file that cannot be created, and a thread that the system does not give.
     pub fn create(file: &Path, most_bytes: u64) -> Result<Self, EngineError> {
-        let opened = File::create(file).map_err(|source| EngineError::Write {
+        let mut options = File::options();
+        options.write(true).create(true).truncate(true);
+        let opened = open_private(file, &mut options).map_err(|source| EngineError::Write {
             file: file.to_owned(),
             source,
         })?;

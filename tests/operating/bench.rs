@@ -180,6 +180,53 @@ fn a_queue_is_measured_beside_its_engine() {
 }
 
 #[test]
+fn a_load_is_told_where_it_cannot_be_compared_with_the_engine_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("report");
+    let weights = checkpoint("writer");
+    let asked = |more: &[&str]| -> (String, Value) {
+        let usual = [
+            "bench",
+            "serve",
+            "--in-process",
+            "--device",
+            "cpu",
+            "--route",
+            "completions",
+            "--seconds",
+            "1",
+            "--warm-up",
+            "0.1",
+            "--ids",
+            "50",
+            "--weights",
+            weights.to_str().unwrap(),
+            "--json",
+            report.to_str().unwrap(),
+        ];
+        let (is_well, text) = gemmule(&[&usual, more].concat());
+        assert!(is_well, "{text}");
+        let report = serde_json::from_str(&fs::read_to_string(&report).unwrap()).unwrap();
+        (text, report)
+    };
+    // A prompt of the mean length has no room for its new tokens, and short ones have.
+    let long = asked(&["--closed", "4", "--lens", "uniform:2,254", "--new", "200"]);
+    let open = asked(&["--rate", "20", "--lens", "fixed:4", "--new", "4"]);
+    for ((text, report), words) in [(long, "200"), (open, "give their number by --closed")] {
+        let problem = report["offline_problem"].as_str().unwrap();
+        assert!(problem.contains(words), "{problem}");
+        let told = format!("the engine alone was not measured: {problem}\n");
+        assert!(
+            text.contains(&told) && text.contains(" requests/s, "),
+            "{text}"
+        );
+        assert!(report["answered"].as_u64().unwrap() > 0, "{report}");
+        assert!(report["latency"]["p50"].as_f64().unwrap() > 0.0);
+        assert!(report["share"].is_null(), "{report}");
+    }
+}
+
+#[test]
 fn costs_of_a_card_that_is_not_there_are_marked_as_estimated() {
     let folder = tempfile::tempdir().unwrap();
     let table = folder.path().join("costs.ron");

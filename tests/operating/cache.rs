@@ -11,7 +11,7 @@ use gemmule::serve::{
     Answer, Cache, CacheChoice, Lookup, Model, ModelChoice, ServeError, Submit, Text, Tier,
 };
 
-use super::{choice, service, within};
+use super::{Serving, choice, embedding, exchange, service, within};
 
 fn with(cache: &CacheChoice) -> (Model, Arc<Cache>) {
     let cache = Arc::new(Cache::open(cache).unwrap());
@@ -187,7 +187,7 @@ fn errors_are_not_kept_and_tell_each_its_own_place() {
 #[test]
 fn a_file_keeps_answers_over_a_restart_and_within_its_size() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("answers.redb");
+    let file = folder.path().join("answers.cache");
     let expected = computed();
     let n = expected.len() as u64;
     let (model, cache) = with(&in_file(&file));
@@ -230,10 +230,11 @@ fn a_file_keeps_answers_over_a_restart_and_within_its_size() {
 }
 
 #[test]
-fn a_damaged_file_is_renamed_away_and_all_is_answered() {
+fn a_damaged_file_gives_no_wrong_answer_and_is_used_again() {
     let folder = tempfile::tempdir().unwrap();
     let expected = computed();
-    let sound = folder.path().join("sound.redb");
+    let n = expected.len() as u64;
+    let sound = folder.path().join("sound.cache");
     let (model, cache) = with(&in_file(&sound));
     ask(&model, texts());
     drop((model, cache));
@@ -243,28 +244,137 @@ fn a_damaged_file_is_renamed_away_and_all_is_answered() {
     for at in (4096..scratched.len()).step_by(97) {
         scratched[at] ^= 0x55;
     }
+    let mut segment = bytes.clone();
+    segment[64..128].fill(0xaa);
     let mut header = bytes.clone();
-    header[..512].fill(0xaa);
+    header[..64].fill(0xaa);
     let damaged = [
-        ("no database", b"what is this?".repeat(1_000)),
-        ("torn", torn),
-        ("scratched", scratched),
-        ("header", header),
+        ("no cache", b"what is this?".repeat(1_000), true),
+        ("short", b"what?".to_vec(), true),
+        ("header", header, true),
+        ("torn", torn, false),
+        ("scratched", scratched, false),
+        ("segment", segment, false),
     ];
-    for (name, bytes) in damaged {
+    for (name, bytes, is_renamed) in damaged {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("answers.redb");
-        fs::write(&file, bytes).unwrap();
+        let file = folder.path().join("answers.cache");
+        fs::write(&file, &bytes).unwrap();
         let (model, cache) = with(&in_file(&file));
         assert_equal(&ask(&model, texts()), &expected);
+        let hits = count(&model, Tier::File, Lookup::Hit);
+        assert!(hits < n, "{name}");
+        assert_eq!(hits > 0, ["torn", "scratched"].contains(&name), "{name}");
+        drop((model, cache));
+        // Another process finds all of them.
+        let (model, cache) = with(&in_file(&file));
+        assert_equal(&ask(&model, texts()), &expected);
+        assert_eq!(count(&model, Tier::File, Lookup::Hit), n, "{name}");
         drop((model, cache));
         let names: Vec<String> = fs::read_dir(folder.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
             .collect();
-        let is_away = names.iter().any(|n| n.starts_with("answers.redb.damaged-"));
-        assert!(is_away, "{name}: {names:?}");
+        let away = names
+            .iter()
+            .find(|n| n.starts_with("answers.cache.damaged-"));
+        assert_eq!(away.is_some(), is_renamed, "{name}: {names:?}");
+        if let Some(away) = away {
+            assert_eq!(fs::read(folder.path().join(away)).unwrap(), bytes);
+        }
     }
+}
+
+#[test]
+fn a_file_never_exceeds_its_size_and_keeps_the_newest_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("answers.cache");
+    let most = 40_000;
+    let choice = CacheChoice {
+        file: Some((file.clone(), most)),
+        ..CacheChoice::default()
+    };
+    let text = |i: usize| Text::One(format!("text {i}"));
+    for round in 0..4 {
+        let (model, cache) = with(&choice);
+        for first in (0..400).step_by(20) {
+            let some = (first..first + 20).map(|i| text(round * 400 + i));
+            ask(&model, some.collect());
+            assert!(fs::metadata(&file).unwrap().len() <= most);
+            assert!(cache.bytes(Tier::File) <= most);
+        }
+        drop((model, cache));
+        assert!(fs::metadata(&file).unwrap().len() > most * 3 / 4);
+        let (model, cache) = with(&choice);
+        let newest = (0..80).map(|i| text(round * 400 + 399 - i));
+        ask(&model, newest.collect());
+        assert_eq!(count(&model, Tier::File, Lookup::Hit), 80, "{round}");
+        assert!(cache.bytes(Tier::File) > most / 2);
+    }
+    // A smaller size is kept to, too.
+    let smaller = CacheChoice {
+        file: Some((file.clone(), most / 2)),
+        ..CacheChoice::default()
+    };
+    drop(Cache::open(&smaller).unwrap());
+    assert!(fs::metadata(&file).unwrap().len() <= most / 2);
+    let tiny = CacheChoice {
+        file: Some((file, 1_000)),
+        ..CacheChoice::default()
+    };
+    let error = Cache::open(&tiny).err().unwrap();
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert_eq!(
+        cause,
+        "a cache file needs 1344 bytes or more, and may have 1000; raise --cache-file-bytes"
+    );
+}
+
+#[test]
+fn a_full_disk_is_told_and_the_file_is_used_again_when_there_is_room() {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("answers.cache");
+    let name = file.to_str().unwrap();
+    // No file of this process may be larger, as on a disk without room.
+    let args = ["--cache-file", name, "--cache-file-bytes", "1048576"];
+    let server = Serving::start("ulimit -S -f 8;", &args);
+    let ask = |from: usize, to: usize| {
+        for i in from..to {
+            let response = exchange(server.to, &embedding(&format!("text {i}")));
+            assert_eq!(response.status, 200, "{response:?}");
+        }
+    };
+    let hits = || {
+        let page = exchange(server.to, "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").body;
+        let line = "gemmule_cache_requests_total{model=\"birds\",tier=\"file\",result=\"hit\"} ";
+        let (_, rest) = page.split_once(line).unwrap();
+        rest.lines().next().unwrap().parse::<usize>().unwrap()
+    };
+    ask(0, 100);
+    let told = server.hears("cannot be written: ");
+    assert!(told.starts_with("File too large"), "{told}");
+    let full = fs::metadata(&file).unwrap().len();
+    assert!((2_000..=8_192).contains(&full), "{full}");
+    // What was written before is still found.
+    ask(0, 5);
+    assert_eq!(hits(), 5);
+    let child = Pid::from_child(&server.child.0);
+    let room = Rlimit {
+        current: None,
+        maximum: None,
+    };
+    let no_limit = prlimit(Some(child), Resource::Fsize, room);
+    no_limit.unwrap();
+    std::thread::sleep(Duration::from_millis(1_200));
+    ask(200, 260);
+    server.hears("is written again");
+    ask(200, 260);
+    assert!(hits() >= 60, "{}", hits());
+    assert_eq!(server.count("cannot be written: "), 1);
+    let names = fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(names, 1, "a sound file was renamed");
+    assert!(fs::metadata(&file).unwrap().len() > full);
 }
 
 /// A server of Redis's protocol, or nothing where there is none.

@@ -78,7 +78,8 @@ pub(in crate::cli) struct Args {
     /// Equal seeds give equal requests at equal times
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Ask a model in this process, without HTTP, and compare with the engine alone: its batches, or its steps; with --weights
+    /// Ask a model in this process, without HTTP, and compare with the engine alone: its batches, or with --closed its steps; with
+    /// --weights
     #[arg(long, requires = "weights")]
     in_process: bool,
     #[command(flatten)]
@@ -157,6 +158,8 @@ struct Run {
     /// Of the engine alone on the same lengths, and the share of it that the service reached.
     offline_tokens_per_second: Option<f64>,
     share: Option<f64>,
+    /// Why the engine alone was not measured.
+    offline_problem: Option<String>,
     problems: Vec<String>,
 }
 
@@ -216,8 +219,13 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
             let (target, offline) = inside::start(&args)?;
             let name = target.name();
             let mut report = drive(&runtime, &args, target, name)?;
-            report.share = Some(report.tokens_per_second / offline.max(1e-9));
-            report.offline_tokens_per_second = Some(offline);
+            match offline {
+                Ok(rate) => {
+                    report.share = Some(report.tokens_per_second / rate.max(1e-9));
+                    report.offline_tokens_per_second = Some(rate);
+                }
+                Err(problem) => report.offline_problem = Some(problem),
+            }
             report
         }
     };
@@ -414,6 +422,7 @@ fn drive<T: Target>(
         }),
         offline_tokens_per_second: None,
         share: None,
+        offline_problem: None,
         problems: counted.problems.clone(),
     })
 }
@@ -483,6 +492,9 @@ fn shown(run: &Run) -> String {
             "the engine alone: {offline:.0} tokens/s; share {:.1} %\n",
             share * 100.0
         );
+    }
+    if let Some(problem) = &run.offline_problem {
+        text += &format!("the engine alone was not measured: {problem}\n");
     }
     for problem in &run.problems {
         text += &format!("problem: {problem}\n");

@@ -11,7 +11,7 @@ use std::{
 use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::Metadata};
 
 use super::{CheckpointError, decode_into, room};
-use crate::tensor::DType;
+use crate::{files::read_at, tensor::DType};
 
 /// The length of the header stands before it, in eight bytes.
 const N_LENGTH: u64 = 8;
@@ -129,23 +129,4 @@ impl Shard {
         }
         Ok((values, n_bad))
     }
-}
-
-/// Reads bytes from a place of the file; several threads may at once.
-#[cfg(unix)]
-fn read_at(file: &File, to: &mut [u8], at: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, to, at)
-}
-
-/// Reads bytes from a place of the file. The handle has one position, so reads take turns.
-#[cfg(not(unix))]
-fn read_at(mut file: &File, to: &mut [u8], at: u64) -> io::Result<()> {
-    use std::{
-        io::{Read, Seek, SeekFrom},
-        sync::{Mutex, PoisonError},
-    };
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    file.seek(SeekFrom::Start(at))?;
-    file.read_exact(to)
 }

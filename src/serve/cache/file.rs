@@ -1,36 +1,37 @@
-//! Answers in a file, through redb.
+//! Responses in a file of bounded size, whose oldest segment is overwritten when it is full.
+
+mod layout;
 
 use std::{
-    fs, io,
-    panic::{AssertUnwindSafe, catch_unwind},
+    collections::HashMap,
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
     sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc::{Receiver, SyncSender, sync_channel},
     },
     thread::JoinHandle,
     time::{Duration, Instant},
 };
 
-use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
+use super::{Key, Lookup, from_bytes, to_bytes};
+use crate::{
+    EngineError,
+    files::{own::open_private, read_at, write_at},
+    serve::Answer,
+};
+use layout::{HEADER, Layout, RECORD, Record, UNIT};
 
-use super::{BESIDE, Key, Lookup, from_bytes, to_bytes};
-use crate::{EngineError, serve::Answer};
+/// Responses that wait to be written; more are not kept.
+const MAX_WAITING: usize = 4096;
+/// Their bytes.
+const MAX_WAITING_BYTES: usize = 64 << 20;
+/// Time after a failed write before the next one is tried.
+const RETRY: Duration = Duration::from_secs(1);
 
-const VALUES: TableDefinition<'_, &Key, &[u8]> = TableDefinition::new("answers");
-/// Keys in the order in which they came, by which answers are given up.
-const ORDER: TableDefinition<'_, u64, &Key> = TableDefinition::new("order");
-const BYTES: TableDefinition<'_, (), u64> = TableDefinition::new("bytes");
-
-/// How long answers are collected before they are written together.
-const COLLECT: Duration = Duration::from_millis(100);
-/// Answers that wait to be written; more are not kept.
-const BEHIND: usize = 4096;
-/// Memory for what was read and is to be written.
-const PAGES: usize = 16 << 20;
-
-/// Answers in a file. Reading is done by who asks; one thread writes.
+/// Responses in a file. Callers read; one thread writes.
 pub struct FileTier {
     shared: Arc<Shared>,
     answers: Option<SyncSender<(Key, Vec<u8>)>>,
@@ -38,48 +39,57 @@ pub struct FileTier {
 }
 
 struct Shared {
-    database: Database,
+    file: File,
     path: PathBuf,
-    most: u64,
-    bytes: AtomicU64,
-    is_damaged: AtomicBool,
+    layout: Layout,
+    index: Mutex<Index>,
+    /// Bytes of the responses that wait to be written.
+    waiting: AtomicUsize,
+    /// Whether damage was reported.
+    is_damage_told: AtomicBool,
+}
+
+/// Positions of the records by the first bytes of their keys. A record has its whole key.
+#[derive(Default)]
+struct Index {
+    places: HashMap<u64, Place>,
+    bytes: u64,
+}
+
+/// Position and size of a record, in units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    at: u32,
+    size: u32,
+}
+
+/// Where the next record is written.
+struct Writer {
+    shared: Arc<Shared>,
+    has_header: bool,
+    /// The current segment; `None` before the first one.
+    segment: Option<u64>,
+    generation: u64,
+    at: u64,
+    /// When writing is tried again after a failure.
+    retry: Option<Instant>,
 }
 
 impl FileTier {
-    /// Opens a file, or makes it.
+    /// Opens or creates a file of at most `max_bytes` bytes, which only its owner may read. What is no cache file is renamed.
     ///
     /// # Errors
-    /// A file that cannot be opened, or that another process has open, and a thread that the system does not give.
-    pub fn open(path: &Path, most: u64) -> Result<Self, EngineError> {
-        let opened = match try_open(path) {
-            Ok(opened) => opened,
-            Err(Trouble::Other(source)) => {
-                let file = path.to_owned();
-                return Err(EngineError::Write { file, source });
-            }
-            Err(Trouble::Damaged(problem)) => {
-                rename_away(path, &problem);
-                try_open(path).map_err(|trouble| EngineError::Write {
-                    file: path.to_owned(),
-                    source: match trouble {
-                        Trouble::Other(source) => source,
-                        Trouble::Damaged(problem) => io::Error::other(problem),
-                    },
-                })?
-            }
-        };
-        let (database, bytes) = opened;
-        let shared = Arc::new(Shared {
-            database,
-            path: path.to_owned(),
-            most,
-            bytes: AtomicU64::new(bytes),
-            is_damaged: AtomicBool::new(false),
-        });
-        let (answers, queue) = sync_channel(BEHIND);
-        let writing = Arc::clone(&shared);
+    /// A file that cannot be opened, or that another process has open; a size that is too small for a response; a thread that
+    /// the system does not give.
+    pub fn open(path: &Path, max_bytes: u64) -> Result<Self, EngineError> {
+        let writer = Writer::open(path, max_bytes).map_err(|source| EngineError::Write {
+            file: path.to_owned(),
+            source,
+        })?;
+        let shared = Arc::clone(&writer.shared);
+        let (answers, queue) = sync_channel(MAX_WAITING);
         let thread = std::thread::Builder::new().name("cache file".to_owned());
-        let thread = thread.spawn(move || writing.write_all(&queue));
+        let thread = thread.spawn(move || writer.write_all(&queue));
         let thread = thread.map_err(|e| EngineError::Threads {
             problem: e.to_string(),
         })?;
@@ -90,34 +100,50 @@ impl FileTier {
         })
     }
 
+    /// Bytes of the records that can be read.
     pub fn bytes(&self) -> u64 {
-        self.shared.bytes.load(Ordering::Relaxed)
+        self.shared.index().bytes
     }
 
-    /// The answer that is kept, and what came of looking.
+    /// Looks up a response.
     pub fn get(&self, key: &Key) -> (Option<Answer>, Lookup) {
         let shared = &self.shared;
-        if shared.is_damaged.load(Ordering::Relaxed) {
-            return (None, Lookup::Error);
-        }
-        let read = || -> Result<Option<Answer>, redb::Error> {
-            let transaction = shared.database.begin_read()?;
-            let table = transaction.open_table(VALUES)?;
-            let found = table.get(key)?;
-            Ok(found.and_then(|bytes| from_bytes(key, bytes.value())))
+        let Some(place) = shared.index().get(key) else {
+            return (None, Lookup::Miss);
         };
-        match shared.contained(read) {
-            Some(Some(answer)) => (Some(answer), Lookup::Hit),
-            Some(None) => (None, Lookup::Miss),
-            None => (None, Lookup::Error),
+        let problem = match shared.read(place) {
+            Ok((record, _)) if record.key != *key => return (None, Lookup::Miss),
+            Ok((_, payload)) => match from_bytes(key, &payload) {
+                Some(answer) => return (Some(answer), Lookup::Hit),
+                None => "a record fails its check".to_owned(),
+            },
+            Err(error) => error.to_string(),
+        };
+        // The writer may have reused the segment since.
+        if !shared.index().forget(key, place) {
+            return (None, Lookup::Miss);
         }
+        if !shared.is_damage_told.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "the cache file `{}` is damaged: {problem}; damaged responses are computed again",
+                shared.path.display()
+            );
+        }
+        (None, Lookup::Error)
     }
 
-    /// Keeps an answer, unless the disk is too far behind.
+    /// Queues a response to be written, unless the disk is too far behind.
     pub fn put(&self, key: Key, answer: &Answer) {
-        if let Some(answers) = &self.answers {
-            let _ = answers.try_send((key, to_bytes(&key, answer)));
+        let waiting = &self.shared.waiting;
+        let bytes = to_bytes(&key, answer);
+        let n = bytes.len();
+        if waiting.fetch_add(n, Ordering::Relaxed) + n <= MAX_WAITING_BYTES
+            && let Some(answers) = &self.answers
+            && answers.try_send((key, bytes)).is_ok()
+        {
+            return;
         }
+        waiting.fetch_sub(n, Ordering::Relaxed);
     }
 }
 
@@ -130,132 +156,303 @@ impl Drop for FileTier {
     }
 }
 
+impl Index {
+    fn short(key: &Key) -> u64 {
+        let mut first = [0; 8];
+        first.copy_from_slice(&key[..8]);
+        u64::from_le_bytes(first)
+    }
+
+    fn get(&self, key: &Key) -> Option<Place> {
+        self.places.get(&Self::short(key)).copied()
+    }
+
+    fn insert(&mut self, key: &Key, place: Place) {
+        let before = self.places.insert(Self::short(key), place);
+        self.bytes += place.bytes();
+        self.bytes -= before.map_or(0, Place::bytes);
+    }
+
+    /// Removes a record if it is still at this place. Returns whether it was.
+    fn forget(&mut self, key: &Key, place: Place) -> bool {
+        let is_there = self.get(key) == Some(place);
+        if is_there {
+            self.places.remove(&Self::short(key));
+            self.bytes -= place.bytes();
+        }
+        is_there
+    }
+
+    /// Removes all records from one position to another.
+    fn forget_between(&mut self, start: u64, end: u64) {
+        let mut gone = 0;
+        self.places.retain(|_, place| {
+            let is_kept = !(start..end).contains(&place.position());
+            gone += if is_kept { 0 } else { place.bytes() };
+            is_kept
+        });
+        self.bytes -= gone;
+    }
+}
+
+impl Place {
+    /// A place in a file, whose size the layout limits to positions that fit.
+    fn new(at: u64, size: u64) -> Self {
+        Self {
+            at: (at / UNIT) as u32,
+            size: (size / UNIT) as u32,
+        }
+    }
+
+    fn position(self) -> u64 {
+        u64::from(self.at) * UNIT
+    }
+
+    fn bytes(self) -> u64 {
+        u64::from(self.size) * UNIT
+    }
+}
+
 impl Shared {
-    /// What is read or written; `None` where that failed. A file that turns out to be damaged is renamed away, and is not used
-    /// again before the next start.
-    fn contained<T>(&self, work: impl FnOnce() -> Result<T, redb::Error>) -> Option<T> {
-        // Within a page that is not what it was, the crate may find what it did not expect.
-        let problem = match catch_unwind(AssertUnwindSafe(work)) {
-            Ok(Ok(done)) => return Some(done),
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "a page of it makes no sense".to_owned(),
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read(&self, place: Place) -> io::Result<(Record, Vec<u8>)> {
+        let mut bytes = vec![0; place.bytes() as usize];
+        read_at(&self.file, &mut bytes, place.position())?;
+        let record = Record::read(&bytes).filter(|record| record.size() == place.bytes());
+        let record = record.ok_or_else(|| io::Error::other("a record has no sound header"))?;
+        bytes.drain(..RECORD);
+        bytes.truncate(record.length as usize);
+        Ok((record, bytes))
+    }
+}
+
+impl Writer {
+    fn open(path: &Path, max_bytes: u64) -> io::Result<Self> {
+        if max_bytes < Layout::MIN_BYTES {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!(
+                    "a cache file needs {} bytes or more, and may have {max_bytes}; raise --cache-file-bytes",
+                    Layout::MIN_BYTES
+                ),
+            ));
+        }
+        let file = match open_file(path)? {
+            file if is_other_format(&file)? => {
+                rename_away(path)?;
+                open_file(path)?
+            }
+            file => file,
         };
-        if !self.is_damaged.swap(true, Ordering::Relaxed) {
-            rename_away(&self.path, &problem);
-        }
-        None
-    }
-
-    fn write_all(&self, queue: &Receiver<(Key, Vec<u8>)>) {
-        while let Ok(first) = queue.recv() {
-            let mut answers = vec![first];
-            let until = Instant::now() + COLLECT;
-            loop {
-                let left = until.saturating_duration_since(Instant::now());
-                match queue.recv_timeout(left) {
-                    Ok(answer) if answers.len() < BEHIND => answers.push(answer),
-                    Ok(answer) => {
-                        answers.push(answer);
-                        break;
-                    }
-                    Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
-                }
-            }
-            if self.is_damaged.load(Ordering::Relaxed) {
-                continue;
-            }
-            let bytes = self.contained(|| self.write(&answers));
-            if let Some(bytes) = bytes {
-                self.bytes.store(bytes, Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// Writes answers, gives up the oldest beyond what the file may hold, and returns the bytes that it holds.
-    fn write(&self, answers: &[(Key, Vec<u8>)]) -> Result<u64, redb::Error> {
-        let transaction = self.database.begin_write()?;
-        let mut bytes;
-        {
-            let mut values = transaction.open_table(VALUES)?;
-            let mut order = transaction.open_table(ORDER)?;
-            let mut counted = transaction.open_table(BYTES)?;
-            bytes = counted.get(())?.map_or(0, |n| n.value());
-            let mut next = order.last()?.map_or(0, |(at, _)| at.value() + 1);
-            for (key, answer) in answers {
-                if values.insert(key, answer.as_slice())?.is_none() {
-                    order.insert(next, key)?;
-                    next += 1;
-                    bytes += answer.len() as u64 + BESIDE;
-                }
-            }
-            while bytes > self.most
-                && let Some((_, key)) = order.pop_first()?
-            {
-                if let Some(gone) = values.remove(key.value())? {
-                    bytes = bytes.saturating_sub(gone.value().len() as u64 + BESIDE);
-                }
-            }
-            counted.insert((), bytes)?;
-        }
-        transaction.commit()?;
-        Ok(bytes)
-    }
-}
-
-enum Trouble {
-    Damaged(String),
-    Other(io::Error),
-}
-
-/// The file, and the bytes of the answers in it.
-fn try_open(path: &Path) -> Result<(Database, u64), Trouble> {
-    let open = || -> Result<(Database, u64), redb::Error> {
-        let mut builder = Database::builder();
-        let database = builder.set_cache_size(PAGES).create(path)?;
-        let transaction = database.begin_write()?;
-        let bytes = {
-            let values = transaction.open_table(VALUES)?;
-            let _ = transaction.open_table(ORDER)?;
-            let counted = transaction.open_table(BYTES)?;
-            match values.is_empty()? {
-                true => 0,
-                false => counted.get(())?.map_or(0, |n| n.value()),
+        let mut header = [0; HEADER as usize];
+        let length = file.metadata()?.len();
+        let found = match length {
+            0 => None,
+            _ => {
+                read_at(&file, &mut header, 0)?;
+                layout::read_file_header(&header)
             }
         };
-        transaction.commit()?;
-        Ok((database, bytes))
-    };
-    match catch_unwind(open) {
-        Ok(Ok(opened)) => Ok(opened),
-        Ok(Err(error)) => Err(match error {
-            redb::Error::DatabaseAlreadyOpen => Trouble::Other(io::Error::other(
-                "another process has it open; give each server a file of its own, or share answers by --cache-redis",
-            )),
-            // The crate says so of a file that is none of its own.
-            redb::Error::Io(error) if error.kind() != io::ErrorKind::InvalidData => {
-                Trouble::Other(error)
+        let existing = found.and_then(|segment_bytes| Layout::existing(segment_bytes, max_bytes));
+        if found.is_some() && existing.is_none() {
+            tracing::warn!(
+                "the cache file `{}` was made for a size far from {max_bytes} bytes, and begins empty",
+                path.display()
+            );
+            file.set_len(0)?;
+        }
+        let layout = existing.unwrap_or_else(|| Layout::new(max_bytes));
+        if length > layout.file_bytes() {
+            file.set_len(layout.file_bytes())?;
+        }
+        let mut writer = Self {
+            shared: Arc::new(Shared {
+                file,
+                path: path.to_owned(),
+                layout,
+                index: Mutex::default(),
+                waiting: AtomicUsize::new(0),
+                is_damage_told: AtomicBool::new(false),
+            }),
+            has_header: existing.is_some(),
+            segment: None,
+            generation: 0,
+            at: 0,
+            retry: None,
+        };
+        writer.scan()?;
+        Ok(writer)
+    }
+
+    /// Finds the records of the file, from its oldest segment to its newest.
+    fn scan(&mut self) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let mut generations = Vec::new();
+        for segment in 0..shared.layout.segments {
+            let mut header = [0; HEADER as usize];
+            match read_at(&shared.file, &mut header, shared.layout.start(segment)) {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
+                read => read?,
             }
-            other => Trouble::Damaged(other.to_string()),
-        }),
-        Err(_) => Err(Trouble::Damaged("a page of it makes no sense".to_owned())),
+            if let Some(generation) = layout::read_segment_header(&header) {
+                generations.push((generation, segment));
+            }
+        }
+        generations.sort_unstable();
+        let mut index = shared.index();
+        for (generation, segment) in generations {
+            (self.segment, self.generation) = (Some(segment), generation);
+            self.at = shared.layout.start(segment) + HEADER;
+            let end = shared.layout.end(segment);
+            let mut header = [0; RECORD];
+            while self.at + RECORD as u64 <= end {
+                match read_at(&shared.file, &mut header, self.at) {
+                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
+                    read => read?,
+                }
+                let record = Record::read(&header);
+                let Some(record) = record.filter(|r| r.generation == generation) else {
+                    break;
+                };
+                let size = record.size();
+                if self.at + size > end {
+                    break;
+                }
+                index.insert(&record.key, Place::new(self.at, size));
+                self.at += size;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_all(mut self, queue: &Receiver<(Key, Vec<u8>)>) {
+        while let Ok((key, payload)) = queue.recv() {
+            let n = payload.len();
+            self.keep(&key, &payload);
+            self.shared.waiting.fetch_sub(n, Ordering::Relaxed);
+        }
+    }
+
+    /// Writes a response, unless it is there already. After a failure, as on a full disk, responses are dropped until a write
+    /// succeeds; those that were written before can still be read.
+    fn keep(&mut self, key: &Key, payload: &[u8]) {
+        let is_resting = self.retry.is_some_and(|retry| Instant::now() < retry);
+        if is_resting || self.shared.index().get(key).is_some() {
+            return;
+        }
+        let written = self.write(key, payload);
+        let path = self.shared.path.display();
+        match (written, self.retry) {
+            (Ok(()), None) => {}
+            (Ok(()), Some(_)) => {
+                tracing::warn!("the cache file `{path}` is written again");
+                self.retry = None;
+            }
+            (Err(error), before) => {
+                if before.is_none() {
+                    tracing::warn!(
+                        "the cache file `{path}` cannot be written: {error}; new responses are not kept in it until it can"
+                    );
+                }
+                self.retry = Some(Instant::now() + RETRY);
+            }
+        }
+    }
+
+    fn write(&mut self, key: &Key, payload: &[u8]) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let layout = shared.layout;
+        let Ok(length) = u32::try_from(payload.len()) else {
+            return Ok(());
+        };
+        let record = |generation| Record {
+            generation,
+            length,
+            key: *key,
+        };
+        let size = record(0).size();
+        // A response that is larger than a segment is not kept.
+        if size > layout.segment_bytes - HEADER {
+            return Ok(());
+        }
+        if !self.has_header {
+            write_at(&shared.file, &layout::file_header(&layout), 0)?;
+            self.has_header = true;
+        }
+        let has_room = |segment: &u64| self.at + size <= layout.end(*segment);
+        if self.segment.filter(has_room).is_none() {
+            self.begin_segment()?;
+        }
+        let bytes = record(self.generation).to_bytes(payload);
+        write_at(&shared.file, &bytes, self.at)?;
+        shared.index().insert(key, Place::new(self.at, size));
+        self.at += size;
+        Ok(())
+    }
+
+    /// Begins the next segment, whose records are given up.
+    fn begin_segment(&mut self) -> io::Result<()> {
+        let (shared, layout) = (&self.shared, self.shared.layout);
+        let next = self
+            .segment
+            .map_or(0, |segment| (segment + 1) % layout.segments);
+        let (start, generation) = (layout.start(next), self.generation + 1);
+        write_at(&shared.file, &layout::segment_header(generation), start)?;
+        shared.index().forget_between(start, layout.end(next));
+        (self.segment, self.generation, self.at) = (Some(next), generation, start + HEADER);
+        Ok(())
     }
 }
 
-/// Gives a damaged file another name, under which somebody can look at it.
-fn rename_away(path: &Path, problem: &str) {
+/// Opens or creates a file that no other process has open.
+fn open_file(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false);
+    let file = open_private(path, &mut options)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is no regular file",
+        ));
+    }
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => Err(io::Error::other(
+            "another process has it open; give each server a file of its own, or share answers by --cache-redis",
+        )),
+        // Some network file systems have no locks.
+        Err(fs::TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
+            Ok(file)
+        }
+        Err(fs::TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// Whether a file is not empty and does not begin with the header of a cache file.
+fn is_other_format(file: &File) -> io::Result<bool> {
+    let mut header = [0; HEADER as usize];
+    match read_at(file, &mut header, 0) {
+        Ok(()) => Ok(layout::read_file_header(&header).is_none()),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            Ok(file.metadata()?.len() > 0)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives a file of another format another name, so that nothing is lost.
+fn rename_away(path: &Path) -> io::Result<()> {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".damaged-{}", now.map_or(0, |t| t.as_secs())));
-    let renamed = fs::rename(path, &name);
-    let shown = Path::new(&name).display();
-    match renamed {
-        Ok(()) => tracing::warn!(
-            "the file of the cache `{}` is damaged: {problem}; it is now `{shown}`",
-            path.display()
-        ),
-        Err(error) => tracing::warn!(
-            "the file of the cache `{}` is damaged: {problem}; it cannot be renamed: {error}",
-            path.display()
-        ),
-    }
+    fs::rename(path, &name)?;
+    tracing::warn!(
+        "`{}` is damaged, or no cache file of this version; it is now `{}`",
+        path.display(),
+        Path::new(&name).display()
+    );
+    Ok(())
 }

@@ -69,8 +69,11 @@ pub(super) struct Inside {
 /// How long the engine alone is measured, at most.
 const OFFLINE: f64 = 5.0;
 
+/// Tokens a second of an engine alone, or the reason why they are not known.
+type Offline = Result<f64, String>;
+
 /// A model that is served here, and the tokens a second of its engine alone on lengths of the same distribution.
-pub(super) fn start(args: &super::Args) -> Result<(Inside, f64), Report> {
+pub(super) fn start(args: &super::Args) -> Result<(Inside, Offline), Report> {
     let inside = &args.inside;
     let folder = inside.weights.clone().ok_or_else(|| {
         miette!("--in-process needs --weights, the folder of the model that is asked")
@@ -91,10 +94,11 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, f64), Report> {
                 }
                 None => measure(&engine, &mut session, Duration::from_secs(3))?,
             };
-            (offline(args, &engine, session, &costs)?, Some(costs))
+            (offline(args, &engine, session, &costs), Some(costs))
         }
-        Route::Completions => (steps(args, &folder)?, None),
+        Route::Completions => (steps(args, &folder), None),
     };
+    let offline = offline.map_err(|report| format!("{report:#}"));
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let settings = inside.settings.settings()?;
     let model = Model::open(ModelChoice {
@@ -141,7 +145,7 @@ fn builder(folder: &Path, inside: &InsideOptions) -> Builder {
 /// Tokens a second of steps that as many sequences take together as there are clients, each of a prompt of the mean length.
 fn steps(args: &super::Args, folder: &Path) -> Result<f64, Report> {
     let batch = args.closed.ok_or_else(|| {
-        miette!("--in-process compares completions with steps of as many sequences as there are clients; give their number by --closed")
+        miette!("completions are compared with steps of as many sequences as there are clients; give their number by --closed")
     })?;
     let engine = builder(folder, &args.inside).generating().build()?;
     let lens = lens(args, &engine);
@@ -309,9 +313,13 @@ impl Target for Inside {
             Err(error) => Answered {
                 // As HTTP would have it.
                 status: match &error {
+                    ServeError::Invalid { .. } => 400,
+                    ServeError::NoModel { .. } | ServeError::UnsupportedTask { .. } => 404,
+                    ServeError::TooLong { .. } | ServeError::TooLarge { .. } => 413,
                     ServeError::Overloaded { .. } | ServeError::Hopeless => 429,
+                    ServeError::NotReady { .. } => 503,
                     ServeError::Deadline => 504,
-                    _ => 500,
+                    ServeError::Internal(_) | ServeError::Engine(_) => 500,
                 },
                 problem: Some(error.to_string()),
                 ..Answered::default()

@@ -1,0 +1,37 @@
+//! Reads and writes at a position of a file, from several threads at once.
+
+use std::{fs::File, io};
+
+/// Fills `to` with the bytes at position `at`.
+#[cfg(unix)]
+pub(crate) fn read_at(file: &File, to: &mut [u8], at: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, to, at)
+}
+
+/// Writes `bytes` at position `at`.
+#[cfg(unix)]
+pub(crate) fn write_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(file, bytes, at)
+}
+
+/// Fills `to` with the bytes at position `at`.
+#[cfg(not(unix))]
+pub(crate) fn read_at(file: &File, to: &mut [u8], at: u64) -> io::Result<()> {
+    seek(file, at, |mut file| io::Read::read_exact(&mut file, to))
+}
+
+/// Writes `bytes` at position `at`.
+#[cfg(not(unix))]
+pub(crate) fn write_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
+    seek(file, at, |mut file| io::Write::write_all(&mut file, bytes))
+}
+
+/// Moves the position of the handle, which threads share, before `work`.
+#[cfg(not(unix))]
+fn seek(mut file: &File, at: u64, work: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
+    use std::sync::{Mutex, PoisonError};
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    io::Seek::seek(&mut file, io::SeekFrom::Start(at))?;
+    work(file)
+}

@@ -1,0 +1,147 @@
+//! The bodies of requests and responses on a connection.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use http_body_util::BodyExt;
+use hyper::{
+    Request, Version,
+    body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint},
+    header::EXPECT,
+};
+use tokio::{runtime::Handle, time::timeout};
+
+use super::Body;
+
+/// Bytes of a body that are read and discarded after its request was refused.
+const MAX_DISCARDED: usize = 64 << 20;
+/// Time without any byte after which the rest is not waited for.
+const MAX_PAUSE: Duration = Duration::from_secs(2);
+
+/// The body of a request. What a handler leaves unread is read and discarded beside the response, within a bound of bytes and
+/// time: a client that is still sending when the connection closes gets an error in place of the response.
+pub(super) struct Upload {
+    body: Option<Incoming>,
+    is_read: bool,
+    /// Whether the client sends nothing before it is told to continue.
+    waits: bool,
+    max_time: Duration,
+    is_left: Arc<AtomicBool>,
+}
+
+impl Upload {
+    /// Wraps the body of a request. The rest that a handler leaves is read for `max_time`, and `is_left` tells that there is one.
+    pub fn wrap(
+        request: Request<Incoming>,
+        max_time: Duration,
+        is_left: &Arc<AtomicBool>,
+    ) -> Request<Self> {
+        let waits = request.version() > Version::HTTP_10 && request.headers().contains_key(EXPECT);
+        request.map(|body| Self {
+            is_read: body.is_end_stream(),
+            body: Some(body),
+            waits,
+            max_time,
+            is_left: Arc::clone(is_left),
+        })
+    }
+}
+
+impl HttpBody for Upload {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        self.waits = false;
+        let Some(body) = &mut self.body else {
+            return Poll::Ready(None);
+        };
+        let frame = ready!(Pin::new(body).poll_frame(context));
+        if !matches!(frame, Some(Ok(_))) {
+            self.is_read = true;
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let hint = self.body.as_ref().map(HttpBody::size_hint);
+        hint.unwrap_or_else(|| SizeHint::with_exact(0))
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        let Some(body) = self.body.take() else {
+            return;
+        };
+        if self.is_read || body.is_end_stream() {
+            return;
+        }
+        self.is_left.store(true, Ordering::Relaxed);
+        if let Ok(runtime) = Handle::try_current()
+            && !self.waits
+        {
+            runtime.spawn(timeout(self.max_time, discard(body)));
+        }
+    }
+}
+
+async fn discard(mut body: Incoming) {
+    let mut n_bytes = 0;
+    while let Ok(Some(Ok(frame))) = timeout(MAX_PAUSE, body.frame()).await {
+        n_bytes += frame.data_ref().map_or(0, Bytes::len);
+        if n_bytes > MAX_DISCARDED {
+            return;
+        }
+    }
+}
+
+/// The body of a response, with a token that is dropped when it has been sent.
+pub(super) struct Download {
+    body: Body,
+    _token: Arc<()>,
+}
+
+impl Download {
+    pub fn new(body: Body, token: Arc<()>) -> Self {
+        Self {
+            body,
+            _token: token,
+        }
+    }
+}
+
+impl HttpBody for Download {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,226 @@
+//! The format of a cache file.
+//!
+//! A header is followed by segments of equal size. A segment has a header with its generation, which grows from segment to
+//! segment, and records one after another. A record belongs to a segment only if it has the same generation, so that what an
+//! earlier generation left behind is not read. Every part has a check: a damaged part is skipped, and the rest stays in use.
+
+use sha2::{Digest, Sha256};
+
+use super::super::Key;
+
+/// Granularity of positions and sizes, in bytes.
+pub(super) const UNIT: u64 = 64;
+/// Size of the header of the file, and of the header of a segment.
+pub(super) const HEADER: u64 = UNIT;
+/// Size of the header of a record.
+pub(super) const RECORD: usize = 60;
+/// The smallest record. It bounds the number of records, and with it the memory of the index.
+const MIN_RECORD: u64 = 256;
+/// The index stores positions as 32-bit numbers of units.
+const MAX_FILE: u64 = UNIT << 32;
+const MAGIC: &[u8; 16] = b"gemmule answers\x01";
+const CHECK: usize = 8;
+/// Number of segments of a file that may be large, and of one that may not.
+const MANY_SEGMENTS: u64 = 16;
+const FEW_SEGMENTS: u64 = 4;
+const LARGE_FILE: u64 = 16 << 20;
+
+/// The sizes of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub segment_bytes: u64,
+    pub segments: u64,
+}
+
+/// The header of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    pub generation: u64,
+    pub length: u32,
+    pub key: Key,
+}
+
+impl Layout {
+    /// Smallest size of a file that holds an answer in each of its segments.
+    pub const MIN_BYTES: u64 = HEADER + FEW_SEGMENTS * (HEADER + MIN_RECORD);
+
+    /// The layout of a new file of at most `max_bytes` bytes, which is [`MIN_BYTES`](Self::MIN_BYTES) or more.
+    pub fn new(max_bytes: u64) -> Self {
+        let max_bytes = max_bytes.min(MAX_FILE);
+        let segments = match max_bytes < LARGE_FILE {
+            true => FEW_SEGMENTS,
+            false => MANY_SEGMENTS,
+        };
+        let segment_bytes = (max_bytes - HEADER) / segments / UNIT * UNIT;
+        Self {
+            segment_bytes,
+            segments,
+        }
+    }
+
+    /// The layout of a file whose segments have `segment_bytes` bytes, and that may have `max_bytes` bytes; `None` if it
+    /// would have too few segments or far more than a new one.
+    pub fn existing(segment_bytes: u64, max_bytes: u64) -> Option<Self> {
+        let segments = (max_bytes.min(MAX_FILE) - HEADER).checked_div(segment_bytes)?;
+        let is_suitable = segment_bytes.is_multiple_of(UNIT)
+            && (FEW_SEGMENTS..=4 * MANY_SEGMENTS).contains(&segments);
+        is_suitable.then_some(Self {
+            segment_bytes,
+            segments,
+        })
+    }
+
+    /// Where a segment begins.
+    pub fn start(&self, segment: u64) -> u64 {
+        HEADER + segment * self.segment_bytes
+    }
+
+    pub fn end(&self, segment: u64) -> u64 {
+        self.start(segment + 1)
+    }
+
+    /// Size of the whole file.
+    pub fn file_bytes(&self) -> u64 {
+        self.start(self.segments)
+    }
+}
+
+fn check(kind: u8, bytes: &[u8]) -> [u8; CHECK] {
+    let digest = Sha256::new().chain_update([kind]).chain_update(bytes);
+    let mut check = [0; CHECK];
+    check.copy_from_slice(&digest.finalize()[..CHECK]);
+    check
+}
+
+/// Bytes with a check behind them, filled up with zeros to the size of a header.
+fn with_check(kind: u8, bytes: &[u8]) -> [u8; HEADER as usize] {
+    let mut all = [0; HEADER as usize];
+    all[..bytes.len()].copy_from_slice(bytes);
+    all[bytes.len()..bytes.len() + CHECK].copy_from_slice(&check(kind, bytes));
+    all
+}
+
+/// The number behind `before`, if the check behind it is right.
+fn number(kind: u8, before: &[u8], bytes: &[u8]) -> Option<u64> {
+    let end = before.len() + 8;
+    let is_sound =
+        bytes.starts_with(before) && bytes[end..end + CHECK] == check(kind, &bytes[..end]);
+    let number = bytes[before.len()..end].try_into().ok()?;
+    is_sound.then(|| u64::from_le_bytes(number))
+}
+
+pub(super) fn file_header(layout: &Layout) -> [u8; HEADER as usize] {
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend(layout.segment_bytes.to_le_bytes());
+    with_check(0, &bytes)
+}
+
+/// The size of segments, from the header of a file.
+pub(super) fn read_file_header(bytes: &[u8; HEADER as usize]) -> Option<u64> {
+    number(0, MAGIC, bytes)
+}
+
+pub(super) fn segment_header(generation: u64) -> [u8; HEADER as usize] {
+    with_check(1, &generation.to_le_bytes())
+}
+
+/// The generation of a segment.
+pub(super) fn read_segment_header(bytes: &[u8; HEADER as usize]) -> Option<u64> {
+    number(1, &[], bytes)
+}
+
+impl Record {
+    /// Size of the record with its padding.
+    pub fn size(&self) -> u64 {
+        let bytes = RECORD as u64 + u64::from(self.length);
+        bytes.next_multiple_of(UNIT).max(MIN_RECORD)
+    }
+
+    /// The whole record.
+    pub fn to_bytes(self, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.size() as usize);
+        bytes.extend(self.generation.to_le_bytes());
+        bytes.extend(self.length.to_le_bytes());
+        bytes.extend(self.key);
+        let check = check(2, &bytes);
+        bytes.extend(check);
+        bytes.resize(RECORD, 0);
+        bytes.extend(payload);
+        bytes.resize(self.size() as usize, 0);
+        bytes
+    }
+
+    /// Reads the header of a record.
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        let (fields, rest) = bytes.split_at_checked(44)?;
+        if rest.get(..CHECK)? != check(2, fields) {
+            return None;
+        }
+        Some(Self {
+            generation: u64::from_le_bytes(fields[..8].try_into().ok()?),
+            length: u32::from_le_bytes(fields[8..12].try_into().ok()?),
+            key: fields[12..].try_into().ok()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_never_exceeds_its_size() {
+        for max_bytes in [
+            Layout::MIN_BYTES,
+            Layout::MIN_BYTES + 1,
+            3_000,
+            1 << 20,
+            LARGE_FILE,
+            1 << 30,
+            u64::MAX,
+        ] {
+            let layout = Layout::new(max_bytes);
+            assert!(layout.file_bytes() <= max_bytes.min(MAX_FILE));
+            assert!(layout.segment_bytes >= HEADER + MIN_RECORD);
+            let same = Layout::existing(layout.segment_bytes, max_bytes);
+            assert_eq!(same, Some(layout));
+            assert_eq!(Layout::existing(0, max_bytes), None);
+            assert_eq!(Layout::existing(max_bytes, max_bytes), None);
+        }
+    }
+
+    #[test]
+    fn headers_are_read_as_they_were_written_or_not_at_all() {
+        let layout = Layout::new(1 << 20);
+        let file = file_header(&layout);
+        assert_eq!(read_file_header(&file), Some(layout.segment_bytes));
+        let segment = segment_header(7);
+        assert_eq!(read_segment_header(&segment), Some(7));
+        let record = Record {
+            generation: 7,
+            length: 3,
+            key: [9; 32],
+        };
+        let bytes = record.to_bytes(&[1, 2, 3]);
+        assert_eq!(bytes.len() as u64, record.size());
+        assert_eq!(Record::read(&bytes), Some(record));
+        for at in 0..44 {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1;
+            assert_eq!(Record::read(&damaged), None);
+        }
+        for at in 0..24 {
+            let mut damaged = file;
+            damaged[at] ^= 1;
+            assert_eq!(read_file_header(&damaged), None);
+        }
+        for at in 0..16 {
+            let mut damaged = segment;
+            damaged[at] ^= 1;
+            assert_eq!(read_segment_header(&damaged), None);
+        }
+        // A file that was never written is all zeros.
+        assert_eq!(read_segment_header(&[0; HEADER as usize]), None);
+        assert_eq!(Record::read(&[0; RECORD]), None);
+    }
+}

@@ -1,0 +1,75 @@
+//! Files that others install and deploy from: what they download is pinned, and what they run may do no more than it needs.
+
+use std::{fs, path::Path};
+
+fn read(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).unwrap()
+}
+
+#[test]
+fn packages_are_installed_by_version_and_hash_only() {
+    let makefile = read("Makefile");
+    let flags = makefile.lines().find(|line| line.starts_with("PIP := "));
+    let flags = flags.expect("the Makefile has the arguments of pip");
+    for flag in ["--require-hashes", "--no-deps", "--only-binary :all:"] {
+        assert!(flags.contains(flag), "{flags}");
+    }
+    let installs: Vec<&str> = makefile
+        .lines()
+        .filter(|line| line.contains("pip") || line.contains("$(PIP)"))
+        .filter(|line| !line.starts_with("PIP := "))
+        .collect();
+    assert_eq!(installs.len(), 2, "{installs:#?}");
+    for install in installs {
+        let (_, file) = install.split_once("$(PIP) -r ").expect(install);
+        let text = read(file).replace("\\\n", " ");
+        let pins: Vec<&str> = text
+            .lines()
+            .filter(|line| !line.is_empty() && !line.starts_with('#'))
+            .collect();
+        assert!(pins.len() >= 3, "{file}");
+        for pin in pins {
+            let mut words = pin.split_whitespace();
+            let version = words.next().and_then(|name| name.split_once("=="));
+            assert!(version.is_some(), "{file}: {pin}");
+            let hashes: Vec<&str> = words.collect();
+            assert!(!hashes.is_empty(), "{file}: {pin}");
+            for hash in hashes {
+                let digits = hash.strip_prefix("--hash=sha256:").expect(pin);
+                assert!(digits.len() == 64 && digits.bytes().all(|c| c.is_ascii_hexdigit()));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pod_has_no_token_and_a_network_policy() {
+    let manifest = read("deploy/kubernetes.yaml");
+    let kind = |kind: &str| {
+        let words = format!("\nkind: {kind}\n");
+        let mut found = manifest
+            .split("\n---\n")
+            .filter(|part| part.contains(&words));
+        let first = found.next().unwrap_or_else(|| panic!("there is no {kind}"));
+        assert!(found.next().is_none(), "{kind}");
+        first
+    };
+    let pod = kind("Deployment");
+    for line in [
+        "      automountServiceAccountToken: false\n",
+        "        runAsNonRoot: true\n",
+        "            allowPrivilegeEscalation: false\n",
+        "            readOnlyRootFilesystem: true\n",
+        "            capabilities: { drop: [ALL] }\n",
+    ] {
+        assert!(pod.contains(line), "{line}");
+    }
+    let policy = kind("NetworkPolicy");
+    for line in [
+        "    matchLabels: { app: gemmule }\n",
+        "  policyTypes: [Ingress, Egress]\n",
+        "  egress: []\n",
+    ] {
+        assert!(policy.contains(line), "{line}");
+    }
+}
