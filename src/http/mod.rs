@@ -416,7 +416,7 @@ impl<'a> Asking<'a> {
         let is_raw = openai::wants_raw(request.headers());
         let encoding = Encoding::from_headers(request.headers())?;
         let body = self.body(request).await?;
-        let fields = Fields::read(route, &encoding.decoded(body, self.choice.most_body)?)?;
+        let fields = Fields::read(route, encoding.decoded(body, self.choice.most_body)?)?;
         let left = timeout.saturating_sub(began.elapsed());
         // What is given up cancels what waits for it.
         match tokio::time::timeout(left, self.of_body(route, fields, submit, is_raw)).await {
