@@ -1631,8 +1631,9 @@ fn clients_of_a_byte_now_and_then_and_lists_of_any_length_are_answered() {
     );
     let many = json!({"input": vec!["x"; 100_000], "dimensions": 1});
     let (status, answer) = post(to, "/v1/embeddings", &many);
+    assert_eq!(status, 200, "{answer}");
     let data = answer["data"].as_array().unwrap();
-    assert_eq!((status, data.len()), (200, 100_000));
+    assert_eq!(data.len(), 100_000);
     assert!(
         data.iter()
             .all(|row| row["embedding"] == data[0]["embedding"])
