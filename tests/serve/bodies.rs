@@ -491,7 +491,7 @@ fn gzip_bodies_are_read_within_the_limit_and_other_encodings_are_refused() {
         "{text}"
     );
     assert_eq!(send("/v1/embeddings", "gzip", body.as_bytes()).0, 400);
-    // A hundred times the limit, from a body that is small.
+    // A small body that decompresses to more than the limit.
     let bomb = gzipped(&vec![b' '; 9 << 20]);
     assert!(bomb.len() < 1 << 20);
     let (status, _, text) = send("/v1/embeddings", "gzip", &bomb);
@@ -620,7 +620,7 @@ fn a_text_that_is_too_long_is_cut_where_and_on_the_side_that_is_asked_for() {
     assert_eq!(cut(to, more), of_ids(ids[ids.len() - positions..].to_vec()));
     let more = json!({"inputs": ids, "truncate": true});
     assert_eq!(cut(to, more), of_ids(ids[..positions].to_vec()));
-    // Whether it is cut: the request says, and the server's option where it does not.
+    // The request decides whether a text is cut, and the server's option where the request does not.
     let all = cuts.address();
     for (path, body) in [
         ("/embed", json!({"inputs": text})),
@@ -643,7 +643,7 @@ fn a_text_that_is_too_long_is_cut_where_and_on_the_side_that_is_asked_for() {
         };
         assert_eq!(post(all, path, &with(&body, &never)).0, 413, "{path}");
     }
-    // Of a pair the longer text is cut, on that side, too.
+    // The longer text of a pair is cut on that side, too.
     let pair = |side: &str| {
         let body = json!({
             "query": "tower", "texts": [text], "raw_scores": true, "truncate": true, "truncation_direction": side,
