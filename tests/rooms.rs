@@ -249,9 +249,8 @@ fn every_match_over_storage_types_names_each_of_them() {
     for file in files {
         let text = fs::read_to_string(&file).expect("a source file");
         for (line, arms) in arms(&text) {
-            let is_over_types = |arm: &&str| {
-                arm.starts_with("DType::") || arm.starts_with("Element::")
-            };
+            let is_over_types =
+                |arm: &&str| arm.starts_with("DType::") || arm.starts_with("Element::");
             if arms.iter().any(|arm| is_over_types(&arm)) {
                 n_matches += 1;
                 if arms.iter().any(|arm| arm.starts_with("_ ")) {
@@ -286,7 +285,9 @@ fn comments_and_texts_are_plain_english() {
     sources(&root.join("src"), &mut files);
     sources(&root.join("bench/src"), &mut files);
     templates(&root.join("templates"), &mut files);
-    let texts = files.iter().map(|file| fs::read_to_string(file).expect("a source file"));
+    let texts = files
+        .iter()
+        .map(|file| fs::read_to_string(file).expect("a source file"));
     let text = texts.collect::<String>();
     // Doc comments begin like other comments.
     let text = text.replace("///", "//").replace("//!", "//");

@@ -401,6 +401,11 @@ impl Published {
         }
     }
 
+    /// Sets whether texts that are too long lose their beginning instead of their end.
+    pub(super) fn cut_front(&mut self, cuts_front: bool) {
+        self.limit = self.limit.map(|(limit, _)| (limit, cuts_front));
+    }
+
     /// Tokens of a text, with those around it if they are asked for, cut to the limit.
     pub(super) fn encode(&self, text: &str, adds_special: bool) -> Encoding {
         let mut tokens = self.tokens(text);

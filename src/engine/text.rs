@@ -1,21 +1,22 @@
+mod coder;
+
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
 };
 
 use tokenizers::{
-    EncodeInput, Encoding, InputSequence, NormalizerWrapper, Tokenizer, TruncationDirection,
-    TruncationParams,
+    EncodeInput, Encoding, NormalizerWrapper, Tokenizer, TruncationParams,
     normalizers::{Lowercase, Sequence},
 };
 
 use super::{
-    EngineError, Folder, Prompt,
-    contain::contain,
-    conversation::Conversation,
-    published::{Published, published},
-    words::Words,
+    EngineError, Folder, Prompt, contain::contain, conversation::Conversation,
+    published::published, words::Words,
 };
+pub use coder::CutSide;
+use coder::{Coder, cut_side};
+
 use crate::{
     files::{self, Kind},
     runtime::batch::{Batch, BatchError},
@@ -25,6 +26,10 @@ use crate::{
 /// case, and what stands before them.
 pub struct TextEncoder {
     tokenizer: Coder,
+    /// Copy of the tokenizer that cuts texts on the other side, made when a request asks for it.
+    other_side: OnceLock<Coder>,
+    /// Side on which the tokenizer cuts texts.
+    cut_side: CutSide,
     /// The same one without a limit, made when somebody wants to see all tokens of a text.
     unlimited: OnceLock<Coder>,
     folder: Folder,
@@ -88,55 +93,6 @@ pub struct TextToken {
     pub span: Option<(usize, usize)>,
 }
 
-/// What makes tokens of texts.
-#[derive(Clone)]
-enum Coder {
-    Json(Box<Tokenizer>, Option<Arc<Words>>),
-    Pieces(Box<Published>),
-}
-
-impl Coder {
-    fn encode(&self, input: EncodeInput<'_>, adds_special: bool) -> tokenizers::Result<Encoding> {
-        match self {
-            Self::Json(tokenizer, _) => tokenizer.encode(input, adds_special),
-            Self::Pieces(pieces) => one_text(input).map(|text| pieces.encode(&text, adds_special)),
-        }
-    }
-
-    /// As `encode`, which tokens there are and what was cut off; their names and places are left out where that is faster.
-    fn encode_fast(
-        &self,
-        input: EncodeInput<'_>,
-        adds_special: bool,
-    ) -> tokenizers::Result<Encoding> {
-        let Self::Json(tokenizer, words) = self else {
-            return self.encode(input, adds_special);
-        };
-        let known = words
-            .as_ref()
-            .map(|w| w.encode(tokenizer, &input, adds_special));
-        match known.transpose()?.flatten() {
-            Some(encoding) => Ok(encoding),
-            None => tokenizer.encode_fast(input, adds_special),
-        }
-    }
-
-    fn decode(&self, ids: &[u32], skips_special: bool) -> tokenizers::Result<String> {
-        match self {
-            Self::Json(tokenizer, _) => tokenizer.decode(ids, skips_special),
-            Self::Pieces(pieces) => Ok(pieces.decode(ids, skips_special)?),
-        }
-    }
-}
-
-/// The text of an input that is one.
-fn one_text(input: EncodeInput<'_>) -> tokenizers::Result<String> {
-    match input {
-        EncodeInput::Single(InputSequence::Raw(text)) => Ok(text.into_owned()),
-        _ => Err("its tokenizer, a SentencePiece model for translation, takes no pairs of texts; give one text".into()),
-    }
-}
-
 impl TextEncoder {
     /// Loads `tokenizer.json` of a checkpoint's folder.
     ///
@@ -182,10 +138,8 @@ impl TextEncoder {
             true => folder.limit(inputs.positions)?,
             false => None,
         };
-        let direction = match folder.cuts_the_front()? {
-            true => TruncationDirection::Left,
-            false => TruncationDirection::Right,
-        };
+        let cut_side = cut_side(&folder)?;
+        let direction = cut_side.direction();
         // The tokenizers crate takes some settings as they are and panics on them, here or later.
         let loaded = contain(|| {
             let mut tokenizer = Tokenizer::from_bytes(&bytes)?;
@@ -215,6 +169,8 @@ impl TextEncoder {
         let words = Words::of(&tokenizer).map(Arc::new);
         Ok(Self {
             tokenizer: Coder::Json(Box::new(tokenizer), words),
+            other_side: OnceLock::new(),
+            cut_side,
             unlimited: OnceLock::new(),
             conversation: Conversation::of(&folder)?,
             folder,
@@ -234,14 +190,16 @@ impl TextEncoder {
             });
         }
         let inputs = folder.inputs();
-        let cuts_front = folder.cuts_the_front()?;
+        let cut_side = cut_side(&folder)?;
         let limit = match cuts {
             true => folder.limit(inputs.positions)?,
             false => None,
         };
-        pieces.limit(limit.map(|limit| (limit, cuts_front)));
+        pieces.limit(limit.map(|limit| (limit, cut_side == CutSide::Left)));
         Ok(Self {
             tokenizer: Coder::Pieces(Box::new(pieces)),
+            other_side: OnceLock::new(),
+            cut_side,
             unlimited: OnceLock::new(),
             conversation: Conversation::of(&folder)?,
             folder,
@@ -394,6 +352,11 @@ impl TextEncoder {
         Ok(tokens.collect())
     }
 
+    fn other_side(&self) -> &Coder {
+        self.other_side
+            .get_or_init(|| self.tokenizer.cutting(self.cut_side.other()))
+    }
+
     fn unlimited(&self) -> &Coder {
         self.unlimited.get_or_init(|| {
             let mut tokenizer = self.tokenizer.clone();
@@ -430,13 +393,37 @@ impl TextEncoder {
     /// # Errors
     /// A text that the tokenizer refuses or panics on, and those of [`Folder::prompt`].
     pub fn encode_one(&self, input: Input<'_>, prompt: Prompt) -> Result<Encoded, EngineError> {
-        let prompt = self.folder.prompt(prompt)?;
-        self.coded(0, input, prompt)
+        self.encode_cut(input, prompt, self.cut_side)
     }
 
-    fn coded(&self, index: usize, input: Input<'_>, prompt: &str) -> Result<Encoded, EngineError> {
+    /// As [`encode_one`](Self::encode_one), cutting a text that is too long on the given side.
+    ///
+    /// # Errors
+    /// As `encode_one`.
+    pub fn encode_cut(
+        &self,
+        input: Input<'_>,
+        prompt: Prompt,
+        side: CutSide,
+    ) -> Result<Encoded, EngineError> {
+        let prompt = self.folder.prompt(prompt)?;
+        self.coded(0, input, prompt, side)
+    }
+
+    /// Side on which texts are cut, by the checkpoint's files.
+    pub fn cut_side(&self) -> CutSide {
+        self.cut_side
+    }
+
+    fn coded(
+        &self,
+        index: usize,
+        input: Input<'_>,
+        prompt: &str,
+        side: CutSide,
+    ) -> Result<Encoded, EngineError> {
         if let Some(conversation) = &self.conversation {
-            return self.written_down(conversation, index, input, prompt);
+            return self.written_down(conversation, index, input, prompt, side);
         }
         let input = match (input, prompt) {
             (Input::Pair(..), _) if self.writes => {
@@ -449,7 +436,7 @@ impl TextEncoder {
             (Input::Text(text), _) => EncodeInput::from(format!("{prompt}{text}")),
             (Input::Pair(a, b), _) => EncodeInput::from((format!("{prompt}{a}"), b.to_owned())),
         };
-        let (encoding, is_cut) = self.encoding(index, input, true)?;
+        let (encoding, is_cut) = self.encoding(index, input, true, side)?;
         let types = encoding.get_type_ids();
         let has_types = self.has_segments && types.iter().any(|&t| t != 0);
         Ok(Encoded {
@@ -467,9 +454,10 @@ impl TextEncoder {
         index: usize,
         input: Input<'_>,
         prompt: &str,
+        side: CutSide,
     ) -> Result<Encoded, EngineError> {
         let text = conversation.write(input, prompt)?;
-        let (encoding, is_cut) = self.encoding(index, EncodeInput::from(text), false)?;
+        let (encoding, is_cut) = self.encoding(index, EncodeInput::from(text), false, side)?;
         let mut ids = encoding.get_ids().to_vec();
         if is_cut {
             let whole = |filler| {
@@ -504,8 +492,9 @@ impl TextEncoder {
         index: usize,
         input: EncodeInput<'_>,
         adds_special: bool,
+        side: CutSide,
     ) -> Result<(Encoding, bool), EngineError> {
-        let encoding = self.encoding_of(index, input.clone(), adds_special)?;
+        let mut encoding = self.encoding_of(index, input.clone(), adds_special)?;
         let mut is_cut = !encoding.get_overflowing().is_empty();
         if let Coder::Json(tokenizer, _) = &self.tokenizer
             && let Some(limit) = tokenizer.get_truncation()
@@ -513,9 +502,14 @@ impl TextEncoder {
             && !is_cut
         {
             // The crate stops at the limit, and where no token is added behind it says nothing of what it left out.
+            let input = input.clone();
             let whole =
                 self.contained(index, || self.unlimited().encode_fast(input, adds_special))?;
             is_cut = whole.len() > encoding.len();
+        }
+        if is_cut && side != self.cut_side {
+            let encode = || self.other_side().encode_fast(input, adds_special);
+            encoding = self.contained(index, encode)?;
         }
         Ok((encoding, is_cut))
     }
@@ -556,7 +550,7 @@ impl TextEncoder {
         let prompt = self.folder.prompt(prompt)?;
         let mut all = Vec::new();
         for (index, input) in inputs.enumerate() {
-            let coded = self.coded(index, input, prompt)?;
+            let coded = self.coded(index, input, prompt, self.cut_side)?;
             if coded.is_cut {
                 tracing::warn!(
                     "text {index} is cut to {} tokens, the most that the checkpoint takes",

@@ -402,7 +402,7 @@ impl App {
         let is_left = Arc::new(AtomicBool::new(false));
         let checked = host::check(&request);
         let has_host = checked.is_ok();
-        let (route, ..) = Route::of(request.uri().path());
+        let (route, ..) = Route::of(request.uri().path(), request.method());
         let request = Upload::wrap(request, self.choice.header_time, &is_left);
         let mut response = match checked {
             Ok(()) => Arc::clone(&self).answer(request).await,
@@ -451,7 +451,7 @@ impl App {
                     )
                 })
             }
-            (PATH, method) => Err(Failure::method(method, &Method::POST)),
+            (PATH, method) => Err(Failure::method(method, &[Method::POST])),
             _ => Err(Failure::no_command(PATH)),
         };
         done.unwrap_or_else(|failure| failure.response(Style::OpenAi))
