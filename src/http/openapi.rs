@@ -242,6 +242,10 @@ fn described(route: Route) -> Described {
                 body["properties"]["tools"] =
                     or_null(json!({"type": "array", "items": {"type": "object"}}));
                 body["properties"]["tool_choice"] = only(json!([null, "auto", "none"]));
+                body["properties"]["chat_template_kwargs"] = json!({"type": ["object", "null"]});
+                for name in ["add_generation_prompt", "continue_final_message"] {
+                    body["properties"][name] = or_null(yes_or_no());
+                }
                 body["properties"]["logprobs"] = or_null(yes_or_no());
                 body["properties"]["top_logprobs"] =
                     or_null(json!({"type": "integer", "minimum": 0, "maximum": 20}));

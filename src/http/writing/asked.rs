@@ -9,7 +9,7 @@ use super::super::{
     embeddings::{kind, neutral_only},
     error::Failure,
 };
-use crate::serve::{Message, Tool, Writing};
+use crate::serve::{ChatOptions, Json, Message, Tool, Writing};
 
 #[derive(Deserialize)]
 pub(super) struct Asked {
@@ -40,6 +40,15 @@ pub(super) struct Asked {
     tools: Option<Vec<Tool>>,
     #[serde(default)]
     tool_choice: Value,
+    /// Whether the prompt ends with what begins an answer.
+    #[serde(default)]
+    add_generation_prompt: Option<bool>,
+    /// Whether the model goes on with the last message.
+    #[serde(default)]
+    continue_final_message: Option<bool>,
+    /// Values for the chat template.
+    #[serde(default)]
+    chat_template_kwargs: Option<Json>,
     #[serde(default)]
     stop: Value,
     #[serde(default)]
@@ -72,11 +81,11 @@ pub(super) struct Said {
     content: Value,
     /// For the template: a name, calls of tools, and of which call it is the result.
     #[serde(flatten)]
-    others: Map<String, Value>,
+    others: Json,
 }
 
 /// What would change the result and is not computed, with the value that asks for nothing.
-const NOT_COMPUTED: [(&str, &str); 27] = [
+const NOT_COMPUTED: [(&str, &str); 25] = [
     ("best_of", "1"),
     ("echo", "false"),
     ("suffix", "null"),
@@ -103,8 +112,6 @@ const NOT_COMPUTED: [(&str, &str); 27] = [
     ("guided_choice", "null"),
     ("guided_grammar", "null"),
     ("chat_template", "null"),
-    ("chat_template_kwargs", "null"),
-    ("continue_final_message", "false"),
 ];
 /// Penalties by counts and the bias of a logit at most, as OpenAI has them.
 const MOST_PENALTY: f32 = 2.0;
@@ -248,6 +255,47 @@ impl Asked {
         }
     }
 
+    /// How the conversation is written down. Without options it ends where the model's answer begins.
+    pub fn chat_options(&self) -> Result<ChatOptions, Failure> {
+        let continues = self.continue_final_message.unwrap_or(false);
+        let kwargs = match &self.chat_template_kwargs {
+            None | Some(Json::Null) => Vec::new(),
+            Some(Json::Object(fields)) => fields.clone(),
+            Some(other) => {
+                let name = "chat_template_kwargs";
+                let problem = format!("`{name}` is {}; expected an object", other.kind());
+                return Err(Failure::invalid(name, problem));
+            }
+        };
+        Ok(ChatOptions {
+            tools: self.tools()?.to_vec(),
+            add_generation_prompt: self.add_generation_prompt.unwrap_or(!continues),
+            continue_final_message: continues,
+            kwargs,
+        })
+    }
+
+    /// Refuses options of conversations, for a request that has a prompt.
+    pub fn check_no_conversation(&self) -> Result<(), Failure> {
+        let kwargs = self.chat_template_kwargs.as_ref();
+        let has_kwargs = kwargs.is_some_and(|kwargs| *kwargs != Json::Object(Vec::new()));
+        let given = [
+            ("tools", !self.tools()?.is_empty()),
+            ("chat_template_kwargs", has_kwargs && !kwargs.is_some_and(Json::is_null)),
+            ("continue_final_message", self.continue_final_message == Some(true)),
+            ("add_generation_prompt", self.add_generation_prompt == Some(true)),
+        ];
+        match given.into_iter().find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let problem = format!(
+                    "`{name}` is an option of conversations; ask /v1/chat/completions, or write it into the prompt"
+                );
+                Err(Failure::invalid(name, problem))
+            }
+        }
+    }
+
     pub fn streams(&self) -> bool {
         self.stream == Some(true)
     }
@@ -290,8 +338,12 @@ impl Said {
                 )));
             }
         };
+        let others = match self.others {
+            Json::Object(fields) => fields,
+            _ => Vec::new(),
+        };
         Ok(Message {
-            others: self.others,
+            others,
             ..Message::new(self.role, content)
         })
     }
