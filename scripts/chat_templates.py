@@ -1,5 +1,8 @@
 """Writes tests/references/chat_templates.json: small templates and the text, or error, of transformers.
 
+`conversations` are rendered by `render_jinja_template`. Their messages have the arguments of tool calls as JSON in a string, as OpenAI's
+API has them; transformers is given what the template expects, which `arguments` names: objects or the strings.
+
 Each template is rendered by the environment that `apply_chat_template` uses. Where transformers raises an error, the engine must raise
 one, too. `refused` marks templates that transformers renders and the engine refuses, since it does not support what they use.
 
@@ -9,7 +12,7 @@ one, too. `refused` marks templates that transformers renders and the engine ref
 import json
 from pathlib import Path
 
-from transformers.utils.chat_template_utils import _compile_jinja_template
+from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 VARIABLES = {
     "messages": [
@@ -616,6 +619,34 @@ REFUSED = {
     "list | map('multiply', 2)", "number | items", "'{0[a]} {1.real}'.format({'a': 1}, 2)", "{'get': 5}.get", "text.encode()", "'a\\tb'.expandtabs()", "'abc'.translate({})", "text.istitle()",
 }
 
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"b": [1, 2.50],"a": "<é>", "c": {"d": null}}'}}]}
+USER = {"role": "user", "content": "Hi"}
+EACH = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for t in m.tool_calls %}CALL</{{ m.role }}>\n{% endfor %}{% endfor %}"
+PLAIN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+TRIMMED = PLAIN.replace("m.content", "m.content | trim")
+CONVERSATIONS = [
+    # Llama 3.x
+    ("objects", EACH.replace("CALL", "{{ '{\"name\": \"' + t.function.name + '\", \"parameters\": ' }}{{ t.function.arguments | tojson }}{{ '}' }}"), [USER, CALL], {}),
+    # Qwen3
+    ("objects", EACH.replace("CALL", "{%- if t.function.arguments is string %}{{ t.function.arguments }}{%- else %}{{ t.function.arguments | tojson }}{%- endif %}"), [USER, CALL], {}),
+    # Qwen3-Coder
+    ("objects", EACH.replace("CALL", "{% for k, v in t.function.arguments | items %}<{{ k }}>{{ v | tojson if v is mapping or (v is sequence and v is not string) else v | string }}{% endfor %}"), [USER, CALL], {}),
+    ("objects", EACH.replace("CALL", "{% for k, v in t.function.arguments.items() %}{{ k }}{{ loop.last }}{% endfor %}{{ t.function.arguments.a }}{{ t.function.arguments | length }}{{ 'a' in t.function.arguments }}"), [USER, CALL], {}),
+    # DeepSeek
+    ("strings", EACH.replace("CALL", "{{ '```json\\n' + t['function']['arguments'] + '\\n```' }}"), [USER, CALL], {}),
+    ("strings", EACH.replace("CALL", "{{ t.function.arguments }}{{ t.function.arguments ~ '' }}{{ t.function.arguments | trim }}{{ t.function.arguments.strip() }}{{ '%s' % t.function.arguments }}"), [USER, CALL], {}),
+    ("objects", "{% for m in messages %}{{ m | tojson }}{% endfor %}", [USER, {"role": "assistant", "content": "x", "name": None}], {}),
+    ("objects", "{% for m in messages %}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}", [{"role": "assistant", "content": "x", "reasoning": "why"}], {}),
+    ("objects", PLAIN, [USER], {"add_generation_prompt": True}),
+    ("objects", PLAIN, [USER], {"add_generation_prompt": False}),
+    ("objects", PLAIN + "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}", [USER], {"enable_thinking": False}),
+    ("objects", PLAIN, [USER, {"role": "assistant", "content": "I am "}], {"continue_final_message": True}),
+    ("objects", TRIMMED, [USER, {"role": "assistant", "content": "I am "}], {"continue_final_message": True}),
+    ("objects", TRIMMED, [USER, {"role": "assistant", "content": " I am"}], {"continue_final_message": True}),
+    ("objects", PLAIN.replace("m.content", "m.content | upper"), [USER, {"role": "assistant", "content": "I am"}], {"continue_final_message": True}),
+    ("objects", "{{ messages[0].role }}", [USER], {"continue_final_message": True}),
+]
+
 
 def main() -> None:
     cases = []
@@ -638,8 +669,23 @@ def main() -> None:
         except Exception as error:
             case["error"] = f"{type(error).__name__}: {error}"[:200]
         cases.append(case)
+    conversations = []
+    for arguments, template, messages, options in CONVERSATIONS:
+        case = {"template": template, "messages": messages, "options": options}
+        given = json.loads(json.dumps(messages))
+        for message in given:
+            for key in [key for key, value in message.items() if value is None]:
+                del message[key]
+            for call in message.get("tool_calls", []):
+                if arguments == "objects":
+                    call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        try:
+            case["text"] = render_jinja_template([given], chat_template=template, **options)[0][0]
+        except Exception as error:
+            case["error"] = f"{type(error).__name__}: {error}"[:200]
+        conversations.append(case)
     target = Path(__file__).parent.parent / "tests" / "references" / "chat_templates.json"
-    target.write_text(json.dumps({"variables": VARIABLES, "cases": cases}, ensure_ascii=False, indent=1) + "\n")
+    target.write_text(json.dumps({"variables": VARIABLES, "cases": cases, "conversations": conversations}, ensure_ascii=False, indent=1) + "\n")
     print(len(cases), "templates")
 
 

@@ -42,7 +42,9 @@ impl Args {
                 "got multiple values for keyword argument '{name}'"
             )));
         }
-        self.charge.meter().work(1 + self.named.len() / 4)?;
+        let meter = self.charge.meter();
+        meter.work(1 + self.named.len() / 4)?;
+        meter.scan(name.len())?;
         self.charge.grow(2 * size_of::<(String, Value)>() + name.len())?;
         self.named.push((name.to_owned(), value));
         Ok(())

@@ -55,10 +55,7 @@ impl Machine<'_> {
             return Ok(value);
         }
         let found = match of {
-            Value::Dict(dict) => {
-                self.meter.work(1 + dict.entries.len() / 8)?;
-                dict.field(name).cloned()
-            }
+            Value::Dict(dict) => dict.field(name, &self.meter)?.cloned(),
             _ => None,
         };
         match found {
@@ -71,13 +68,13 @@ impl Machine<'_> {
     pub fn item(&mut self, of: &Value, key: &Value) -> Result<Value> {
         let meter = Rc::clone(&self.meter);
         let found = match of.defined()? {
-            Value::Dict(dict) if key.check_key().is_ok() => dict.get(key, &meter)?.cloned(),
+            Value::Dict(dict) if key.check_key(&meter).is_ok() => dict.get(key, &meter)?.cloned(),
             Value::Seq(seq) if !seq.kind.type_name().starts_with("dict") => {
                 key.int().and_then(|index| seq.at(index).cloned())
             }
             Value::Str(text) => match key.int() {
                 Some(index) => {
-                    meter.scan(text.len())?;
+                    meter.scan(text.len().saturating_mul(6))?;
                     let c = match usize::try_from(index) {
                         Ok(at) => text.chars().nth(at),
                         Err(_) => usize::try_from(index.unsigned_abs())
@@ -131,7 +128,7 @@ impl Machine<'_> {
             Value::Dict(dict) => {
                 // JSON that came as a string has the methods of both.
                 let is_text = dict.source.is_some() && STR.contains(&name);
-                match is_text && dict.field(name).is_none() {
+                match is_text && dict.field(name, &meter)?.is_none() {
                     true => &STR,
                     false => &DICT,
                 }

@@ -1,5 +1,8 @@
 //! Why a template has no text.
 
+/// Max characters of a message.
+const MAX_MESSAGE: usize = 1000;
+
 /// Why a template cannot be parsed or rendered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
@@ -42,9 +45,11 @@ impl Error {
     }
 
     fn new(kind: Kind, message: String) -> Box<Self> {
+        // A message may quote a text of the template.
+        let end = message.char_indices().nth(MAX_MESSAGE);
         Box::new(Self {
             kind,
-            message,
+            message: end.map_or(message.as_str(), |(end, _)| &message[..end]).to_owned(),
             line: None,
         })
     }

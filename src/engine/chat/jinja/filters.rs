@@ -8,7 +8,7 @@ use super::{
     lex::is_space,
     machine::Machine,
     meter::Builder,
-    methods::{cased, dict_method, lines, pad, replace, strip},
+    methods::{cased, dict_method, hold_lines, lines, pad, replace, strip},
     show::{JsonStyle, escape},
     value::{Text, Value},
 };
@@ -34,6 +34,9 @@ impl<'t> Machine<'t> {
             return Err(Error::failed(format!(
                 "the filter `{name}` of text that is marked as safe is not supported"
             )));
+        }
+        if let ("int" | "float", Some(text)) = (name, value.as_text()) {
+            meter.scan(text.len().saturating_mul(16))?;
         }
         match name {
             "default" | "d" => {
@@ -124,12 +127,13 @@ impl<'t> Machine<'t> {
             "trim" => {
                 let [chars] = args.bind(name, ["chars"], 0)?;
                 let text = value.to_text(&meter)?;
-                meter.scan(text.len())?;
+                meter.scan(text.len().saturating_mul(4))?;
                 strip(&text, "strip", chars.as_ref(), &meter)
             }
             "center" => {
                 let [width] = args.bind(name, ["width"], 0)?;
                 let text = value.to_text(&meter)?;
+                meter.scan(text.len().saturating_mul(4))?;
                 pad(&text, name, int_or(width.as_ref(), "width", 80)?, None, &meter)
             }
             "replace" => {
@@ -162,7 +166,7 @@ impl<'t> Machine<'t> {
             "wordcount" => {
                 args.none(name)?;
                 let text = value.to_text(&meter)?;
-                meter.scan(text.len())?;
+                meter.scan(text.len().saturating_mul(16))?;
                 let words = text.split(|c: char| c != '_' && !c.is_alphanumeric());
                 Ok(Value::Int(words.filter(|word| !word.is_empty()).count() as i128))
             }
@@ -275,6 +279,7 @@ fn indent(text: &Rc<Text>, args: Args, machine: &Machine<'_>) -> Result<Value> {
     let mut ended = Builder::new(meter)?;
     ended.push_str(text)?;
     ended.push('\n')?;
+    let _lines = hold_lines(ended.as_str(), meter)?;
     let all = lines(ended.as_str(), false);
     let mut builder = Builder::new(meter)?;
     for (at, line) in all.iter().enumerate() {

@@ -53,6 +53,7 @@ impl Machine<'_> {
         if text.is_markup {
             return Err(wrong("`%` of text that is marked as safe is not supported"));
         }
+        meter.scan(text.len().saturating_mul(4))?;
         let listed: &[Value] = match values {
             Value::Seq(seq) if matches!(seq.kind, SeqKind::Tuple | SeqKind::Group) => &seq.items,
             other => std::slice::from_ref(other),
@@ -70,7 +71,7 @@ impl Machine<'_> {
                 let Value::Dict(dict) = values else {
                     return Err(wrong("format requires a mapping"));
                 };
-                let found = dict.field(&name).cloned();
+                let found = dict.field(&name, &meter)?.cloned();
                 by_name = Some(found.ok_or_else(|| wrong(format!("there is no '{name}'")))?);
             }
             let mut spec = Spec::default();
@@ -124,6 +125,7 @@ impl Machine<'_> {
     /// `text.format(…)`
     pub fn format(&mut self, text: &Rc<Text>, args: Args) -> Result<Value> {
         let meter = Rc::clone(&self.meter);
+        meter.scan(text.len().saturating_mul(4))?;
         let (mut builder, mut automatic) = (Builder::new(&meter)?, 0);
         let mut chars = text.chars().peekable();
         while let Some(c) = chars.next() {

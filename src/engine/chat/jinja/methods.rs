@@ -7,7 +7,7 @@ use super::{
     error::{Error, Result},
     lex::is_space,
     machine::Machine,
-    meter::{Builder, Items, Meter},
+    meter::{Builder, Charge, Items, Meter},
     value::{Dict, Seq, SeqKind, Text, Value},
 };
 
@@ -62,7 +62,8 @@ impl Machine<'_> {
                 "the method `{name}` of text that is marked as safe is not supported"
             )));
         }
-        meter.scan(text.len())?;
+        // Most methods look at each character.
+        meter.scan(text.len().saturating_mul(4))?;
         match name {
             "format" => self.format(text, args),
             "upper" | "lower" | "casefold" | "title" | "capitalize" | "swapcase" => {
@@ -82,6 +83,11 @@ impl Machine<'_> {
                 let separator = separator.filter(|separator| !matches!(separator, Value::None));
                 let n = usize::try_from(int_or(n.as_ref(), "maxsplit", -1)?).unwrap_or(usize::MAX);
                 let separator = separator.map(|one| string(&one, "sep")).transpose()?;
+                let n_parts = match &separator {
+                    Some(separator) if !separator.is_empty() => text.matches(&***separator).count(),
+                    _ => text.matches(is_space).count(),
+                };
+                let _parts = meter.hold((n_parts + 4).saturating_mul(PART))?;
                 let parts = match separator {
                     Some(separator) if separator.is_empty() => {
                         return Err(Error::failed("empty separator"));
@@ -93,6 +99,7 @@ impl Machine<'_> {
             }
             "splitlines" => {
                 let [keeps] = args.bind(name, ["keepends"], 0)?;
+                let _parts = hold_lines(text, &meter)?;
                 texts(lines(text, is_true_or(keeps.as_ref(), false)), &meter)
             }
             "replace" => {
@@ -123,6 +130,7 @@ impl Machine<'_> {
             "find" | "rfind" | "index" | "rindex" | "count" => {
                 let [sub, start, end] = args.bind(name, ["sub", "start", "end"], 1)?;
                 let sub = string(&sub.unwrap_or(Value::None), "sub")?;
+                meter.scan(text.len().saturating_mul(12))?;
                 search(text, name, &sub, [start, end])
             }
             "center" | "ljust" | "rjust" | "zfill" => {
@@ -163,11 +171,25 @@ impl Machine<'_> {
             }
             _ if name.starts_with("is") => {
                 args.none(name)?;
+                meter.scan(text.len().saturating_mul(12))?;
                 is_kind(text, name).map(Value::Bool)
             }
             other => Err(unsupported("str", other)),
         }
     }
+}
+
+/// Bytes of a part of a text while parts are collected: a slice, in a list that may have twice its size.
+const PART: usize = 3 * size_of::<&str>();
+
+/// A charge for the lines of a text.
+pub fn hold_lines(text: &str, meter: &Rc<Meter>) -> Result<Charge> {
+    let n = text.matches(is_line_end).count();
+    meter.hold((n + 4).saturating_mul(PART))
+}
+
+fn is_line_end(c: char) -> bool {
+    matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 
 fn unsupported(kind: &str, name: &str) -> Box<Error> {
@@ -201,7 +223,7 @@ pub fn dict_method(dict: &Rc<Dict>, name: &str, args: Args, meter: &Rc<Meter>) -
         "get" => {
             let [key, default] = args.bind(name, ["key", "default"], 1)?;
             let key = key.unwrap_or(Value::None);
-            key.check_key()?;
+            key.check_key(meter)?;
             let found = dict.get(&key, meter)?.cloned();
             return Ok(found.or(default).unwrap_or(Value::None));
         }
@@ -259,6 +281,7 @@ fn seq_method(seq: &Rc<Seq>, name: &str, args: Args, meter: &Rc<Meter>) -> Resul
 
 /// A text in another case.
 pub fn cased(text: &str, name: &str, meter: &Rc<Meter>) -> Result<Value> {
+    meter.scan(text.len().saturating_mul(16))?;
     let mut builder = Builder::new(meter)?;
     match name {
         "upper" => builder.push_str(&text.to_uppercase())?,
@@ -444,11 +467,8 @@ fn split_spaces(text: &str, n: usize, from_end: bool) -> Vec<&str> {
 
 /// Lines by Python's rules, which know more line ends than a newline.
 pub fn lines(text: &str, keeps_ends: bool) -> Vec<&str> {
-    let is_end = |c: char| {
-        matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')
-    };
     let (mut parts, mut rest) = (Vec::new(), text);
-    while let Some(at) = rest.find(is_end) {
+    while let Some(at) = rest.find(is_line_end) {
         let end = match rest[at..].starts_with("\r\n") {
             true => 2,
             false => rest[at..].chars().next().map_or(1, char::len_utf8),

@@ -267,8 +267,10 @@ pub fn slice(value: &Value, bounds: [Option<i128>; 3], meter: &Rc<Meter>) -> Res
         builder.push_str(&rest[..end])?;
         return Ok(Value::built(builder));
     }
+    let mut charge = meter.hold(0)?;
     while (step > 0 && at < stop) || (step < 0 && at > stop) {
         meter.work(1)?;
+        charge.grow(2 * size_of::<usize>())?;
         places.push(usize::try_from(at).unwrap_or(0));
         at = at.saturating_add(step);
     }
@@ -280,6 +282,8 @@ pub fn slice(value: &Value, bounds: [Option<i128>; 3], meter: &Rc<Meter>) -> Res
         }
         other => {
             let text = other.to_text(meter)?;
+            meter.scan(text.len().saturating_mul(16))?;
+            let _chars = meter.hold(text.len().saturating_mul(size_of::<char>()))?;
             let chars: Vec<char> = text.chars().collect();
             let mut builder = Builder::new(meter)?;
             for at in places {

@@ -119,7 +119,7 @@ impl<'t> Machine<'t> {
                 let (mut keys, mut kept) = (Items::new(&meter)?, Items::new(&meter)?);
                 for item in &value.elements(&meter)?.items {
                     let key = self.sort_key(item, &paths, is_case_sensitive)?;
-                    key.check_key()?;
+                    key.check_key(&meter)?;
                     if !any_equals(keys.as_slice(), &key, &meter)? {
                         keys.push(key)?;
                         kept.push(item.clone())?;
@@ -438,6 +438,7 @@ fn paths(attribute: Option<Value>, is_multiple: bool, meter: &Rc<Meter>) -> Resu
         Some(Value::Str(text)) => text,
         Some(other) => return Ok(vec![vec![other]]),
     };
+    meter.scan(text.len())?;
     let one = |path: &str| {
         let parts = path.split('.').map(|part| match part.parse::<u32>() {
             Ok(index) => Ok(Value::Int(index.into())),

@@ -40,7 +40,7 @@ impl<'t> Machine<'t> {
             "lower" | "upper" => {
                 args.none(name)?;
                 let text = value.to_text(&meter)?;
-                meter.scan(text.len())?;
+                meter.scan(text.len().saturating_mul(12))?;
                 has_case(&text, if name == "lower" { "islower" } else { "isupper" })
             }
             "eq" | "equalto" | "==" => value.equals(&argument(args)?, &meter),

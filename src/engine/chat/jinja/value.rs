@@ -417,10 +417,11 @@ impl Value {
     }
 
     /// Refuses a value that cannot be a key of a dict.
-    pub fn check_key(&self) -> Result<()> {
+    pub fn check_key(&self, meter: &Rc<Meter>) -> Result<()> {
+        meter.work(1)?;
         match self {
             Self::Seq(seq) if matches!(seq.kind, SeqKind::Tuple | SeqKind::Group) => {
-                seq.items.iter().try_for_each(Self::check_key)
+                seq.items.iter().try_for_each(|item| item.check_key(meter))
             }
             Self::Seq(_) | Self::Dict(_) => Err(Error::failed(format!(
                 "unhashable type: '{}'",
@@ -492,7 +493,7 @@ impl Value {
                 other.type_name()
             ))),
             (Self::Dict(dict), key) => {
-                key.check_key()?;
+                key.check_key(meter)?;
                 Ok(dict.get(key, meter)?.is_some())
             }
             (Self::Namespace(_) | Self::None | Self::Bool(_) | Self::Int(_) | Self::Float(_), _) => {
@@ -562,10 +563,10 @@ impl Seq {
 
 impl Dict {
     pub fn get(&self, key: &Value, meter: &Rc<Meter>) -> Result<Option<&Value>> {
-        meter.work(1 + self.entries.len() / 8)?;
         if let Value::Str(key) = key {
-            return Ok(self.field(key));
+            return self.field(key, meter);
         }
+        meter.work(1 + self.entries.len())?;
         for (known, value) in &self.entries {
             if known.equals(key, meter)? {
                 return Ok(Some(value));
@@ -575,12 +576,12 @@ impl Dict {
     }
 
     /// The value of a key that is a text.
-    pub fn field(&self, name: &str) -> Option<&Value> {
+    pub fn field(&self, name: &str, meter: &Rc<Meter>) -> Result<Option<&Value>> {
+        let n = self.entries.len();
+        meter.work(1 + n / 8 + n.saturating_mul(name.len() / 64))?;
         let is_name = |key: &Value| key.as_text().is_some_and(|key| ***key == *name);
-        self.entries
-            .iter()
-            .find(|(key, _)| is_name(key))
-            .map(|(_, value)| value)
+        let mut entries = self.entries.iter();
+        Ok(entries.find(|(key, _)| is_name(key)).map(|(_, value)| value))
     }
 }
 
@@ -591,7 +592,7 @@ pub fn insert(
     value: Value,
     meter: &Rc<Meter>,
 ) -> Result<()> {
-    key.check_key()?;
+    key.check_key(meter)?;
     for (known, old) in entries.iter_mut() {
         if known.equals(&key, meter)? {
             *old = value;
