@@ -65,7 +65,10 @@ fn hostile() -> Vec<(String, &'static [&'static str])> {
         (growing("'ab'", "ns.x * 1000"), either),
         (growing("'aaaaaaaaaa'", "ns.x | replace('a', ns.x)"), either),
         (growing("'aaaaaaaaaa'", "ns.x.replace('a', ns.x)"), either),
-        (growing("['a']", "[ns.x | join(ns.x | join)] + ns.x"), either),
+        (
+            growing("['a']", "[ns.x | join(ns.x | join)] + ns.x"),
+            either,
+        ),
         (growing("'ab'", "'%s%s' | format(ns.x, ns.x)"), either),
         (growing("'ab'", "'{0}{0}'.format(ns.x)"), either),
         (growing("[1]", "[ns.x, ns.x]"), &[DEPTH]),
@@ -76,27 +79,54 @@ fn hostile() -> Vec<(String, &'static [&'static str])> {
         ("{{ '%1000000000d' % 3 }}".to_owned(), either),
         ("{{ '{:1000000000}'.format(3) }}".to_owned(), either),
         ("{{ '%.1000000000f' % 3 }}".to_owned(), &["at most 100"]),
-        ("{{ 'x'.center(10**10) ~ 'x'.ljust(10**10) }}".to_owned(), either),
+        (
+            "{{ 'x'.center(10**10) ~ 'x'.ljust(10**10) }}".to_owned(),
+            either,
+        ),
         ("{{ 'x' | center(10**10) }}".to_owned(), either),
-        ("{{ ('a\\n' * 100000) | indent(100000) }}".to_owned(), either),
+        (
+            "{{ ('a\\n' * 100000) | indent(100000) }}".to_owned(),
+            either,
+        ),
         ("{{ [1] | tojson(indent=10**10) }}".to_owned(), either),
         ("{{ range(9) | batch(10**9, 1) | list }}".to_owned(), either),
         ("{{ range(9) | slice(10**9, 1) | list }}".to_owned(), either),
         ("{{ range(99999) | join('x' * 100000) }}".to_owned(), either),
         ("{{ range(10**9) }}".to_owned(), &["range is too long"]),
-        ("{{ ('a ' * 20000000).split() | length }}".to_owned(), either),
-        ("{{ ('a\\n' * 20000000).splitlines() | length }}".to_owned(), either),
+        (
+            "{{ ('a ' * 20000000).split() | length }}".to_owned(),
+            either,
+        ),
+        (
+            "{{ ('a\\n' * 20000000).splitlines() | length }}".to_owned(),
+            either,
+        ),
         ("{{ ('a' * 20000000) | list | length }}".to_owned(), either),
         ("{{ ('a' * 20000000)[::-1] | length }}".to_owned(), either),
-        ("{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}".to_owned(), &[DEPTH]),
-        ("{% macro m() %}{{ m(*varargs) }}{% endmacro %}{{ m(*range(99999)) }}".to_owned(), &[MEMORY, STEPS, DEPTH]),
-        ("{% for x in [[1]] recursive %}{{ loop([x]) }}{% endfor %}".to_owned(), &[DEPTH]),
+        (
+            "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}".to_owned(),
+            &[DEPTH],
+        ),
+        (
+            "{% macro m() %}{{ m(*varargs) }}{% endmacro %}{{ m(*range(99999)) }}".to_owned(),
+            &[MEMORY, STEPS, DEPTH],
+        ),
+        (
+            "{% for x in [[1]] recursive %}{{ loop([x]) }}{% endfor %}".to_owned(),
+            &[DEPTH],
+        ),
         (on_long_text("{{ a }}"), either),
         (on_long_text("{% set n = namespace(a=1) %}"), either),
         (on_long_text("{% set n = joiner() %}"), either),
     ];
     // Trees whose nodes are shared take time without memory.
-    for use_of in ["ns.x == ns.y", "ns.x | string", "ns.x | tojson", "{ns.x: 1}", "ns.x < ns.y"] {
+    for use_of in [
+        "ns.x == ns.y",
+        "ns.x | string",
+        "ns.x | tojson",
+        "{ns.x: 1}",
+        "ns.x < ns.y",
+    ] {
         let source = format!(
             "{{% set ns = namespace(x=(1,), y=(1,)) %}}{{% for i in range(100) %}}{{% set ns.x = (ns.x, ns.x) %}}{{% set ns.y = (ns.y, ns.y) %}}{{% endfor %}}{{{{ {use_of} }}}}"
         );
@@ -104,13 +134,36 @@ fn hostile() -> Vec<(String, &'static [&'static str])> {
     }
     // Work on a text that leaves nothing behind.
     for expression in [
-        "'y' in a", "a.count('xy')", "a | length", "a | upper", "a is upper", "a[-9999999]",
-        "a[::10000000]", "a.find('y', 3)", "a.strip('yz')", "a | truncate(3)", "a.zfill(3)",
-        "a | int", "a | wordcount", "a | indent", "a.split('y')", "a.isalpha()", "a | title",
-        "a | reverse", "a | tojson", "a == a ~ 'x'", "{a: 1}[a]", "a | replace('y', '')",
-        "range(99999) | sort(reverse=true)", "range(9999) | unique", "a % 1",
+        "'y' in a",
+        "a.count('xy')",
+        "a | length",
+        "a | upper",
+        "a is upper",
+        "a[-9999999]",
+        "a[::10000000]",
+        "a.find('y', 3)",
+        "a.strip('yz')",
+        "a | truncate(3)",
+        "a.zfill(3)",
+        "a | int",
+        "a | wordcount",
+        "a | indent",
+        "a.split('y')",
+        "a.isalpha()",
+        "a | title",
+        "a | reverse",
+        "a | tojson",
+        "a == a ~ 'x'",
+        "{a: 1}[a]",
+        "a | replace('y', '')",
+        "range(99999) | sort(reverse=true)",
+        "range(9999) | unique",
+        "a % 1",
     ] {
-        all.push((on_long_text(&format!("{{% set b = {expression} %}}")), either));
+        all.push((
+            on_long_text(&format!("{{% set b = {expression} %}}")),
+            either,
+        ));
     }
     for (before, n, after) in [
         ("(", 10_000, ")"),

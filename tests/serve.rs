@@ -626,7 +626,9 @@ fn templates_take_options_and_their_refusals_are_plain() {
         let mut body = json!({
             "messages": [{"role": role, "content": "One cold morning"}], "max_tokens": 2, "temperature": 0,
         });
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
         post(to, "/v1/chat/completions", &body)
     };
     let tokens = |more: Value| {
@@ -636,8 +638,14 @@ fn templates_take_options_and_their_refusals_are_plain() {
     };
     let usual = tokens(json!({}));
     assert!(tokens(json!({"chat_template_kwargs": {"enable_thinking": false}})) > usual);
-    assert_eq!(tokens(json!({"chat_template_kwargs": {"enable_thinking": true}})), usual);
-    assert_eq!(tokens(json!({"chat_template_kwargs": null, "continue_final_message": false})), usual);
+    assert_eq!(
+        tokens(json!({"chat_template_kwargs": {"enable_thinking": true}})),
+        usual
+    );
+    assert_eq!(
+        tokens(json!({"chat_template_kwargs": null, "continue_final_message": false})),
+        usual
+    );
     assert!(tokens(json!({"add_generation_prompt": false})) < usual);
     let continued = tokens(json!({"continue_final_message": true}));
     assert!(continued < usual);
@@ -645,9 +653,7 @@ fn templates_take_options_and_their_refusals_are_plain() {
         tokens(json!({"continue_final_message": true, "add_generation_prompt": false})),
         continued
     );
-    let call = |calls: Value| {
-        json!({"messages": [{"role": "assistant", "content": null, "tool_calls": calls}]})
-    };
+    let call = |calls: Value| json!({"messages": [{"role": "assistant", "content": null, "tool_calls": calls}]});
     assert!(tokens(call(json!([]))) < usual);
     let calls = json!([{"type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]);
     let as_text = tokens(call(calls));
@@ -699,7 +705,10 @@ fn templates_take_options_and_their_refusals_are_plain() {
     }
     let prompt = json!({"prompt": "One", "continue_final_message": true});
     let (status, told) = post(to, "/v1/completions", &prompt);
-    assert_eq!((status, &told["error"]["param"]), (400, &json!("continue_final_message")));
+    assert_eq!(
+        (status, &told["error"]["param"]),
+        (400, &json!("continue_final_message"))
+    );
     server.shut_down(Duration::ZERO);
 }
 

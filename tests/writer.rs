@@ -487,10 +487,19 @@ fn a_chat_template_writes_the_question_and_the_answer_alone_is_printed() {
     std::fs::write(file, template).expect("it is written");
     let kwargs = "--chat-template-kwargs";
     let given = ["generate", "--chat", "--prompt", prompt, kwargs];
-    assert_eq!(answer(&[&given[..], &[r#"{"plain": true}"#]].concat()), asked);
+    assert_eq!(
+        answer(&[&given[..], &[r#"{"plain": true}"#]].concat()),
+        asked
+    );
     for (text, expected) in [
-        ("{}", "the model's chat template refuses the conversation: not plain"),
-        ("3", "--chat-template-kwargs is a number; expected a JSON object"),
+        (
+            "{}",
+            "the model's chat template refuses the conversation: not plain",
+        ),
+        (
+            "3",
+            "--chat-template-kwargs is a number; expected a JSON object",
+        ),
         ("{", "--chat-template-kwargs is no JSON"),
     ] {
         let output = from(folder.path(), &[&given[..], &[text]].concat());

@@ -181,8 +181,13 @@ fn kwargs(text: Option<&str>) -> Result<Vec<(String, Json)>, Report> {
     let expected = "expected a JSON object such as '{\"enable_thinking\": false}'";
     match serde_json::from_str(text) {
         Ok(Json::Object(fields)) => Ok(fields),
-        Ok(other) => Err(miette!("--chat-template-kwargs is {}; {expected}", other.kind())),
-        Err(e) => Err(miette!("--chat-template-kwargs is no JSON ({e}); {expected}")),
+        Ok(other) => Err(miette!(
+            "--chat-template-kwargs is {}; {expected}",
+            other.kind()
+        )),
+        Err(e) => Err(miette!(
+            "--chat-template-kwargs is no JSON ({e}); {expected}"
+        )),
     }
 }
 

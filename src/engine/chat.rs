@@ -119,9 +119,9 @@ impl ChatTemplate {
             (Some(template), _) if !tools.is_empty() => template,
             (_, Some(template)) => template,
             (_, None) => {
-                return Err(self.broken(
-                    "it has several templates and none is named `default`".to_owned(),
-                ));
+                return Err(
+                    self.broken("it has several templates and none is named `default`".to_owned())
+                );
             }
         };
         let mut messages: Vec<Json> = messages.iter().map(Message::to_json).collect();
@@ -216,7 +216,10 @@ impl ChatTemplate {
         let named = |(name, value): &'_ (String, Json)| (name.clone(), value.clone());
         let rest: Vec<(String, Json)> = others.iter().chain(&self.tokens).map(named).collect();
         let mut variables = own.to_vec();
-        variables.extend(rest.iter().map(|(name, value)| (&**name, Variable::Json(value))));
+        variables.extend(
+            rest.iter()
+                .map(|(name, value)| (&**name, Variable::Json(value))),
+        );
         // As in transformers, documents are `none` where there are none.
         variables.push(("documents", Variable::Json(&Json::Null)));
         let rendered = on_own_stack(|| template.render(&variables, LIMITS));

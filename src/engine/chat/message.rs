@@ -32,7 +32,9 @@ impl Message {
     pub(super) fn to_json(&self) -> Json {
         let reasoning = REASONING.iter().find_map(|name| {
             let found = self.others.iter().find(|(known, _)| known == name);
-            found.map(|(_, value)| value).filter(|value| !value.is_null())
+            found
+                .map(|(_, value)| value)
+                .filter(|value| !value.is_null())
         });
         let has = |name: &str| self.others.iter().any(|(known, _)| known == name);
         let mut fields = Vec::with_capacity(self.others.len() + 4);

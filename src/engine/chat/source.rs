@@ -50,7 +50,10 @@ impl Sources {
         };
         let mut default = read("chat_template.jinja")?;
         let mut tool_use = read("additional_chat_templates/tool_use.jinja")?;
-        let mut file = default.as_ref().map_or(folder, |source| &source.file).to_owned();
+        let mut file = default
+            .as_ref()
+            .map_or(folder, |source| &source.file)
+            .to_owned();
         if default.is_none() && tool_use.is_none() {
             let named = |text: &str| Source {
                 file: config.clone(),
@@ -61,9 +64,8 @@ impl Sources {
                 Some(Json::String(text)) => default = Some(named(text)),
                 Some(Json::Array(several)) => {
                     let by_name = |name: &str| {
-                        let is_named = |one: &&Json| {
-                            one.get("name").and_then(Json::as_str) == Some(name)
-                        };
+                        let is_named =
+                            |one: &&Json| one.get("name").and_then(Json::as_str) == Some(name);
                         let found = several.iter().find(is_named)?;
                         found.get("template").and_then(Json::as_str).map(named)
                     };
@@ -71,7 +73,8 @@ impl Sources {
                     if default.is_none() && tool_use.is_none() {
                         return Err(broken(
                             &config,
-                            "`chat_template` is a list without a template named `default`".to_owned(),
+                            "`chat_template` is a list without a template named `default`"
+                                .to_owned(),
                         ));
                     }
                 }

@@ -70,8 +70,7 @@ fn what_is_wrong_with_a_template_is_said_with_its_line() {
         "the model's chat template refuses the conversation: no role robot"
     );
     assert!(problem(&[("chat_template.jinja", "\n{% for %}")]).contains("line 2"));
-    let endless =
-        "{% for i in range(9999) %}{% for j in range(9999) %}x{% endfor %}{% endfor %}";
+    let endless = "{% for i in range(9999) %}{% for j in range(9999) %}x{% endfor %}{% endfor %}";
     assert!(problem(&[("chat_template.jinja", endless)]).contains("more than 8388608 steps"));
     assert!(problem(&[("tokenizer_config.json", "{")]).starts_with("it is no JSON"));
 }
@@ -119,7 +118,9 @@ fn tools_are_written_down_as_python_does_where_the_template_takes_them() {
     .unwrap();
     let mut messages = conversation();
     let call = serde_json::json!([{"function": {"name": "weather", "arguments": "{}"}}]);
-    messages[1].others.push(("tool_calls".to_owned(), call.into()));
+    messages[1]
+        .others
+        .push(("tool_calls".to_owned(), call.into()));
     let options = ChatOptions {
         tools,
         ..ChatOptions::default()
@@ -333,10 +334,15 @@ fn a_conversation_that_is_not_written_down_is_refused_with_the_field() {
         )
     );
     assert_eq!(
-        problem("{{ raise_exception('System role not supported') }}", &[], &usual),
+        problem(
+            "{{ raise_exception('System role not supported') }}",
+            &[],
+            &usual
+        ),
         (
             "messages".to_owned(),
-            "the model's chat template refuses the conversation: System role not supported".to_owned()
+            "the model's chat template refuses the conversation: System role not supported"
+                .to_owned()
         )
     );
     assert_eq!(
@@ -381,7 +387,10 @@ fn a_template_for_tools_is_used_for_tools() {
         "tokenizer_config.json",
         r#"{"chat_template": [{"name": "rag", "template": "x"}]}"#,
     )]);
-    let refused = ChatTemplate::open(unnamed.path()).err().unwrap().to_string();
+    let refused = ChatTemplate::open(unnamed.path())
+        .err()
+        .unwrap()
+        .to_string();
     assert!(
         refused.ends_with("`chat_template` is a list without a template named `default`"),
         "{refused}"
@@ -399,7 +408,10 @@ fn limits_hold_at_their_values() {
         steps: 1000,
         depth: 50,
     };
-    assert_eq!(render("{{ 'x' * 1000 }}", small).map(|text| text.len()), Ok(1000));
+    assert_eq!(
+        render("{{ 'x' * 1000 }}", small).map(|text| text.len()),
+        Ok(1000)
+    );
     let steps = "rendering takes more than 1000 steps, the limit for one conversation";
     assert_eq!(render("{{ 'x' * 100000 }}", small), Err(steps.to_owned()));
     let large = Limits {

@@ -281,9 +281,18 @@ impl Asked {
         let has_kwargs = kwargs.is_some_and(|kwargs| *kwargs != Json::Object(Vec::new()));
         let given = [
             ("tools", !self.tools()?.is_empty()),
-            ("chat_template_kwargs", has_kwargs && !kwargs.is_some_and(Json::is_null)),
-            ("continue_final_message", self.continue_final_message == Some(true)),
-            ("add_generation_prompt", self.add_generation_prompt == Some(true)),
+            (
+                "chat_template_kwargs",
+                has_kwargs && !kwargs.is_some_and(Json::is_null),
+            ),
+            (
+                "continue_final_message",
+                self.continue_final_message == Some(true),
+            ),
+            (
+                "add_generation_prompt",
+                self.add_generation_prompt == Some(true),
+            ),
         ];
         match given.into_iter().find(|(_, is_given)| *is_given) {
             None => Ok(()),

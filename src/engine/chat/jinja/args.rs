@@ -28,7 +28,8 @@ impl Args {
     /// The same arguments once more.
     pub fn copy(&self, meter: &Rc<Meter>) -> Result<Self> {
         let mut copy = Self::new(meter)?;
-        copy.positional.extend(self.positional.as_slice().iter().cloned())?;
+        copy.positional
+            .extend(self.positional.as_slice().iter().cloned())?;
         for (name, value) in &self.named {
             copy.name(name, value.clone())?;
         }
@@ -45,7 +46,8 @@ impl Args {
         let meter = self.charge.meter();
         meter.work(1 + self.named.len() / 4)?;
         meter.scan(name.len())?;
-        self.charge.grow(2 * size_of::<(String, Value)>() + name.len())?;
+        self.charge
+            .grow(2 * size_of::<(String, Value)>() + name.len())?;
         self.named.push((name.to_owned(), value));
         Ok(())
     }

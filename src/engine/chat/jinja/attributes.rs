@@ -10,15 +10,65 @@ use super::{
 
 /// Attributes of Python's types, apart from those with underscores.
 const STR: [&str; 47] = [
-    "capitalize", "casefold", "center", "count", "encode", "endswith", "expandtabs", "find",
-    "format", "format_map", "index", "isalnum", "isalpha", "isascii", "isdecimal", "isdigit",
-    "isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper", "join",
-    "ljust", "lower", "lstrip", "maketrans", "partition", "removeprefix", "removesuffix",
-    "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "split", "splitlines",
-    "startswith", "strip", "swapcase", "title", "translate", "upper", "zfill",
+    "capitalize",
+    "casefold",
+    "center",
+    "count",
+    "encode",
+    "endswith",
+    "expandtabs",
+    "find",
+    "format",
+    "format_map",
+    "index",
+    "isalnum",
+    "isalpha",
+    "isascii",
+    "isdecimal",
+    "isdigit",
+    "isidentifier",
+    "islower",
+    "isnumeric",
+    "isprintable",
+    "isspace",
+    "istitle",
+    "isupper",
+    "join",
+    "ljust",
+    "lower",
+    "lstrip",
+    "maketrans",
+    "partition",
+    "removeprefix",
+    "removesuffix",
+    "replace",
+    "rfind",
+    "rindex",
+    "rjust",
+    "rpartition",
+    "rsplit",
+    "rstrip",
+    "split",
+    "splitlines",
+    "startswith",
+    "strip",
+    "swapcase",
+    "title",
+    "translate",
+    "upper",
+    "zfill",
 ];
 const DICT: [&str; 11] = [
-    "clear", "copy", "fromkeys", "get", "items", "keys", "pop", "popitem", "setdefault", "update",
+    "clear",
+    "copy",
+    "fromkeys",
+    "get",
+    "items",
+    "keys",
+    "pop",
+    "popitem",
+    "setdefault",
+    "update",
     "values",
 ];
 const LIST: [&str; 11] = [
@@ -29,23 +79,67 @@ const TUPLE: [&str; 2] = ["count", "index"];
 const RANGE: [&str; 5] = ["count", "index", "start", "step", "stop"];
 const VIEW: [&str; 2] = ["isdisjoint", "mapping"];
 const NUMBER: [&str; 13] = [
-    "as_integer_ratio", "bit_count", "bit_length", "conjugate", "denominator", "from_bytes",
-    "from_number", "fromhex", "hex", "imag", "is_integer", "numerator", "real",
+    "as_integer_ratio",
+    "bit_count",
+    "bit_length",
+    "conjugate",
+    "denominator",
+    "from_bytes",
+    "from_number",
+    "fromhex",
+    "hex",
+    "imag",
+    "is_integer",
+    "numerator",
+    "real",
 ];
 const GENERATOR: [&str; 8] = [
-    "close", "gi_code", "gi_frame", "gi_running", "gi_suspended", "gi_yieldfrom", "send", "throw",
+    "close",
+    "gi_code",
+    "gi_frame",
+    "gi_running",
+    "gi_suspended",
+    "gi_yieldfrom",
+    "send",
+    "throw",
 ];
 const MACRO: [&str; 6] = [
-    "arguments", "caller", "catch_kwargs", "catch_varargs", "explicit_caller", "name",
+    "arguments",
+    "caller",
+    "catch_kwargs",
+    "catch_varargs",
+    "explicit_caller",
+    "name",
 ];
 const LOOP: [&str; 14] = [
-    "changed", "cycle", "depth", "depth0", "first", "index", "index0", "last", "length",
-    "nextitem", "previtem", "revindex", "revindex0", "iterable",
+    "changed",
+    "cycle",
+    "depth",
+    "depth0",
+    "first",
+    "index",
+    "index0",
+    "last",
+    "length",
+    "nextitem",
+    "previtem",
+    "revindex",
+    "revindex0",
+    "iterable",
 ];
 /// Attributes that change a list or dict, which the sandbox refuses.
 const MUTATING: [&str; 11] = [
-    "append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault",
-    "sort", "update",
+    "append",
+    "clear",
+    "extend",
+    "insert",
+    "pop",
+    "popitem",
+    "remove",
+    "reverse",
+    "setdefault",
+    "sort",
+    "update",
 ];
 
 impl Machine<'_> {
@@ -210,11 +304,7 @@ fn object_name(of: &Value) -> String {
     }
 }
 
-fn loop_attribute(
-    state: &LoopState,
-    name: &str,
-    machine: &Machine<'_>,
-) -> Result<Option<Value>> {
+fn loop_attribute(state: &LoopState, name: &str, machine: &Machine<'_>) -> Result<Option<Value>> {
     let (at, n) = (state.index.get(), state.items.items.len());
     let whole = |value: usize| Ok(Some(Value::Int(value as i128)));
     let item = |found: Option<&Value>, missing: &str| match found {

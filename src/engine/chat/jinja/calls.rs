@@ -60,11 +60,16 @@ impl<'t> Machine<'t> {
                 Ok(Value::Namespace(place))
             }
             Global::Cycler => {
-                let Args { positional, named, .. } = args;
+                let Args {
+                    positional, named, ..
+                } = args;
                 if positional.as_slice().is_empty() || !named.is_empty() {
-                    return Err(Error::failed("at least one item has to be provided to cycler"));
+                    return Err(Error::failed(
+                        "at least one item has to be provided to cycler",
+                    ));
                 }
-                self.cyclers.push((Rc::new(Seq::new(SeqKind::Tuple, positional)?), 0));
+                self.cyclers
+                    .push((Rc::new(Seq::new(SeqKind::Tuple, positional)?), 0));
                 Ok(Value::Cycler(self.cyclers.len() - 1))
             }
             Global::Joiner => {
@@ -83,7 +88,9 @@ impl<'t> Machine<'t> {
             Global::RaiseException => {
                 let [message] = args.bind("raise_exception", ["message"], 1)?;
                 let message = message.unwrap_or(Value::None).to_text(&meter)?;
-                Err(Error::refused(message.chars().take(1000).collect::<String>()))
+                Err(Error::refused(
+                    message.chars().take(1000).collect::<String>(),
+                ))
             }
             Global::StrftimeNow => {
                 let [format] = args.bind("strftime_now", ["format"], 1)?;
@@ -104,17 +111,19 @@ impl<'t> Machine<'t> {
 
 fn range(args: Args, meter: &Rc<Meter>) -> Result<Value> {
     let [first, second, third] = args.bind("range", ["start", "stop", "step"], 1)?;
-    let whole = |value: &Option<Value>, default: i128| {
-        int_or(value.as_ref(), "range", default)
-    };
+    let whole = |value: &Option<Value>, default: i128| int_or(value.as_ref(), "range", default);
     let (start, stop) = match second.is_some() {
         true => (whole(&first, 0)?, whole(&second, 0)?),
         false => (0, whole(&first, 0)?),
     };
     let step = whole(&third, 1)?;
-    let far = [start, stop, step].iter().any(|n| n.unsigned_abs() > 1 << 100);
+    let far = [start, stop, step]
+        .iter()
+        .any(|n| n.unsigned_abs() > 1 << 100);
     if step == 0 || far {
-        return Err(Error::failed("range() arg 3 must not be zero, nor any arg beyond 100 bits"));
+        return Err(Error::failed(
+            "range() arg 3 must not be zero, nor any arg beyond 100 bits",
+        ));
     }
     let n = match step > 0 {
         true => (stop - start + step - 1) / step,
@@ -138,7 +147,9 @@ fn entries(args: Args, callee: &str, meter: &Rc<Meter>) -> Result<Vec<(Value, Va
         [] => {}
         [Value::Dict(dict)] => entries.extend(dict.entries.iter().cloned()),
         [Value::Namespace(_)] => {
-            return Err(Error::failed(format!("{callee} of a namespace is not supported")));
+            return Err(Error::failed(format!(
+                "{callee} of a namespace is not supported"
+            )));
         }
         [pairs] => {
             for pair in &pairs.defined()?.elements(meter)?.items {

@@ -49,7 +49,9 @@ impl Error {
         let end = message.char_indices().nth(MAX_MESSAGE);
         Box::new(Self {
             kind,
-            message: end.map_or(message.as_str(), |(end, _)| &message[..end]).to_owned(),
+            message: end
+                .map_or(message.as_str(), |(end, _)| &message[..end])
+                .to_owned(),
             line: None,
         })
     }

@@ -15,12 +15,30 @@ use super::{
 
 /// Filters of jinja2 that are not supported.
 const UNSUPPORTED: [&str; 8] = [
-    "filesizeformat", "pprint", "random", "striptags", "urlencode", "urlize", "wordwrap", "xmlattr",
+    "filesizeformat",
+    "pprint",
+    "random",
+    "striptags",
+    "urlencode",
+    "urlize",
+    "wordwrap",
+    "xmlattr",
 ];
 /// Filters that take text that is marked as safe.
 const TAKES_MARKUP: [&str; 13] = [
-    "safe", "escape", "e", "forceescape", "string", "tojson", "length", "count", "default", "d",
-    "list", "first", "last",
+    "safe",
+    "escape",
+    "e",
+    "forceescape",
+    "string",
+    "tojson",
+    "length",
+    "count",
+    "default",
+    "d",
+    "list",
+    "first",
+    "last",
 ];
 
 impl<'t> Machine<'t> {
@@ -134,7 +152,13 @@ impl<'t> Machine<'t> {
                 let [width] = args.bind(name, ["width"], 0)?;
                 let text = value.to_text(&meter)?;
                 meter.scan(text.len().saturating_mul(4))?;
-                pad(&text, name, int_or(width.as_ref(), "width", 80)?, None, &meter)
+                pad(
+                    &text,
+                    name,
+                    int_or(width.as_ref(), "width", 80)?,
+                    None,
+                    &meter,
+                )
             }
             "replace" => {
                 let [old, new, count] = args.bind(name, ["old", "new", "count"], 2)?;
@@ -168,7 +192,9 @@ impl<'t> Machine<'t> {
                 let text = value.to_text(&meter)?;
                 meter.scan(text.len().saturating_mul(16))?;
                 let words = text.split(|c: char| c != '_' && !c.is_alphanumeric());
-                Ok(Value::Int(words.filter(|word| !word.is_empty()).count() as i128))
+                Ok(Value::Int(
+                    words.filter(|word| !word.is_empty()).count() as i128
+                ))
             }
             other if UNSUPPORTED.contains(&other) => Err(Error::failed(format!(
                 "the filter `{other}` is not supported in chat templates"
@@ -222,15 +248,18 @@ fn round(value: &Value, args: Args) -> Result<Value> {
             .filter(|name| ["common", "ceil", "floor"].contains(name))
             .ok_or_else(|| Error::failed("method must be common, ceil or floor"))
     })?;
-    let number = value.defined()?.number().ok_or_else(|| {
-        Error::failed(format!("'{}' cannot be rounded", value.type_name()))
-    })?;
+    let number = value
+        .defined()?
+        .number()
+        .ok_or_else(|| Error::failed(format!("'{}' cannot be rounded", value.type_name())))?;
     let places = i32::try_from(precision).unwrap_or(400).clamp(-400, 400);
     let scale = 10_f64.powi(places);
     Ok(match (method, value.int()) {
         ("common", Some(whole)) if places >= 0 => Value::Int(whole),
         ("common", Some(_)) => {
-            return Err(Error::failed("rounding whole numbers to tens is not supported"));
+            return Err(Error::failed(
+                "rounding whole numbers to tens is not supported",
+            ));
         }
         // The digits of the decimal text are those that Python rounds, ties to even.
         ("common", None) if (0..=100).contains(&places) => {
@@ -313,13 +342,18 @@ fn truncate(text: &Rc<Text>, args: Args, machine: &Machine<'_>) -> Result<Value>
     let kept = length - end.chars().count() as i128;
     if kept < 0 || leeway < 0 {
         let least = length - kept;
-        return Err(Error::failed(format!("expected length >= {least}, got {length}")));
+        return Err(Error::failed(format!(
+            "expected length >= {least}, got {length}"
+        )));
     }
     if text.chars().count() as i128 <= length.saturating_add(leeway) {
         return Ok(Value::Str(Rc::clone(text)));
     }
     let kept = usize::try_from(kept).unwrap_or(usize::MAX);
-    let bytes = text.char_indices().nth(kept).map_or(text.len(), |(at, _)| at);
+    let bytes = text
+        .char_indices()
+        .nth(kept)
+        .map_or(text.len(), |(at, _)| at);
     let mut left = &text[..bytes];
     if !is_true_or(kills.as_ref(), false) {
         left = left.rsplit_once(' ').map_or(left, |(before, _)| before);

@@ -117,7 +117,9 @@ impl Machine<'_> {
             spec.percent(&value, &mut builder, &meter)?;
         }
         if next.next().is_some() && !matches!(values, Value::Dict(_)) {
-            return Err(wrong("not all arguments converted during string formatting"));
+            return Err(wrong(
+                "not all arguments converted during string formatting",
+            ));
         }
         Ok(Value::built(builder))
     }
@@ -144,7 +146,10 @@ impl Machine<'_> {
                     }
                     let value = self.field(&field, &args, &mut automatic)?;
                     let spec = field.split_once(':').map_or("", |(_, spec)| spec);
-                    let conversion = field.split(':').next().and_then(|name| name.split_once('!'));
+                    let conversion = field
+                        .split(':')
+                        .next()
+                        .and_then(|name| name.split_once('!'));
                     let value = match conversion {
                         None => value,
                         Some((_, "s")) => Value::Str(value.to_text(&meter)?),
@@ -279,7 +284,9 @@ impl Spec {
             }
             (Value::Str(text), None | Some('s')) => {
                 if self.align == Some('=') {
-                    return Err(wrong("'=' alignment not allowed in string format specifier"));
+                    return Err(wrong(
+                        "'=' alignment not allowed in string format specifier",
+                    ));
                 }
                 self.text(text, to)
             }
@@ -363,7 +370,9 @@ impl Spec {
 
 /// Digits in groups of three before the point.
 fn with_commas(digits: &str) -> String {
-    let whole = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    let whole = digits
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(digits.len());
     let mut text = String::new();
     for (at, c) in digits.char_indices() {
         if at > 0 && at < whole && (whole - at) % 3 == 0 {

@@ -92,7 +92,10 @@ impl<'s> Lexer<'s> {
             self.skip(rest.len());
             return Ok(());
         };
-        let (kind, sign) = (rest.as_bytes()[at + 1], rest.as_bytes().get(at + 2).copied());
+        let (kind, sign) = (
+            rest.as_bytes()[at + 1],
+            rest.as_bytes().get(at + 2).copied(),
+        );
         let sign = sign.filter(|c| matches!(c, b'-' | b'+'));
         let data = self.before_tag(&rest[..at], sign, kind == b'{');
         if !data.is_empty() {
@@ -304,7 +307,10 @@ impl<'s> Lexer<'s> {
                         'U' => 8,
                         '0'..='7' => {
                             let rest = &self.rest()[at..];
-                            let n = rest.bytes().take(3).take_while(|b| (b'0'..=b'7').contains(b));
+                            let n = rest
+                                .bytes()
+                                .take(3)
+                                .take_while(|b| (b'0'..=b'7').contains(b));
                             let n = n.count();
                             let code = u32::from_str_radix(&rest[..n], 8).unwrap_or(0);
                             text.push(char::from_u32(code).unwrap_or('\u{fffd}'));
@@ -338,7 +344,10 @@ impl<'s> Lexer<'s> {
                         'v' => text.push('\x0b'),
                         '\\' | '\'' | '"' => text.push(c),
                         '\n' => {}
-                        'N' => return self.failed("`\\N{…}` in a text is not supported; write the character"),
+                        'N' => {
+                            return self
+                                .failed("`\\N{…}` in a text is not supported; write the character");
+                        }
                         other => text.extend(['\\', other]),
                     }
                 }

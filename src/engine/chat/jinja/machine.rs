@@ -71,7 +71,9 @@ impl<'t> Machine<'t> {
             scopes: vec![Scope {
                 id: 0,
                 parent: None,
-                names: names.map(|(name, value)| (Cow::Owned(name), value)).collect(),
+                names: names
+                    .map(|(name, value)| (Cow::Owned(name), value))
+                    .collect(),
             }],
             free: Vec::new(),
             scope: 0,
@@ -162,7 +164,11 @@ impl<'t> Machine<'t> {
                     let name = Value::text(&self.meter, attribute)?;
                     self.set_attribute(place, name, value)?;
                 }
-                _ => return Err(Error::failed("cannot assign attribute on non-namespace object")),
+                _ => {
+                    return Err(Error::failed(
+                        "cannot assign attribute on non-namespace object",
+                    ));
+                }
             },
             Target::Tuple(targets) => {
                 let seq = value.elements(&self.meter)?;
@@ -286,9 +292,8 @@ impl<'t> Machine<'t> {
     }
 
     fn captured_body(&mut self, body: &'t [Node], filters: &'t [Filter]) -> Result<Value> {
-        let mut value = self.captured(|machine| {
-            machine.scoped(machine.scope, |machine| machine.nodes(body))
-        })?;
+        let mut value =
+            self.captured(|machine| machine.scoped(machine.scope, |machine| machine.nodes(body)))?;
         for filter in filters {
             let args = self.arguments(&filter.arguments)?;
             value = self.filter(&filter.name, value, args)?;

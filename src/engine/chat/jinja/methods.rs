@@ -137,7 +137,13 @@ impl Machine<'_> {
                 let [width, fill] = args.bind(name, ["width", "fillchar"], 1)?;
                 let width = int_or(width.as_ref(), "width", 0)?;
                 let fill = fill.map(|fill| string(&fill, "fillchar")).transpose()?;
-                pad(text, name, width, fill.as_deref().map(|fill| &**fill), &meter)
+                pad(
+                    text,
+                    name,
+                    width,
+                    fill.as_deref().map(|fill| &**fill),
+                    &meter,
+                )
             }
             "partition" | "rpartition" => {
                 let [separator] = args.bind(name, ["sep"], 1)?;
@@ -189,7 +195,10 @@ pub fn hold_lines(text: &str, meter: &Rc<Meter>) -> Result<Charge> {
 }
 
 fn is_line_end(c: char) -> bool {
-    matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')
+    matches!(
+        c,
+        '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}'
+    )
 }
 
 fn unsupported(kind: &str, name: &str) -> Box<Error> {
@@ -287,7 +296,11 @@ pub fn cased(text: &str, name: &str, meter: &Rc<Meter>) -> Result<Value> {
         "upper" => builder.push_str(&text.to_uppercase())?,
         "lower" => builder.push_str(&text.to_lowercase())?,
         "casefold" if text.is_ascii() => builder.push_str(&text.to_ascii_lowercase())?,
-        "casefold" => return Err(Error::failed("`casefold` of text beyond ASCII is not supported")),
+        "casefold" => {
+            return Err(Error::failed(
+                "`casefold` of text beyond ASCII is not supported",
+            ));
+        }
         "capitalize" => {
             let mut chars = text.chars();
             for c in chars.next().into_iter().flat_map(char::to_uppercase) {
@@ -298,7 +311,11 @@ pub fn cased(text: &str, name: &str, meter: &Rc<Meter>) -> Result<Value> {
         "swapcase" => {
             for c in text.chars() {
                 let upper: Vec<char> = c.to_uppercase().collect();
-                let swapped = if c.is_lowercase() { upper } else { c.to_lowercase().collect() };
+                let swapped = if c.is_lowercase() {
+                    upper
+                } else {
+                    c.to_lowercase().collect()
+                };
                 swapped.into_iter().try_for_each(|c| builder.push(c))?;
             }
         }
@@ -319,17 +336,15 @@ pub fn cased(text: &str, name: &str, meter: &Rc<Meter>) -> Result<Value> {
 }
 
 /// `strip`, `lstrip` and `rstrip`.
-pub fn strip(
-    text: &str,
-    name: &str,
-    chars: Option<&Value>,
-    meter: &Rc<Meter>,
-) -> Result<Value> {
+pub fn strip(text: &str, name: &str, chars: Option<&Value>, meter: &Rc<Meter>) -> Result<Value> {
     let chars = match chars {
         None | Some(Value::None) => None,
         Some(chars) => Some(string(chars, "chars")?),
     };
-    meter.work(text.len().saturating_mul(chars.as_ref().map_or(0, |chars| chars.len() / 64)))?;
+    meter.work(
+        text.len()
+            .saturating_mul(chars.as_ref().map_or(0, |chars| chars.len() / 64)),
+    )?;
     let is_stripped = |c: char| match &chars {
         None => is_space(c),
         Some(chars) => chars.contains(c),
@@ -483,13 +498,7 @@ pub fn lines(text: &str, keeps_ends: bool) -> Vec<&str> {
 }
 
 /// `text.replace(old, new, count)`; all where `count` is negative.
-pub fn replace(
-    text: &str,
-    old: &str,
-    new: &str,
-    count: i128,
-    meter: &Rc<Meter>,
-) -> Result<Value> {
+pub fn replace(text: &str, old: &str, new: &str, count: i128, meter: &Rc<Meter>) -> Result<Value> {
     let n = usize::try_from(count).unwrap_or(usize::MAX);
     let (mut builder, mut from) = (Builder::new(meter)?, 0);
     for (at, _) in text.match_indices(old).take(n) {

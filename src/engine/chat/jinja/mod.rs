@@ -66,7 +66,9 @@ impl Template {
 
     /// Whether `name` occurs in it, as a variable or as any other name.
     pub fn mentions(&self, name: &str) -> bool {
-        self.names.binary_search_by(|known| known.as_str().cmp(name)).is_ok()
+        self.names
+            .binary_search_by(|known| known.as_str().cmp(name))
+            .is_ok()
     }
 
     /// The text that the template makes of `variables`.

@@ -70,7 +70,11 @@ impl Machine<'_> {
                 }
                 (Value::Seq(seq), n) | (n, Value::Seq(seq)) => {
                     let kind = plain_kind(seq).ok_or_else(failed)?;
-                    let n = if seq.items.is_empty() { 0 } else { times(n).ok_or_else(failed)? };
+                    let n = if seq.items.is_empty() {
+                        0
+                    } else {
+                        times(n).ok_or_else(failed)?
+                    };
                     let mut items = Items::new(&meter)?;
                     for _ in 0..n {
                         items.extend(seq.items.iter().cloned())?;
@@ -95,7 +99,8 @@ fn plain_kind(seq: &Seq) -> Option<SeqKind> {
 
 /// How often a text or list is repeated; not at all for negative numbers.
 fn times(n: &Value) -> Option<usize> {
-    n.int().map(|n| usize::try_from(n.max(0)).unwrap_or(usize::MAX))
+    n.int()
+        .map(|n| usize::try_from(n.max(0)).unwrap_or(usize::MAX))
 }
 
 /// Texts behind one another. If one is markup, the others are escaped.
@@ -178,10 +183,18 @@ fn whole(operator: Operator, a: i128, b: i128) -> Result<Value> {
         Operator::FloorDivide => a.checked_div_euclid(b).and_then(|quotient| {
             // The Euclidean rest of a negative divisor is positive, the floored one is not.
             let is_exact = a.checked_rem_euclid(b)? == 0;
-            if b < 0 && !is_exact { quotient.checked_sub(1) } else { Some(quotient) }
+            if b < 0 && !is_exact {
+                quotient.checked_sub(1)
+            } else {
+                Some(quotient)
+            }
         }),
         Operator::Modulo => a.checked_rem_euclid(b).and_then(|rest| {
-            if b < 0 && rest != 0 { rest.checked_add(b) } else { Some(rest) }
+            if b < 0 && rest != 0 {
+                rest.checked_add(b)
+            } else {
+                Some(rest)
+            }
         }),
         Operator::Power if b < 0 => {
             return arithmetic(operator, &Value::Float(a as f64), &Value::Float(b as f64));
@@ -261,7 +274,10 @@ pub fn slice(value: &Value, bounds: [Option<i128>; 3], meter: &Rc<Meter>) -> Res
         let mut builder = Builder::new(meter)?;
         let n = usize::try_from((stop - at).max(0)).unwrap_or(0);
         let skipped = usize::try_from(at).unwrap_or(0);
-        let start = text.char_indices().nth(skipped).map_or(text.len(), |(at, _)| at);
+        let start = text
+            .char_indices()
+            .nth(skipped)
+            .map_or(text.len(), |(at, _)| at);
         let rest = &text[start..];
         let end = rest.char_indices().nth(n).map_or(rest.len(), |(at, _)| at);
         builder.push_str(&rest[..end])?;

@@ -91,7 +91,10 @@ impl Parser {
     }
 
     fn unexpected<T>(&self, expected: &str) -> Result<T> {
-        self.failed(format!("unexpected {}; expected {expected}", said(self.peek())))
+        self.failed(format!(
+            "unexpected {}; expected {expected}",
+            said(self.peek())
+        ))
     }
 
     fn is_operator(&self, operator: &str) -> bool {
@@ -218,7 +221,8 @@ impl Parser {
             "macro" => {
                 let name = self.name()?;
                 let parameters = self.parameters()?;
-                self.macro_body(name, parameters, "endmacro").map(NodeKind::Macro)
+                self.macro_body(name, parameters, "endmacro")
+                    .map(NodeKind::Macro)
             }
             "call" => {
                 let parameters = match self.is_operator("(") {

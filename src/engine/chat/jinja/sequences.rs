@@ -28,9 +28,10 @@ impl<'t> Machine<'t> {
             "first" => {
                 args.none(name)?;
                 let first = match &value {
-                    Value::Str(text) => text.chars().next().map(|c| {
-                        Value::text(&meter, c.encode_utf8(&mut [0; 4]))
-                    }),
+                    Value::Str(text) => text
+                        .chars()
+                        .next()
+                        .map(|c| Value::text(&meter, c.encode_utf8(&mut [0; 4]))),
                     other => other.elements(&meter)?.items.first().cloned().map(Ok),
                 };
                 first.unwrap_or_else(|| {
@@ -219,7 +220,9 @@ impl<'t> Machine<'t> {
                 return Err(Error::failed("Missing parameter for attribute name"));
             }
             let attribute = args.positional.as_mut().remove(0);
-            path = paths(Some(attribute), false, &meter)?.pop().unwrap_or_default();
+            path = paths(Some(attribute), false, &meter)?
+                .pop()
+                .unwrap_or_default();
         }
         let test = match args.positional.as_slice().is_empty() {
             true => None,
@@ -291,12 +294,13 @@ impl<'t> Machine<'t> {
         for item in items {
             keyed.push((self.sort_key(item, paths, is_case_sensitive)?, item.clone()));
         }
-        let sorted = sort(keyed, &mut |a: &(Value, Value), b: &(Value, Value)| {
-            match is_reversed {
+        let sorted = sort(
+            keyed,
+            &mut |a: &(Value, Value), b: &(Value, Value)| match is_reversed {
                 false => a.0.is_less(&b.0, &meter),
                 true => b.0.is_less(&a.0, &meter),
-            }
-        })?;
+            },
+        )?;
         Ok(sorted.into_iter().map(|(_, item)| item).collect())
     }
 
@@ -356,7 +360,9 @@ impl<'t> Machine<'t> {
             None | Some("key") => 0,
             Some("value") => 1,
             Some(_) => {
-                return Err(Error::failed("You can only sort by either \"key\" or \"value\""));
+                return Err(Error::failed(
+                    "You can only sort by either \"key\" or \"value\"",
+                ));
             }
         };
         let Value::Dict(dict) = value.defined()? else {

@@ -32,9 +32,10 @@ impl Value {
         match self {
             Self::Undefined(_) => Ok(()),
             Self::Str(text) => to.push_str(text),
-            Self::Dict(dict) if dict.source.is_some() => {
-                dict.source.iter().try_for_each(|source| to.push_str(source))
-            }
+            Self::Dict(dict) if dict.source.is_some() => dict
+                .source
+                .iter()
+                .try_for_each(|source| to.push_str(source)),
             other => other.write_repr(to, meter),
         }
     }

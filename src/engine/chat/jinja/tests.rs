@@ -41,10 +41,19 @@ impl<'t> Machine<'t> {
                 args.none(name)?;
                 let text = value.to_text(&meter)?;
                 meter.scan(text.len().saturating_mul(12))?;
-                has_case(&text, if name == "lower" { "islower" } else { "isupper" })
+                has_case(
+                    &text,
+                    if name == "lower" {
+                        "islower"
+                    } else {
+                        "isupper"
+                    },
+                )
             }
             "eq" | "equalto" | "==" => value.equals(&argument(args)?, &meter),
-            "ne" | "!=" => value.equals(&argument(args)?, &meter).map(|is_equal| !is_equal),
+            "ne" | "!=" => value
+                .equals(&argument(args)?, &meter)
+                .map(|is_equal| !is_equal),
             "in" => argument(args)?.contains(value, &meter),
             "lt" | "lessthan" | "<" | "le" | "<=" | "gt" | "greaterthan" | ">" | "ge" | ">=" => {
                 let sign = match name {

@@ -1,10 +1,6 @@
 //! Values of a rendering, with the types and operators of Python.
 
-use std::{
-    cell::Cell,
-    cmp::Ordering,
-    rc::Rc,
-};
+use std::{cell::Cell, cmp::Ordering, rc::Rc};
 
 use super::{
     error::{Error, Result},
@@ -336,7 +332,9 @@ impl Value {
                     return Ok(false);
                 }
                 if matches!(a.kind, SeqKind::Keys | SeqKind::Values | SeqKind::Items) {
-                    return Err(Error::failed("views of a dict cannot be compared; compare lists"));
+                    return Err(Error::failed(
+                        "views of a dict cannot be compared; compare lists",
+                    ));
                 }
                 for (a, b) in a.items.iter().zip(&b.items) {
                     if !a.equals(b, meter)? {
@@ -358,9 +356,10 @@ impl Value {
                 true
             }
             // The text of a dict that came as JSON is equal to it, as the client sent text.
-            (Self::Dict(dict), Self::Str(text)) | (Self::Str(text), Self::Dict(dict)) => {
-                dict.source.as_ref().is_some_and(|source| ***source == ***text)
-            }
+            (Self::Dict(dict), Self::Str(text)) | (Self::Str(text), Self::Dict(dict)) => dict
+                .source
+                .as_ref()
+                .is_some_and(|source| ***source == ***text),
             (Self::Namespace(a), Self::Namespace(b))
             | (Self::Cycler(a), Self::Cycler(b))
             | (Self::Joiner(a), Self::Joiner(b)) => a == b,
@@ -496,12 +495,13 @@ impl Value {
                 key.check_key(meter)?;
                 Ok(dict.get(key, meter)?.is_some())
             }
-            (Self::Namespace(_) | Self::None | Self::Bool(_) | Self::Int(_) | Self::Float(_), _) => {
-                Err(Error::failed(format!(
-                    "argument of type '{}' is not iterable",
-                    self.type_name()
-                )))
-            }
+            (
+                Self::Namespace(_) | Self::None | Self::Bool(_) | Self::Int(_) | Self::Float(_),
+                _,
+            ) => Err(Error::failed(format!(
+                "argument of type '{}' is not iterable",
+                self.type_name()
+            ))),
             (other, needle) => {
                 for item in &other.elements(meter)?.items {
                     if item.equals(needle, meter)? {
@@ -557,7 +557,9 @@ impl Seq {
     pub fn at(&self, index: i128) -> Option<&Value> {
         let len = self.items.len() as i128;
         let index = if index < 0 { index + len } else { index };
-        usize::try_from(index).ok().and_then(|at| self.items.get(at))
+        usize::try_from(index)
+            .ok()
+            .and_then(|at| self.items.get(at))
     }
 }
 
@@ -581,7 +583,9 @@ impl Dict {
         meter.work(1 + n / 8 + n.saturating_mul(name.len() / 64))?;
         let is_name = |key: &Value| key.as_text().is_some_and(|key| ***key == *name);
         let mut entries = self.entries.iter();
-        Ok(entries.find(|(key, _)| is_name(key)).map(|(_, value)| value))
+        Ok(entries
+            .find(|(key, _)| is_name(key))
+            .map(|(_, value)| value))
     }
 }
 

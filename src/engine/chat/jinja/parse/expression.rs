@@ -1,11 +1,11 @@
 //! Parses expressions with the precedence of jinja2.
 
-use super::{MAX_HEIGHT, Parser};
 use super::super::{
     ast::{Arguments, Comparison, Expr, ExprKind, Filter, Operator},
     error::{Error, Result},
     lex::Token,
 };
+use super::{MAX_HEIGHT, Parser};
 
 impl Parser {
     fn make(&self, line: u32, kind: ExprKind) -> Result<Expr> {
