@@ -195,6 +195,7 @@ fn hostile_templates_end_within_a_bound_of_memory_and_time_with_its_name() {
         let rendered = ChatTemplate::open(folder.path())
             .and_then(|template| template.render(&messages).map(|text| text.len()));
         let (took, peak) = (begun.elapsed(), PEAK.load(Ordering::Relaxed) - before);
+        println!("{took:?}, {} MiB: {shown}", peak >> 20);
         let error = rendered.expect_err(&shown).to_string();
         assert!(
             limits.iter().any(|limit| error.contains(limit)),

@@ -614,7 +614,7 @@ fn templates_take_options_and_their_refusals_are_plain() {
     let folder = chatting();
     let template = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}\
         {% if messages[0].role == 'robot' %}{% set x = 'x' * 10**9 %}{% endif %}\
-        {% for m in messages %}{{ m.content }}{% for t in m.tool_calls %}{{ t.function.arguments | tojson }}{% endfor %} {% endfor %}\
+        {% for m in messages %}{{ m.content }}{% for t in m.tool_calls %}{% for name in t.function.arguments %}{{ name }}{% endfor %}{% endfor %} {% endfor %}\
         {% if enable_thinking is defined and not enable_thinking %}no thoughts at all {% endif %}\
         {% if add_generation_prompt %}Ben said {% endif %}";
     std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
@@ -655,9 +655,10 @@ fn templates_take_options_and_their_refusals_are_plain() {
     );
     let call = |calls: Value| json!({"messages": [{"role": "assistant", "content": null, "tool_calls": calls}]});
     assert!(tokens(call(json!([]))) < usual);
-    let calls = json!([{"type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]);
+    let calls =
+        json!([{"type": "function", "function": {"name": "f", "arguments": "{\"cold\": 1}"}}]);
     let as_text = tokens(call(calls));
-    let calls = json!([{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]);
+    let calls = json!([{"type": "function", "function": {"name": "f", "arguments": {"cold": 1}}}]);
     assert_eq!(tokens(call(calls)), as_text);
     let broken = json!([{"type": "function", "function": {"name": "f", "arguments": "{"}}]);
     for (role, more, param, message) in [

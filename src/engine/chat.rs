@@ -116,7 +116,7 @@ impl ChatTemplate {
             });
         }
         let template = match (&self.tool_use, &self.default) {
-            (Some(template), _) if !tools.is_empty() => template,
+            (Some(template), _) if tools.is_some() => template,
             (_, Some(template)) => template,
             (_, None) => {
                 return Err(
@@ -129,10 +129,9 @@ impl ChatTemplate {
             true => Some(self.mark_last(&mut messages, *add_generation_prompt, template)?),
             false => None,
         };
-        let tools = match tools.is_empty() {
-            true => Json::Null,
-            false => Json::Array(tools.iter().map(|tool| tool.0.clone()).collect()),
-        };
+        let tools = tools.as_ref().map_or(Json::Null, |tools| {
+            Json::Array(tools.iter().map(|tool| tool.0.clone()).collect())
+        });
         let adds = Json::Bool(*add_generation_prompt);
         let own = [
             ("messages", Variable::Messages(&messages)),

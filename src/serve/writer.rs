@@ -291,7 +291,11 @@ impl Writer {
                 ),
             )
         })?;
-        if !options.tools.is_empty() && !template.takes_tools() {
+        let has_tools = options
+            .tools
+            .as_ref()
+            .is_some_and(|tools| !tools.is_empty());
+        if has_tools && !template.takes_tools() {
             return Err(ServeError::invalid(
                 "tools",
                 "the model's chat template has no place for tools, as it was not taught to call them; leave `tools` out, or ask another model",

@@ -75,8 +75,8 @@ impl<'de> Deserialize<'de> for Tool {
 /// How a conversation is written down, beside its messages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatOptions {
-    /// Tools that the model may call.
-    pub tools: Vec<Tool>,
+    /// Tools that the model may call; `None` if the conversation is not one with tools, which templates tell from an empty list.
+    pub tools: Option<Vec<Tool>>,
     /// Whether the text ends with what begins the model's answer.
     pub add_generation_prompt: bool,
     /// Whether the text ends with the last message, so that the model goes on with it.
@@ -88,7 +88,7 @@ pub struct ChatOptions {
 impl Default for ChatOptions {
     fn default() -> Self {
         Self {
-            tools: Vec::new(),
+            tools: None,
             add_generation_prompt: true,
             continue_final_message: false,
             kwargs: Vec::new(),

@@ -122,7 +122,7 @@ fn tools_are_written_down_as_python_does_where_the_template_takes_them() {
         .others
         .push(("tool_calls".to_owned(), call.into()));
     let options = ChatOptions {
-        tools,
+        tools: Some(tools),
         ..ChatOptions::default()
     };
     let tool = r#"{"type": "function", "function": {"name": "weather", "strict": false, "parameters": {"b": [1, 2.5], "a": "<é>"}}}"#;
@@ -355,7 +355,7 @@ fn a_conversation_that_is_not_written_down_is_refused_with_the_field() {
 fn a_template_for_tools_is_used_for_tools() {
     let tools: Vec<Tool> = serde_json::from_str(r#"[{"name": "f"}]"#).unwrap();
     let with_tools = ChatOptions {
-        tools,
+        tools: Some(tools),
         ..ChatOptions::default()
     };
     let list = r#"{"chat_template": [{"name": "tool_use", "template": "with {{ tools[0].name }}"}, {"name": "default", "template": "plain"}]}"#;

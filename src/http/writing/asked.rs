@@ -267,8 +267,13 @@ impl Asked {
                 return Err(Failure::invalid(name, problem));
             }
         };
+        // A conversation that must not use its tools is one without.
+        let tools = match self.tools()? {
+            [] if self.tool_choice.as_str() == Some("none") => None,
+            _ => self.tools.clone(),
+        };
         Ok(ChatOptions {
-            tools: self.tools()?.to_vec(),
+            tools,
             add_generation_prompt: self.add_generation_prompt.unwrap_or(!continues),
             continue_final_message: continues,
             kwargs,

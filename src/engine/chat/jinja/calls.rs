@@ -4,17 +4,18 @@ use std::rc::Rc;
 
 use super::{
     args::{Args, int_or},
+    collections::insert,
     error::{Error, Result},
     json::Json,
     machine::{Machine, Namespace},
     meter::{Items, Meter},
-    value::{Global, Seq, SeqKind, Value, insert},
+    value::{Global, Seq, SeqKind, Value},
 };
 
 /// Max length of a `range`, as jinja2's sandbox has it.
 const MAX_RANGE: i128 = 100_000;
 
-impl<'t> Machine<'t> {
+impl Machine<'_> {
     pub fn call(&mut self, callee: &Value, args: Args) -> Result<Value> {
         let _level = self.meter.enter()?;
         self.meter.work(1)?;

@@ -5,11 +5,12 @@ use std::rc::Rc;
 use super::{
     args::Args,
     ast::{Arguments, Comparison, Expr, ExprKind},
+    collections::insert,
     error::{Error, Result},
     machine::Machine,
     meter::Items,
     operators,
-    value::{Global, SeqKind, Value, insert},
+    value::{Global, SeqKind, Value},
 };
 
 /// Variables that every template has.

@@ -41,7 +41,7 @@ const TAKES_MARKUP: [&str; 13] = [
     "last",
 ];
 
-impl<'t> Machine<'t> {
+impl Machine<'_> {
     /// `value | name(…)`
     pub fn filter(&mut self, name: &str, value: Value, args: Args) -> Result<Value> {
         self.meter.work(1)?;
@@ -303,7 +303,7 @@ fn indent(text: &Rc<Text>, args: Args, machine: &Machine<'_>) -> Result<Value> {
         is_true_or(first.as_ref(), false),
         is_true_or(blank.as_ref(), false),
     );
-    meter.scan(text.len())?;
+    meter.scan(text.len().saturating_mul(16))?;
     // jinja2 appends a newline before it splits lines.
     let mut ended = Builder::new(meter)?;
     ended.push_str(text)?;

@@ -345,8 +345,9 @@ impl<'s> Lexer<'s> {
                         '\\' | '\'' | '"' => text.push(c),
                         '\n' => {}
                         'N' => {
-                            return self
-                                .failed("`\\N{…}` in a text is not supported; write the character");
+                            return self.failed(
+                                "`\\N{…}` in a text is not supported; write the character",
+                            );
                         }
                         other => text.extend(['\\', other]),
                     }

@@ -200,7 +200,7 @@ impl<'t> Machine<'t> {
         }
         let Namespace { entries, charge } = &mut self.namespaces[place];
         let before = entries.len();
-        super::value::insert(entries, name, value, &self.meter)?;
+        super::collections::insert(entries, name, value, &self.meter)?;
         if entries.len() > before {
             charge.grow(2 * size_of::<(Value, Value)>())?;
         }

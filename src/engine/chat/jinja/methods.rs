@@ -83,6 +83,7 @@ impl Machine<'_> {
                 let separator = separator.filter(|separator| !matches!(separator, Value::None));
                 let n = usize::try_from(int_or(n.as_ref(), "maxsplit", -1)?).unwrap_or(usize::MAX);
                 let separator = separator.map(|one| string(&one, "sep")).transpose()?;
+                meter.scan(text.len().saturating_mul(12))?;
                 let n_parts = match &separator {
                     Some(separator) if !separator.is_empty() => text.matches(&***separator).count(),
                     _ => text.matches(is_space).count(),
@@ -99,6 +100,7 @@ impl Machine<'_> {
             }
             "splitlines" => {
                 let [keeps] = args.bind(name, ["keepends"], 0)?;
+                meter.scan(text.len().saturating_mul(12))?;
                 let _parts = hold_lines(text, &meter)?;
                 texts(lines(text, is_true_or(keeps.as_ref(), false)), &meter)
             }
@@ -234,7 +236,7 @@ pub fn dict_method(dict: &Rc<Dict>, name: &str, args: Args, meter: &Rc<Meter>) -
             let key = key.unwrap_or(Value::None);
             key.check_key(meter)?;
             let found = dict.get(&key, meter)?.cloned();
-            return Ok(found.or(default).unwrap_or(Value::None));
+            Ok(found.or(default).unwrap_or(Value::None))
         }
         "items" => {
             args.none(name)?;

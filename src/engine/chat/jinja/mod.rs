@@ -9,6 +9,7 @@ mod args;
 mod ast;
 mod attributes;
 mod calls;
+mod collections;
 mod error;
 mod evaluate;
 mod filters;

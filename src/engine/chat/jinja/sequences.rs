@@ -14,7 +14,7 @@ use super::{
 /// What an `attribute` argument names: the parts of a path, or nothing.
 type Path = Vec<Value>;
 
-impl<'t> Machine<'t> {
+impl Machine<'_> {
     pub fn sequence_filter(&mut self, name: &str, value: Value, args: Args) -> Result<Value> {
         let meter = Rc::clone(&self.meter);
         match name {

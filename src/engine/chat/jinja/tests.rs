@@ -11,7 +11,7 @@ use super::{
     value::{SeqKind, Value},
 };
 
-impl<'t> Machine<'t> {
+impl Machine<'_> {
     /// `value is name(…)`
     pub fn test(&mut self, name: &str, value: &Value, args: Args) -> Result<bool> {
         self.meter.work(1)?;
