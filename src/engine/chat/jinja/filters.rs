@@ -75,6 +75,7 @@ impl Machine<'_> {
             "safe" | "escape" | "e" | "forceescape" => {
                 args.none(name)?;
                 let text = value.to_text(&meter)?;
+                meter.scan(text.len().saturating_mul(8))?;
                 let mut builder = Builder::new(&meter)?;
                 match name == "safe" || (text.is_markup && name != "forceescape") {
                     true => builder.push_str(&text)?,

@@ -201,7 +201,11 @@ impl JsonStyle {
             Value::Bool(false) => to.push_str("false"),
             Value::Int(value) => to.push_str(&value.to_string()),
             Value::Float(value) => to.push_str(&json_float(*value)),
-            Value::Str(text) => self.string(text, to),
+            Value::Str(text) => {
+                // Each character is looked at.
+                meter.scan(text.len().saturating_mul(8))?;
+                self.string(text, to)
+            }
             Value::Seq(seq)
                 if matches!(seq.kind, SeqKind::List | SeqKind::Tuple | SeqKind::Group) =>
             {
