@@ -613,6 +613,110 @@ fn tools_are_the_affair_of_templates_that_take_them() {
 }
 
 #[test]
+fn templates_take_options_and_their_refusals_are_plain() {
+    let folder = chatting();
+    let template = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}\
+        {% if messages[0].role == 'robot' %}{% set x = 'x' * 10**9 %}{% endif %}\
+        {% for m in messages %}{{ m.content }}{% for t in m.tool_calls %}{% for name in t.function.arguments %}{{ name }}{% endfor %}{% endfor %} {% endfor %}\
+        {% if enable_thinking is defined and not enable_thinking %}no thoughts at all {% endif %}\
+        {% if add_generation_prompt %}Ben said {% endif %}";
+    std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+    let mut choice = choice("writer", true, Duration::from_secs(10));
+    choice.folder = folder.path().to_owned();
+    let server = serving_models(vec![Model::open(choice).unwrap()], quick());
+    let to = server.address();
+    let ask = |role: &str, more: Value| {
+        let mut body = json!({
+            "messages": [{"role": role, "content": "One cold morning"}], "max_tokens": 2, "temperature": 0,
+        });
+        body.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        post(to, "/v1/chat/completions", &body)
+    };
+    let tokens = |more: Value| {
+        let (status, told) = ask("user", more);
+        assert_eq!(status, 200, "{told}");
+        told["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    let usual = tokens(json!({}));
+    assert!(tokens(json!({"chat_template_kwargs": {"enable_thinking": false}})) > usual);
+    assert_eq!(
+        tokens(json!({"chat_template_kwargs": {"enable_thinking": true}})),
+        usual
+    );
+    assert_eq!(
+        tokens(json!({"chat_template_kwargs": null, "continue_final_message": false})),
+        usual
+    );
+    assert!(tokens(json!({"add_generation_prompt": false})) < usual);
+    let continued = tokens(json!({"continue_final_message": true}));
+    assert!(continued < usual);
+    assert_eq!(
+        tokens(json!({"continue_final_message": true, "add_generation_prompt": false})),
+        continued
+    );
+    let call = |calls: Value| json!({"messages": [{"role": "assistant", "content": null, "tool_calls": calls}]});
+    assert!(tokens(call(json!([]))) < usual);
+    let calls =
+        json!([{"type": "function", "function": {"name": "f", "arguments": "{\"cold\": 1}"}}]);
+    let as_text = tokens(call(calls));
+    let calls = json!([{"type": "function", "function": {"name": "f", "arguments": {"cold": 1}}}]);
+    assert_eq!(tokens(call(calls)), as_text);
+    let broken = json!([{"type": "function", "function": {"name": "f", "arguments": "{"}}]);
+    for (role, more, param, message) in [
+        (
+            "system",
+            json!({}),
+            "messages",
+            "the model's chat template refuses the conversation: System role not supported",
+        ),
+        (
+            "robot",
+            json!({}),
+            "messages",
+            "the model's chat template: rendering takes more than 8388608 steps, the limit for one conversation (line 1 of the template)",
+        ),
+        (
+            "user",
+            json!({"chat_template_kwargs": 3}),
+            "chat_template_kwargs",
+            "`chat_template_kwargs` is a number; expected an object",
+        ),
+        (
+            "user",
+            json!({"chat_template_kwargs": {"messages": []}}),
+            "chat_template_kwargs",
+            "`messages` is a parameter of its own and no value for the chat template; give it beside `chat_template_kwargs`",
+        ),
+        (
+            "user",
+            json!({"continue_final_message": true, "add_generation_prompt": true}),
+            "continue_final_message",
+            "`continue_final_message` and `add_generation_prompt` cannot both be true: the one goes on with the last message, the other begins a new one",
+        ),
+        (
+            "user",
+            call(broken),
+            "messages",
+            "`messages[0].tool_calls[0].function.arguments` is a string that is not JSON (EOF while parsing an object at line 1 column 1); expected the JSON of an object, as the model called the tool with it",
+        ),
+    ] {
+        let (status, told) = ask(role, more);
+        assert_eq!(status, 400, "{told}");
+        assert_eq!(told["error"]["param"], param, "{told}");
+        assert_eq!(told["error"]["message"], message);
+    }
+    let prompt = json!({"prompt": "One", "continue_final_message": true});
+    let (status, told) = post(to, "/v1/completions", &prompt);
+    assert_eq!(
+        (status, &told["error"]["param"]),
+        (400, &json!("continue_final_message"))
+    );
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
 fn penalties_and_a_bias_change_what_is_written() {
     let server = serving(&["writer"], quick());
     let to = server.address();

@@ -481,4 +481,31 @@ fn a_chat_template_writes_the_question_and_the_answer_alone_is_printed() {
     assert_eq!(format!("{prompt}{asked}"), plain);
     let streamed = answer(&["generate", "--chat", "--stream", "--prompt", prompt]);
     assert_eq!(streamed, asked);
+    // Values for the template, and its refusal.
+    let template = "{% if plain %}{{ messages[0].content }}{% else %}{{ raise_exception('not plain') }}{% endif %}";
+    let file = folder.path().join("chat_template.jinja");
+    std::fs::write(file, template).expect("it is written");
+    let kwargs = "--chat-template-kwargs";
+    let given = ["generate", "--chat", "--prompt", prompt, kwargs];
+    assert_eq!(
+        answer(&[&given[..], &[r#"{"plain": true}"#]].concat()),
+        asked
+    );
+    for (text, expected) in [
+        (
+            "{}",
+            "the model's chat template refuses the conversation: not plain",
+        ),
+        (
+            "3",
+            "--chat-template-kwargs is a number; expected a JSON object",
+        ),
+        ("{", "--chat-template-kwargs is no JSON"),
+    ] {
+        let output = from(folder.path(), &[&given[..], &[text]].concat());
+        assert!(!output.status.success());
+        let problem = String::from_utf8(output.stderr).expect("text");
+        let words: Vec<&str> = problem.split_whitespace().collect();
+        assert!(words.join(" ").contains(expected), "{problem}");
+    }
 }

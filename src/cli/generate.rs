@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{
     engine::{
-        ChatTemplate, Event, Folder, Generate, GrowingText, Message, Reason, Stop, TextEncoder,
-        Written, generation_config,
+        ChatOptions, ChatTemplate, Event, Folder, Generate, GrowingText, Json, Message, Reason,
+        Stop, TextEncoder, Written, generation_config,
     },
     search::{Beams, EarlyStopping, Sampling},
 };
@@ -53,6 +53,9 @@ pub(super) struct Args {
         allow_hyphen_values = true
     )]
     system: Option<String>,
+    /// Values for the chat template, as a JSON object such as '{"enable_thinking": false}'
+    #[arg(long, value_name = "JSON", requires = "chat")]
+    chat_template_kwargs: Option<String>,
     /// New tokens at most; by default what generation_config.json says
     #[arg(long, value_name = "N")]
     max_new: Option<usize>,
@@ -170,6 +173,24 @@ impl Args {
     }
 }
 
+/// Values for the chat template.
+fn kwargs(text: Option<&str>) -> Result<Vec<(String, Json)>, Report> {
+    let Some(text) = text else {
+        return Ok(Vec::new());
+    };
+    let expected = "expected a JSON object such as '{\"enable_thinking\": false}'";
+    match serde_json::from_str(text) {
+        Ok(Json::Object(fields)) => Ok(fields),
+        Ok(other) => Err(miette!(
+            "--chat-template-kwargs is {}; {expected}",
+            other.kind()
+        )),
+        Err(e) => Err(miette!(
+            "--chat-template-kwargs is no JSON ({e}); {expected}"
+        )),
+    }
+}
+
 /// Refuses a folder that asks for beams and for draws, if the arguments have not decided.
 pub(super) fn beams_or_sampling(
     options: &Generate,
@@ -247,11 +268,15 @@ pub(super) fn run(args: Args) -> Outcome {
     let read = match args.chat {
         true => {
             let template = ChatTemplate::open(encoder.folder().trunk())?;
+            let options = ChatOptions {
+                kwargs: kwargs(args.chat_template_kwargs.as_deref())?,
+                ..ChatOptions::default()
+            };
             let each = prompts.iter().enumerate();
             let read = each.map(|(index, prompt)| {
                 let system = args.system.iter().map(|text| Message::new("system", text));
                 let messages: Vec<Message> = system.chain([Message::new("user", prompt)]).collect();
-                let ids = encoder.prompt_as_written(&template.render(&messages)?);
+                let ids = encoder.prompt_as_written(&template.render_with(&messages, &options)?);
                 ids.map_err(|e| e.of_text(index))
             });
             read.collect()

@@ -3,9 +3,7 @@
 
 use std::sync::OnceLock;
 
-use serde_json::{Map, Value, json};
-
-use super::{ChatTemplate, EngineError, Folder, Input};
+use super::{ChatTemplate, EngineError, Folder, Input, Json};
 
 /// A template that every input is written down by.
 pub(super) struct Conversation {
@@ -13,7 +11,7 @@ pub(super) struct Conversation {
     /// Whether a message's content is a list of parts, of which a text is one, instead of a text.
     has_parts: bool,
     /// Values that the folder gives the template.
-    options: Map<String, Value>,
+    options: Vec<(String, Json)>,
     /// Whether both texts of a pair are in what the template writes, found by the first pair.
     takes_pairs: OnceLock<Result<(), &'static str>>,
 }
@@ -30,7 +28,11 @@ impl Conversation {
         Ok(Some(Self {
             template: ChatTemplate::open(folder.trunk())?,
             has_parts: messages.has_parts,
-            options: messages.options.clone(),
+            options: messages
+                .options
+                .iter()
+                .map(|(name, value)| (name.clone(), value.clone().into()))
+                .collect(),
             takes_pairs: OnceLock::new(),
         }))
     }
@@ -47,12 +49,22 @@ impl Conversation {
     }
 
     fn rendered(&self, input: Input<'_>, prompt: &str) -> Result<String, EngineError> {
-        let message = |role: &str, text: &str| match self.has_parts {
-            true => json!({"role": role, "content": [{"type": "text", "text": text}]}),
-            false => json!({"role": role, "content": text}),
+        let object = |fields: [(&str, Json); 2]| {
+            Json::Object(fields.map(|(name, value)| (name.to_owned(), value)).into())
+        };
+        let string = |text: &str| Json::String(text.to_owned());
+        let message = |role: &str, text: &str| {
+            let content = match self.has_parts {
+                true => Json::Array(vec![object([
+                    ("type", string("text")),
+                    ("text", string(text)),
+                ])]),
+                false => string(text),
+            };
+            object([("role", string(role)), ("content", content)])
         };
         let system = (!prompt.is_empty()).then(|| message("system", prompt));
-        let mut messages: Vec<Value> = system.into_iter().collect();
+        let mut messages: Vec<Json> = system.into_iter().collect();
         match input {
             Input::Text(text) => messages.push(message("user", text)),
             Input::Pair(query, document) => {

@@ -133,6 +133,12 @@ pub enum EngineError {
     TuneInvariant,
     #[error("`{file}` has no chat template that can be used: {problem}")]
     ChatTemplate { file: PathBuf, problem: String },
+    /// A conversation, or an option of it, that the chat template does not write down; `param` names which.
+    #[error("{problem}")]
+    Conversation {
+        param: &'static str,
+        problem: String,
+    },
     #[error("`{file}` is no tokenizer: {problem}; expected the tokenizer.json of a checkpoint")]
     Tokenizer { file: PathBuf, problem: String },
     #[error(

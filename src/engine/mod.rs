@@ -49,7 +49,7 @@ pub use artifact::{Artifact, Sealed};
 pub use breakdown::{Breakdown, Share};
 pub use builder::{Builder, LoadTimes, Stage, config};
 pub use catalogue::{Emitted, catalogue, shipped_configs};
-pub use chat::{ChatTemplate, Message, Tool};
+pub use chat::{ChatOptions, ChatTemplate, Json, Message, Tool};
 pub use compile::{CompileOptions, Compiled, compile, emit};
 pub use contain::panics_are_contained;
 pub use device::{ChosenBy, DeviceChoice, DeviceName, default_dtype};

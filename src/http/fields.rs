@@ -163,6 +163,9 @@ pub(super) const FIELDS: &[Field] = &[
     computed_or("top_logprobs", CHAT, "[0]"),
     computed_or("tools", CHAT, "[[]]"),
     computed_or("tool_choice", CHAT, r#"["none", "auto"]"#),
+    computed_or("chat_template_kwargs", CHAT, "[{}]"),
+    computed_or("continue_final_message", CHAT, "[false]"),
+    computed_or("add_generation_prompt", CHAT, "[true]"),
     // Fields that cannot change a response: marks of the sender, hints for storing, scheduling and caching, and parameters of
     // methods that are off.
     ignored("user"),
@@ -225,9 +228,6 @@ pub(super) const FIELDS: &[Field] = &[
     refused("enable_thinking", "[]"),
     refused("thinking_budget", "[]"),
     refused("chat_template", r#"[""]"#),
-    refused("chat_template_kwargs", "[{}]"),
-    refused("continue_final_message", "[false]"),
-    refused("add_generation_prompt", "[true]"),
     refused("system", r#"[""]"#),
     refused("template", r#"[""]"#),
     refused("raw", "[false]"),

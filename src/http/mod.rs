@@ -157,6 +157,8 @@ struct App {
     counts: Counts,
     /// The turn of large requests for tokens.
     tokenizing: Arc<Semaphore>,
+    /// Conversations that chat templates write down at once.
+    rendering: Arc<Semaphore>,
     next_id: AtomicU64,
     /// Whether what still runs is given up.
     cut: watch::Sender<bool>,
@@ -301,6 +303,8 @@ impl Deref for Asking<'_> {
     }
 }
 
+/// Conversations that are written down at once, each within the memory bound of a chat template.
+const MAX_RENDERINGS: usize = 4;
 /// Bytes of a body of which reading and answering takes a millisecond and more.
 const LARGE: usize = 128 << 10;
 
@@ -314,6 +318,7 @@ impl App {
             choice,
             counts: Counts::default(),
             tokenizing: Arc::new(Semaphore::new(1)),
+            rendering: Arc::new(Semaphore::new(MAX_RENDERINGS)),
             next_id: AtomicU64::new(0),
             cut: watch::Sender::new(false),
             began: Instant::now(),

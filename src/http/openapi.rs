@@ -240,6 +240,10 @@ fn described(route: Route) -> Described {
                     or_null(json!({"type": "array", "items": {"type": "object"}}));
                 body["properties"]["tool_choice"] = only(json!([null, "auto", "none"]));
                 body["properties"]["logprobs"] = flag();
+                body["properties"]["chat_template_kwargs"] = json!({"type": ["object", "null"]});
+                for name in ["add_generation_prompt", "continue_final_message"] {
+                    body["properties"][name] = flag();
+                }
                 body["properties"]["top_logprobs"] =
                     or_null(json!({"type": "integer", "minimum": 0, "maximum": 20}));
                 body

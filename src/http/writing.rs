@@ -76,10 +76,15 @@ pub(super) async fn chat(app: &Asking<'_>, fields: Fields, submit: Submit) -> An
         .map(|(at, said)| said.message(at));
     let messages = messages.collect::<Result<Vec<Message>, Failure>>()?;
     let (n, writing) = (asked.n(), asked.writing(true));
-    let tools = asked.tools()?.to_vec();
+    let options = asked.chat_options()?;
     writer.has_place(n as u64, submit.class)?;
     let holds = Arc::clone(&model);
-    let prompt = on_thread(move || holds.writer()?.conversation(&messages, &tools));
+    // The bound on memory is one rendering's, so few run at once. A permit is held until the work has ended, even if the client has left.
+    let permit = Arc::clone(&app.rendering).acquire_owned().await;
+    let prompt = on_thread(move || {
+        let _permit = permit;
+        holds.writer()?.conversation(&messages, &options)
+    });
     let all = written(app, writer, vec![prompt.await??], n, &writing, submit)?;
     answered(Head::new(app, &model.name, true, &asked), &asked, n, all).await
 }

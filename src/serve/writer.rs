@@ -22,7 +22,8 @@ use super::{Metrics, Seat, ServeError, Submit, backlog::ByClass, service::LOST};
 use crate::{
     Engine, EngineError,
     engine::{
-        Admission, ChatTemplate, Generate, Message, Request, TextEncoder, Tool, generation_config,
+        Admission, ChatOptions, ChatTemplate, Generate, Message, Request, TextEncoder,
+        generation_config,
     },
     search::Sampling,
 };
@@ -118,7 +119,8 @@ pub struct Writer {
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
     encoder: Arc<TextEncoder>,
-    template: Option<ChatTemplate>,
+    /// The chat template, or why there is none.
+    template: Result<ChatTemplate, String>,
     usual: Generate,
     admission: Admission,
     /// Texts are refused when those that wait would take longer than this.
@@ -212,7 +214,11 @@ impl Writer {
             return Err(EngineError::NoBlock { bytes, block });
         }
         // A model without a template writes on from prompts alone.
-        let template = ChatTemplate::open(&folder).ok();
+        let template = ChatTemplate::open(&folder).map_err(|e| match e {
+            // Clients are not told of paths.
+            EngineError::ChatTemplate { problem, .. } => problem,
+            other => other.to_string(),
+        });
         let (jobs, come) = channel();
         let encoder = Arc::new(encoder);
         let metrics = Arc::new(Metrics::of([engine]));
@@ -243,7 +249,7 @@ impl Writer {
 
     /// Whether the folder has a template for conversations.
     pub fn has_template(&self) -> bool {
-        self.template.is_some()
+        self.template.is_ok()
     }
 
     /// Whether its device computes nothing any more.
@@ -271,26 +277,38 @@ impl Writer {
     /// Token ids of a conversation, as the model's template writes it down.
     ///
     /// # Errors
-    /// A model without a template, tools that the template does not write down, and what it refuses.
+    /// A model without a template, tools that the template does not write down, and a conversation that it refuses.
     pub fn conversation(
         &self,
         messages: &[Message],
-        tools: &[Tool],
+        options: &ChatOptions,
     ) -> Result<Vec<u32>, ServeError> {
-        let template = self.template.as_ref().ok_or_else(|| {
+        let template = self.template.as_ref().map_err(|problem| {
             ServeError::invalid(
                 "model",
-                "the model has no chat template, as it was not made for conversations; ask /v1/completions",
+                format!(
+                    "the model has no chat template that can be used: {problem}; ask /v1/completions"
+                ),
             )
         })?;
-        let wrong = |e: EngineError| ServeError::invalid("messages", e.to_string());
-        if !tools.is_empty() && !template.takes_tools() {
+        let has_tools = options
+            .tools
+            .as_ref()
+            .is_some_and(|tools| !tools.is_empty());
+        if has_tools && !template.takes_tools() {
             return Err(ServeError::invalid(
                 "tools",
                 "the model's chat template has no place for tools, as it was not taught to call them; leave `tools` out, or ask another model",
             ));
         }
-        let prompt = template.render_with(messages, tools).map_err(wrong)?;
+        let wrong = |e: EngineError| {
+            let param = match &e {
+                EngineError::Conversation { param, .. } => param,
+                _ => "messages",
+            };
+            ServeError::invalid(param, e.to_string())
+        };
+        let prompt = template.render_with(messages, options).map_err(wrong)?;
         self.encoder.prompt_as_written(&prompt).map_err(wrong)
     }
 

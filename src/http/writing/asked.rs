@@ -1,7 +1,7 @@
 //! The bodies of requests for texts, and what they may ask for.
 
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::super::{
     embeddings::kind,
@@ -9,7 +9,7 @@ use super::super::{
     fields::shown,
     request::{Fields, as_whole},
 };
-use crate::serve::{Message, Tool, Writing};
+use crate::serve::{ChatOptions, Json, Message, Tool, Writing};
 
 pub(super) struct Asked {
     pub model: Option<String>,
@@ -26,6 +26,12 @@ pub(super) struct Asked {
     logit_bias: Vec<(u32, f32)>,
     tools: Option<Vec<Tool>>,
     tool_choice: Value,
+    /// Whether the prompt ends with the beginning of an answer.
+    add_generation_prompt: Option<bool>,
+    /// Whether the model continues the last message.
+    continue_final_message: bool,
+    /// Values for the chat template.
+    chat_template_kwargs: Option<Json>,
     stop: Vec<String>,
     stream: bool,
     include_usage: bool,
@@ -42,7 +48,7 @@ pub(super) struct Said {
     content: Value,
     /// For the template: a name, calls of tools, and of which call it is the result.
     #[serde(flatten)]
-    others: Map<String, Value>,
+    others: Json,
 }
 
 /// Largest penalty by counts, and largest bias of a logit, in OpenAI's API.
@@ -204,6 +210,9 @@ impl Asked {
             logit_bias: biases(&fields.value("logit_bias"))?,
             tools: fields.parsed("tools")?,
             tool_choice: fields.value("tool_choice"),
+            add_generation_prompt: fields.flag("add_generation_prompt")?,
+            continue_final_message: fields.flag("continue_final_message")?.unwrap_or(false),
+            chat_template_kwargs: fields.parsed("chat_template_kwargs")?,
             stop: stops(fields.value("stop"))?,
             stream: fields.flag("stream")?.unwrap_or(false),
             include_usage: options.flag("include_usage")?.unwrap_or(false),
@@ -255,6 +264,31 @@ impl Asked {
         }
     }
 
+    /// How the conversation is written down. Without options it ends where the model's answer begins.
+    pub fn chat_options(&self) -> Result<ChatOptions, Failure> {
+        let continues = self.continue_final_message;
+        let kwargs = match &self.chat_template_kwargs {
+            None | Some(Json::Null) => Vec::new(),
+            Some(Json::Object(fields)) => fields.clone(),
+            Some(other) => {
+                let name = "chat_template_kwargs";
+                let problem = format!("`{name}` is {}; expected an object", other.kind());
+                return Err(Failure::invalid(name, problem));
+            }
+        };
+        // A conversation that must not use its tools is one without.
+        let tools = match self.tools()? {
+            [] if self.tool_choice.as_str() == Some("none") => None,
+            _ => self.tools.clone(),
+        };
+        Ok(ChatOptions {
+            tools,
+            add_generation_prompt: self.add_generation_prompt.unwrap_or(!continues),
+            continue_final_message: continues,
+            kwargs,
+        })
+    }
+
     pub fn streams(&self) -> bool {
         self.stream
     }
@@ -296,8 +330,12 @@ impl Said {
                 )));
             }
         };
+        let others = match self.others {
+            Json::Object(fields) => fields,
+            _ => Vec::new(),
+        };
         Ok(Message {
-            others: self.others,
+            others,
             ..Message::new(self.role, content)
         })
     }

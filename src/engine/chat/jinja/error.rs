@@ -1,0 +1,64 @@
+//! Why a template has no text.
+
+/// Max characters of a message.
+const MAX_MESSAGE: usize = 1000;
+
+/// Why a template cannot be parsed or rendered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    pub kind: Kind,
+    pub message: String,
+    /// Line of the template, counted from 1.
+    pub line: Option<u32>,
+}
+
+/// Kind of an [`Error`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The template is wrong, or does not fit the values.
+    Failed,
+    /// The template itself refuses the conversation by `raise_exception`.
+    Refused,
+    /// Rendering would exceed a limit.
+    Limit,
+    /// The messages are no conversation, whatever the template.
+    Messages,
+}
+
+pub type Result<T> = std::result::Result<T, Box<Error>>;
+
+impl Error {
+    pub fn failed(message: impl Into<String>) -> Box<Self> {
+        Self::new(Kind::Failed, message.into())
+    }
+
+    pub fn refused(message: impl Into<String>) -> Box<Self> {
+        Self::new(Kind::Refused, message.into())
+    }
+
+    pub fn messages(message: impl Into<String>) -> Box<Self> {
+        Self::new(Kind::Messages, message.into())
+    }
+
+    pub fn limit(message: impl Into<String>) -> Box<Self> {
+        Self::new(Kind::Limit, message.into())
+    }
+
+    fn new(kind: Kind, message: String) -> Box<Self> {
+        // A message may quote a text of the template.
+        let end = message.char_indices().nth(MAX_MESSAGE);
+        Box::new(Self {
+            kind,
+            message: end
+                .map_or(message.as_str(), |(end, _)| &message[..end])
+                .to_owned(),
+            line: None,
+        })
+    }
+
+    /// The error with `line`, unless it has one.
+    pub fn at(mut self: Box<Self>, line: u32) -> Box<Self> {
+        self.line = self.line.or(Some(line));
+        self
+    }
+}

@@ -1,0 +1,97 @@
+//! Jinja as transformers renders chat templates: jinja2's immutable sandbox with `trim_blocks`, `lstrip_blocks` and loop controls.
+//!
+//! A template comes with a checkpoint and is not trusted, and a conversation comes from a client. So every value is charged to a
+//! [`Meter`], which bounds the memory, the work and the stack of a rendering; a general engine bounds none of them when texts and lists
+//! grow. Values have Python's types and texts, since a prompt must be the one that the model was trained with. Whatever of jinja2 is not
+//! supported is an error and never empty text.
+
+mod args;
+mod ast;
+mod attributes;
+mod calls;
+mod collections;
+mod error;
+mod evaluate;
+mod filters;
+mod format;
+mod json;
+mod lex;
+mod machine;
+mod meter;
+mod methods;
+mod operators;
+mod parse;
+mod sequences;
+mod show;
+mod tests;
+mod value;
+
+pub use error::{Error, Kind};
+pub use json::Json;
+pub use meter::Limits;
+use meter::Meter;
+use value::Value;
+
+/// A parsed template, which threads can share.
+#[derive(Debug)]
+pub struct Template {
+    tree: ast::Template,
+    names: Vec<String>,
+}
+
+/// A variable of a rendering.
+#[derive(Clone, Copy, Debug)]
+pub enum Variable<'a> {
+    Json(&'a Json),
+    /// A conversation, in which `arguments` of tool calls that are JSON in a string become objects.
+    Messages(&'a [Json]),
+}
+
+impl Template {
+    /// Parses `source`. Nesting is bounded, so any stack of 1 MiB suffices.
+    ///
+    /// # Errors
+    /// A text that is no template, with the line.
+    pub fn parse(source: &str) -> Result<Self, Error> {
+        let tree = parse::template(source).map_err(|e| *e)?;
+        let mut names: Vec<String> = Vec::new();
+        for (token, _) in lex::tokens(source).map_err(|e| *e)? {
+            if let lex::Token::Name(name) = token {
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        names.dedup();
+        Ok(Self { tree, names })
+    }
+
+    /// Whether `name` occurs in it, as a variable or as any other name.
+    pub fn mentions(&self, name: &str) -> bool {
+        self.names
+            .binary_search_by(|known| known.as_str().cmp(name))
+            .is_ok()
+    }
+
+    /// The text that the template makes of `variables`.
+    ///
+    /// # Errors
+    /// A template that does not fit the variables, that refuses them, or that exceeds `limits`.
+    pub fn render(
+        &self,
+        variables: &[(&str, Variable<'_>)],
+        limits: Limits,
+    ) -> Result<String, Error> {
+        let meter = Meter::new(limits);
+        let values = variables.iter().map(|(name, variable)| {
+            let value = match variable {
+                Variable::Json(json) => Value::from_json(&meter, json)?,
+                Variable::Messages(messages) => calls::messages(&meter, messages)?,
+            };
+            Ok(((*name).to_owned(), value))
+        });
+        let rendered = values
+            .collect::<error::Result<Vec<(String, Value)>>>()
+            .and_then(|values| machine::Machine::new(&meter, &self.tree, values)?.run());
+        rendered.map_err(|error| *error)
+    }
+}
