@@ -332,8 +332,7 @@ fn sequences_are_limited_to_the_positions_of_config_json_as_its_scaling_stretche
         "original_max_position_embeddings": 50,
     });
     assert_eq!(limit(llama3), Some(100));
-    let yarn =
-        json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 80});
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 80});
     assert_eq!(limit(yarn), Some(320));
     assert_eq!(limit(json!({"type": "ntk", "factor": 2.0})), Some(100));
     let dynamic = json!({"rope_type": "dynamic", "factor": 4.0});
