@@ -1,3 +1,5 @@
+mod bytes;
+
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
