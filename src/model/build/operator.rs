@@ -216,7 +216,6 @@ impl Builder<'_> {
                 span,
                 reach,
             } => {
-                self.limit_positions(place)?;
                 let positions = Positions {
                     span: values.size(span)?,
                     reach: reach.as_ref().map(|r| values.size(r)).transpose()?,
@@ -300,7 +299,7 @@ impl Builder<'_> {
         self.add(full, op, &operands, place)
     }
 
-    /// Limits sequences to `max_position_embeddings` of config.json: distances have no table of positions that would.
+    /// Limits sequences to `max_position_embeddings` of config.json: a bias by distance has no table of positions that would.
     fn limit_positions(&mut self, place: &Range<usize>) -> Result<(), ModelError> {
         match self.values.positions(place)? {
             Some(positions) => self.ids_below(Meta::Positions, positions, 0, place),
