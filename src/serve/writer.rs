@@ -34,7 +34,8 @@ const MOST_WAITING: u64 = 1024;
 /// What is asked of a writer.
 #[derive(Clone, Debug, Default)]
 pub struct Writing {
-    /// New tokens at most; what is left of the model's positions where it is not given.
+    /// Maximum number of new tokens. Without one, the model's folder limits them, if it does, and else the model's positions and the
+    /// KV cache.
     pub max_tokens: Option<usize>,
     /// Draws tokens by this temperature; 0 takes the most probable one. Where it is not given, as the model's folder asks.
     pub temperature: Option<f32>,
@@ -55,11 +56,11 @@ pub struct Writing {
 /// A token of a text with its log-probability, before rules and sampling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scored {
-    /// Its text; U+FFFD where its bytes are no whole characters.
-    pub text: String,
+    /// The bytes that it adds to the text; they may be a part of a character only.
+    pub bytes: Vec<u8>,
     pub log_probability: f32,
     /// The most probable tokens in its place, the most probable first.
-    pub most_probable: Vec<(String, f32)>,
+    pub most_probable: Vec<(Vec<u8>, f32)>,
     /// Where it begins in the whole text, in bytes, and in characters.
     pub start: usize,
     pub offset: usize,
@@ -90,7 +91,30 @@ pub enum Piece {
 /// The pieces of a text as they come. Dropping it ends the writing.
 pub struct Pieces {
     pieces: UnboundedReceiver<Result<Piece, ServeError>>,
-    is_over: Arc<AtomicBool>,
+    ending: Arc<EarlyEnd>,
+}
+
+/// Why a text ends before the generator ends it.
+#[derive(Default)]
+struct EarlyEnd {
+    /// Nobody reads on.
+    is_abandoned: AtomicBool,
+    /// It is complete, as a stop was found, or it failed. Set before the last piece is sent, so before its reader leaves.
+    is_complete: AtomicBool,
+}
+
+impl EarlyEnd {
+    fn is_abandoned(&self) -> bool {
+        self.is_abandoned.load(Ordering::Acquire)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.is_complete.load(Ordering::Acquire)
+    }
+
+    fn complete(&self) {
+        self.is_complete.store(true, Ordering::Release);
+    }
 }
 
 impl Pieces {
@@ -110,7 +134,7 @@ impl Pieces {
 
 impl Drop for Pieces {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Release);
+        self.ending.is_abandoned.store(true, Ordering::Release);
     }
 }
 
@@ -169,11 +193,11 @@ struct Job {
     stop: Vec<String>,
     goes_on: bool,
     pieces: UnboundedSender<Result<Piece, ServeError>>,
-    is_over: Arc<AtomicBool>,
+    ending: Arc<EarlyEnd>,
 }
 
 impl Job {
-    /// New tokens at most.
+    /// Maximum number of new tokens.
     fn tokens(&self) -> u64 {
         self.request.options.rules.max_new_tokens as u64
     }
@@ -263,6 +287,13 @@ impl Writer {
 
     pub fn encoder(&self) -> &TextEncoder {
         &self.encoder
+    }
+
+    /// The temperature of texts that are drawn without one, where the folder does not have texts drawn by itself; `None` where it does.
+    pub fn default_temperature(&self) -> Option<f32> {
+        let is_greedy = self.usual.sampling.is_none();
+        let own = self.usual.usual_sampling.temperature;
+        is_greedy.then_some(if own > 0.0 { own } else { 1.0 })
     }
 
     /// Token ids of prompts.
@@ -374,18 +405,12 @@ impl Writer {
                 "an empty stop ends every text at once",
             ));
         }
-        let left = self.admission.left_behind(prompt.len());
-        if max_tokens.or(left).is_some() {
-            options.max_length = None;
-        }
         let rules = &mut options.rules;
         (rules.frequency_penalty, rules.presence_penalty) = (frequency_penalty, presence_penalty);
         rules.bias = bias;
-        rules.max_new_tokens = match (max_tokens, left) {
-            (Some(n), _) => n,
-            (None, Some(left)) => left.max(1),
-            (None, None) => rules.max_new_tokens,
-        };
+        if let Some(n) = max_tokens {
+            (rules.max_new_tokens, options.max_length) = (n, None);
+        }
         if temperature == Some(0.0) {
             options.sampling = None;
         } else if temperature.is_some() || top_p.is_some() {
@@ -410,11 +435,24 @@ impl Writer {
             (options.log_probabilities, options.most_probable) = (true, n);
         }
         options.seed = seed.unwrap_or_default();
-        let request = Request { prompt, options };
-        // What is never written does not count as what waits.
-        self.admission.check(&request)?;
+        if max_tokens.is_none() {
+            // A limit of the folder is no reason to refuse a long prompt.
+            let room = self.admission.room(prompt.len(), &options);
+            let rules = &mut options.rules;
+            rules.max_new_tokens = rules.max_new_tokens.min(room).max(1);
+        }
+        let mut request = Request { prompt, options };
+        // Refused requests do not count as waiting ones.
+        let checked = self.admission.check(&request).map_err(ServeError::from);
+        checked.map_err(|error| match goes_on {
+            true => error,
+            false => error.of_messages(),
+        })?;
+        // The tokens that wait are counted by this number.
+        request.options.rules.max_new_tokens = self.admission.new_tokens(&request);
+        request.options.max_length = None;
         let (sender, pieces) = unbounded_channel();
-        let (is_over, now) = (Arc::new(AtomicBool::new(false)), Instant::now());
+        let (ending, now) = (Arc::new(EarlyEnd::default()), Instant::now());
         let job = Job {
             request,
             class: submit.class,
@@ -424,7 +462,7 @@ impl Writer {
             stop,
             goes_on: goes_on && !self.admission.has_source(),
             pieces: sender,
-            is_over: Arc::clone(&is_over),
+            ending: Arc::clone(&ending),
         };
         let why = "it is shutting down";
         let jobs = self.jobs.as_ref().ok_or(ServeError::NotReady { why })?;
@@ -436,7 +474,7 @@ impl Writer {
             self.shared.waits_no_more(&unsent.0);
             return Err(ServeError::NotReady { why });
         }
-        Ok(Pieces { pieces, is_over })
+        Ok(Pieces { pieces, ending })
     }
 }
 

@@ -313,7 +313,7 @@ impl Target for Inside {
             Err(error) => Answered {
                 // As HTTP would have it.
                 status: match &error {
-                    ServeError::Invalid { .. } => 400,
+                    ServeError::Invalid { .. } | ServeError::ContextLength { .. } => 400,
                     ServeError::NoModel { .. } | ServeError::UnsupportedTask { .. } => 404,
                     ServeError::TooLong { .. } | ServeError::TooLarge { .. } => 413,
                     ServeError::Overloaded { .. } | ServeError::Hopeless => 429,
