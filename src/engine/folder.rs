@@ -7,6 +7,8 @@
 
 mod json;
 mod modules;
+mod tokenizer;
+mod transformer;
 
 use std::path::{Path, PathBuf};
 
@@ -14,12 +16,18 @@ use serde_json::{Map, Value};
 
 use super::EngineError;
 use crate::{
-    model::{Description, Module},
+    model::{Description, EMBEDDING, Module},
     names::nearest,
     program::NEXT_LOGITS,
 };
 use json::Json;
-use modules::{Entry, dense, entries, logit_score, messages, pooling, splade};
+use modules::{Entry, MAX_WIDTH, dense, dropout, entries, logit_score, normalize, pooling, splade};
+use transformer::{MAX_TOKENS, Transformer};
+
+pub(super) use tokenizer::{TokenizerSettings, cleaned_up};
+
+/// The folder that sentence-transformers give a Pooling behind the transformer.
+const POOLING: &str = "1_Pooling";
 
 /// A checkpoint's folder.
 #[derive(Clone, Debug)]
@@ -34,6 +42,8 @@ pub struct Folder {
     pools_prompt: bool,
     pub(super) lower_case: bool,
     max_seq_length: Option<usize>,
+    /// Settings that win over those of tokenizer_config.json.
+    tokenizer: Map<String, Value>,
     prompts: Vec<(String, String)>,
     default_prompt: Option<String>,
     score: Option<Score>,
@@ -127,15 +137,22 @@ impl Folder {
             pools_prompt: true,
             lower_case: false,
             max_seq_length: None,
+            tokenizer: Map::new(),
             prompts: Vec::new(),
             default_prompt: None,
             score: None,
             messages: None,
         };
         let own = Json::optional(root.join("config_sentence_transformers.json"))?;
-        if !listed.is_empty() {
-            folder.read_modules(&listed, own.as_ref())?;
-            folder.read_lengths()?;
+        if let Some(own) = &own {
+            check_own(own)?;
+        }
+        match listed.is_empty() {
+            false => {
+                folder.read_modules(&listed, own.as_ref())?;
+                folder.read_transformer()?;
+            }
+            true => folder.read_pooling()?,
         }
         folder.read_prompts(own.as_ref())?;
         folder.score = folder.read_score(own.as_ref().filter(|_| !listed.is_empty()))?;
@@ -253,25 +270,27 @@ impl Folder {
     /// model has.
     ///
     /// # Errors
-    /// A `tokenizer_config.json` that is no JSON.
+    /// A `tokenizer_config.json` that is no JSON, and a length out of range.
     pub(super) fn limit(&self, positions: Option<u32>) -> Result<Option<usize>, EngineError> {
         if self.max_seq_length.is_some() {
             return Ok(self.max_seq_length);
         }
         let tokenizer = self.tokenizer_config()?;
-        let length = tokenizer.as_ref().and_then(|t| t.get("model_max_length"));
+        let key = "model_max_length";
         // Tokenizers without a limit are published with 10³⁰.
-        let length = length.and_then(Value::as_u64);
-        let length = length.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+        let is_none = |v: &Value| v.as_f64().is_some_and(|n| n > f64::from(MAX_TOKENS));
+        let length = match tokenizer.get(key) {
+            Some(v) if is_none(v) => None,
+            _ => tokenizer.count(key, MAX_TOKENS)?,
+        };
+        let length = length.map(|n| n as usize);
         let positions = positions.map(|n| n as usize);
         Ok(length.into_iter().chain(positions).min())
     }
 
     /// Whether a text that is too long loses its beginning.
     pub(super) fn cuts_the_front(&self) -> Result<bool, EngineError> {
-        let Some(tokenizer) = self.tokenizer_config()? else {
-            return Ok(false);
-        };
+        let tokenizer = self.tokenizer_config()?;
         match tokenizer.text("truncation_side")? {
             None | Some("right") => Ok(false),
             Some("left") => Ok(true),
@@ -282,20 +301,50 @@ impl Folder {
     /// The tokens that have these names in `tokenizer_config.json`.
     pub(super) fn special_tokens(&self, names: &[&str]) -> Result<Vec<String>, EngineError> {
         let config = self.tokenizer_config()?;
-        let values = names.iter().filter_map(|name| config.as_ref()?.get(name));
+        let values = names.iter().filter_map(|name| config.get(name));
         let texts = values.filter_map(|v| v.as_str().or_else(|| v.get("content")?.as_str()));
         Ok(texts.map(str::to_owned).collect())
     }
 
-    fn tokenizer_config(&self) -> Result<Option<Json>, EngineError> {
-        Json::optional(self.trunk.join("tokenizer_config.json"))
+    /// `tokenizer_config.json`, with the settings that win over it; empty where there is none.
+    fn tokenizer_config(&self) -> Result<Json, EngineError> {
+        let file = self.trunk.join("tokenizer_config.json");
+        let mut json = match Json::optional(file.clone())? {
+            Some(json) => json,
+            None => Json {
+                file,
+                value: Value::Object(Map::new()),
+            },
+        };
+        let Value::Object(settings) = &mut json.value else {
+            return Err(json.problem("expected an object"));
+        };
+        settings.extend(self.tokenizer.clone());
+        Ok(json)
+    }
+
+    /// Settings that win over tokenizer.json.
+    ///
+    /// # Errors
+    /// A file that is no JSON object.
+    pub(super) fn tokenizer_settings(&self) -> Result<TokenizerSettings, EngineError> {
+        let map = Json::optional(self.trunk.join("special_tokens_map.json"))?;
+        TokenizerSettings::new(self.tokenizer_config()?, map, self.config.as_ref())
+    }
+
+    /// The first setting of the tokenizer that sentence-transformers' files have, but for the length of texts.
+    pub(super) fn tokenizer_argument(&self) -> Option<&str> {
+        let mut keys = self.tokenizer.keys().map(String::as_str);
+        keys.find(|key| !["model_max_length", "truncation_side"].contains(key))
     }
 
     fn read_modules(&mut self, listed: &[Entry], own: Option<&Json>) -> Result<(), EngineError> {
         let mut modules = Vec::new();
         for entry in &listed[1..] {
             let folder = entry.folder.clone();
-            let config = || Json::read(self.root.join(&entry.folder).join("config.json"));
+            let file = self.root.join(&entry.folder).join("config.json");
+            let config = || Json::read(file.clone());
+            let optional = || Json::optional(file.clone());
             modules.push(match entry.class.as_str() {
                 "Pooling" => {
                     let config = config()?;
@@ -304,13 +353,17 @@ impl Folder {
                     Module::Pooling { folder, modes }
                 }
                 "Dense" => dense(&config()?, folder)?,
-                "Normalize" => Module::Normalize { folder },
+                "Normalize" => normalize(optional()?.as_ref(), folder)?,
+                "Dropout" => {
+                    dropout(optional()?.as_ref())?;
+                    continue;
+                }
                 "SpladePooling" => splade(&config()?, folder)?,
                 "LogitScore" => logit_score(&config()?, folder)?,
                 other => {
                     let file = self.root.join("modules.json");
                     let problem = format!(
-                        "the module `{other}` is not known; gemmule computes Transformer, Pooling, Dense, Normalize, SpladePooling and LogitScore"
+                        "the module `{other}` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, Normalize, SpladePooling and LogitScore"
                     );
                     return Err(EngineError::Folder { file, problem });
                 }
@@ -319,15 +372,50 @@ impl Folder {
         if modules.is_empty() {
             return Ok(());
         }
-        if let Some(width) = own.map(|o| o.count("truncate_dim")).transpose()?.flatten() {
+        if let Some(width) = own
+            .map(|o| o.count("truncate_dim", MAX_WIDTH))
+            .transpose()?
+            .flatten()
+        {
             modules.push(Module::Truncate { width });
         }
         self.modules = Some(modules);
         Ok(())
     }
 
-    /// `max_seq_length`, `do_lower_case` and whether texts become messages, in the one file of several names that older folders have it in.
-    fn read_lengths(&mut self) -> Result<(), EngineError> {
+    /// Reads the pooling of a folder whose `modules.json` is missing, as text-embeddings-inference does.
+    fn read_pooling(&mut self) -> Result<(), EngineError> {
+        let Some(json) = Json::optional(self.root.join(POOLING).join("config.json"))? else {
+            return Ok(());
+        };
+        let embeds = self.config.as_ref().is_some_and(|config| {
+            let outputs = Description::for_config(config);
+            let outputs = outputs.map(|d| d.outputs_for(config).contains(&EMBEDDING));
+            outputs.unwrap_or(false)
+        });
+        if !embeds {
+            return Ok(());
+        }
+        self.pools_prompt = json.flag("include_prompt", true)?;
+        let modes = pooling(&json)?;
+        tracing::warn!(
+            "`{}` has no modules.json; sentence embeddings are pooled as {POOLING}/config.json says, and normalized",
+            self.root.display()
+        );
+        self.modules = Some(vec![
+            Module::Pooling {
+                folder: POOLING.to_owned(),
+                modes,
+            },
+            Module::Normalize {
+                folder: "2_Normalize".to_owned(),
+            },
+        ]);
+        self.read_transformer()
+    }
+
+    /// Reads `sentence_bert_config.json`, which older folders have under several names.
+    fn read_transformer(&mut self) -> Result<(), EngineError> {
         let entries = std::fs::read_dir(&self.trunk).map_err(|source| EngineError::Read {
             file: self.trunk.clone(),
             source,
@@ -351,10 +439,14 @@ impl Folder {
                 }),
             };
         };
-        let json = Json::read(file.clone())?;
-        self.max_seq_length = json.count("max_seq_length")?.map(|n| n as usize);
-        self.lower_case = json.flag("do_lower_case", false)?;
-        self.messages = messages(&json)?;
+        let transformer = Transformer::read(&Json::read(file.clone())?)?;
+        self.max_seq_length = transformer.max_seq_length;
+        self.lower_case = transformer.lower_case;
+        self.messages = transformer.messages;
+        self.tokenizer = transformer.tokenizer;
+        if let Some(Value::Object(config)) = &mut self.config {
+            config.extend(transformer.config);
+        }
         Ok(())
     }
 
@@ -413,5 +505,25 @@ impl Folder {
             }));
         }
         Ok(None)
+    }
+}
+
+/// Checks the keys of `config_sentence_transformers.json`.
+fn check_own(own: &Json) -> Result<(), EngineError> {
+    own.check_keys(&[
+        "__version__",
+        "activation_fn",
+        "default_prompt_name",
+        "keep_in_fp32_modules",
+        "max_active_dims",
+        "model_type",
+        "prompts",
+        "requirements",
+        "similarity_fn_name",
+        "truncate_dim",
+    ])?;
+    match own.get("max_active_dims") {
+        Some(_) => Err(own.wrong("max_active_dims", "null, as gemmule keeps all weights")),
+        None => Ok(()),
     }
 }

@@ -1,25 +1,18 @@
+mod coder;
+
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
 };
 
-use tokenizers::{
-    EncodeInput, Encoding, InputSequence, NormalizerWrapper, Tokenizer, TruncationDirection,
-    TruncationParams,
-    normalizers::{Lowercase, Sequence},
-};
+use tokenizers::{EncodeInput, Encoding, ModelWrapper};
 
 use super::{
-    EngineError, Folder, Prompt,
-    contain::contain,
-    conversation::Conversation,
-    published::{Published, published},
-    words::Words,
+    EngineError, Folder, Prompt, contain::contain, conversation::Conversation, folder::cleaned_up,
+    published::published, words::Words,
 };
-use crate::{
-    files::{self, Kind},
-    runtime::batch::{Batch, BatchError},
-};
+use crate::runtime::batch::{Batch, BatchError};
+use coder::{Coder, loaded};
 
 /// The tokenizer of a checkpoint, with what its folder says of texts: how long they may be, whether they are in lower
 /// case, and what stands before them.
@@ -34,6 +27,8 @@ pub struct TextEncoder {
     has_segments: bool,
     /// Whether the model goes on from texts, and takes no pairs.
     writes: bool,
+    /// Whether decoded texts lose the spaces before punctuation.
+    cleans_up: bool,
     /// How texts are written down, where the model reads them as conversations.
     conversation: Option<Conversation>,
 }
@@ -88,55 +83,6 @@ pub struct TextToken {
     pub span: Option<(usize, usize)>,
 }
 
-/// What makes tokens of texts.
-#[derive(Clone)]
-enum Coder {
-    Json(Box<Tokenizer>, Option<Arc<Words>>),
-    Pieces(Box<Published>),
-}
-
-impl Coder {
-    fn encode(&self, input: EncodeInput<'_>, adds_special: bool) -> tokenizers::Result<Encoding> {
-        match self {
-            Self::Json(tokenizer, _) => tokenizer.encode(input, adds_special),
-            Self::Pieces(pieces) => one_text(input).map(|text| pieces.encode(&text, adds_special)),
-        }
-    }
-
-    /// As `encode`, which tokens there are and what was cut off; their names and places are left out where that is faster.
-    fn encode_fast(
-        &self,
-        input: EncodeInput<'_>,
-        adds_special: bool,
-    ) -> tokenizers::Result<Encoding> {
-        let Self::Json(tokenizer, words) = self else {
-            return self.encode(input, adds_special);
-        };
-        let known = words
-            .as_ref()
-            .map(|w| w.encode(tokenizer, &input, adds_special));
-        match known.transpose()?.flatten() {
-            Some(encoding) => Ok(encoding),
-            None => tokenizer.encode_fast(input, adds_special),
-        }
-    }
-
-    fn decode(&self, ids: &[u32], skips_special: bool) -> tokenizers::Result<String> {
-        match self {
-            Self::Json(tokenizer, _) => tokenizer.decode(ids, skips_special),
-            Self::Pieces(pieces) => Ok(pieces.decode(ids, skips_special)?),
-        }
-    }
-}
-
-/// The text of an input that is one.
-fn one_text(input: EncodeInput<'_>) -> tokenizers::Result<String> {
-    match input {
-        EncodeInput::Single(InputSequence::Raw(text)) => Ok(text.into_owned()),
-        _ => Err("its tokenizer, a SentencePiece model for translation, takes no pairs of texts; give one text".into()),
-    }
-}
-
 impl TextEncoder {
     /// Loads `tokenizer.json` of a checkpoint's folder.
     ///
@@ -169,49 +115,13 @@ impl TextEncoder {
 
     fn with(folder: Folder, cuts: bool) -> Result<Self, EngineError> {
         let file = folder.trunk().join("tokenizer.json");
-        let broken = |problem: String| EngineError::Tokenizer {
-            file: file.clone(),
-            problem,
-        };
         if !file.is_file() {
             return Self::of_pieces(folder, cuts);
         }
-        let bytes = files::bytes(&file, Kind::Tokenizer)?;
         let inputs = folder.inputs();
-        let limit = match cuts {
-            true => folder.limit(inputs.positions)?,
-            false => None,
-        };
-        let direction = match folder.cuts_the_front()? {
-            true => TruncationDirection::Left,
-            false => TruncationDirection::Right,
-        };
-        // The tokenizers crate takes some settings as they are and panics on them, here or later.
-        let loaded = contain(|| {
-            let mut tokenizer = Tokenizer::from_bytes(&bytes)?;
-            tokenizer.with_padding(None);
-            if !cuts {
-                tokenizer.with_truncation(None)?;
-            }
-            if let Some(max_length) = limit {
-                let truncation = TruncationParams {
-                    max_length,
-                    direction,
-                    ..TruncationParams::default()
-                };
-                tokenizer.with_truncation(Some(truncation))?;
-            }
-            if folder.lower_case {
-                let own = tokenizer.get_normalizer().cloned();
-                let lower = NormalizerWrapper::Lowercase(Lowercase);
-                let both = [lower].into_iter().chain(own).collect();
-                tokenizer.with_normalizer(Some(Sequence::new(both)))?;
-            }
-            tokenizers::Result::Ok(tokenizer)
-        });
-        let tokenizer = loaded
-            .map_err(|panic| broken(format!("the tokenizers crate panics on it: {panic}")))?
-            .map_err(|e| broken(e.to_string()))?;
+        let settings = folder.tokenizer_settings()?;
+        let tokenizer = loaded(&folder, &file, &settings, inputs.positions, cuts)?;
+        let is_bpe = matches!(tokenizer.get_model(), ModelWrapper::BPE(_));
         let words = Words::of(&tokenizer).map(Arc::new);
         Ok(Self {
             tokenizer: Coder::Json(Box::new(tokenizer), words),
@@ -219,8 +129,9 @@ impl TextEncoder {
             conversation: Conversation::of(&folder)?,
             folder,
             file,
-            has_segments: inputs.has_segments,
+            has_segments: inputs.has_segments && settings.has_segments()?,
             writes: inputs.writes,
+            cleans_up: settings.cleans_up(is_bpe)?,
         })
     }
 
@@ -233,6 +144,14 @@ impl TextEncoder {
                 problem: "the folder asks for texts in lower case, which gemmule has with a tokenizer.json only".to_owned(),
             });
         }
+        if let Some(argument) = folder.tokenizer_argument() {
+            return Err(EngineError::PublishedTokenizer {
+                file,
+                problem: format!(
+                    "the folder gives its tokenizer the argument `{argument}`, which gemmule applies with a tokenizer.json only"
+                ),
+            });
+        }
         let inputs = folder.inputs();
         let cuts_front = folder.cuts_the_front()?;
         let limit = match cuts {
@@ -240,6 +159,7 @@ impl TextEncoder {
             false => None,
         };
         pieces.limit(limit.map(|limit| (limit, cuts_front)));
+        let cleans_up = folder.tokenizer_settings()?.cleans_up(false)?;
         Ok(Self {
             tokenizer: Coder::Pieces(Box::new(pieces)),
             unlimited: OnceLock::new(),
@@ -248,6 +168,7 @@ impl TextEncoder {
             file,
             has_segments: inputs.has_segments,
             writes: inputs.writes,
+            cleans_up,
         })
     }
 
@@ -347,9 +268,13 @@ impl TextEncoder {
                 Coder::Pieces(_) => EngineError::PublishedTokenizer { file, problem },
             }
         };
-        decoded
+        let text = decoded
             .map_err(|panic| broken(format!("the tokenizers crate panics on tokens: {panic}")))?
-            .map_err(|e| broken(e.to_string()))
+            .map_err(|e| broken(e.to_string()))?;
+        Ok(match self.cleans_up {
+            true => cleaned_up(&text),
+            false => text,
+        })
     }
 
     /// The text of a token behind another one, special ones included; some tokenizers drop a space at a text's beginning.
