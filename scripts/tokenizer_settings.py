@@ -5,8 +5,10 @@ tokenizer_config.json, the token ids of texts and of a pair, the segment ids of 
 transformers raises an error. The first case of a folder sets no key. `tests/tokenizer_settings.rs` compares gemmule with them: a key
 that changes a result is applied or refused, and no other key changes one.
 
+`arguments.json` has the token ids of SentenceTransformer under settings of sentence_bert_config.json.
+
     pip install torch transformers sentence-transformers
-    python3 scripts/tokenizer_settings.py tests/tokenizers/settings
+    python3 scripts/tokenizer_settings.py tests/tokenizer_settings
 
 Nothing is downloaded. Two runs with the same versions write the same bytes.
 """
@@ -108,6 +110,42 @@ def results(folder):
         return None
 
 
+# What sentence_bert_config.json may say of tokens. The first changes nothing.
+ARGUMENTS = [
+    {}, {"max_seq_length": 8}, {"do_lower_case": True},
+    {"tokenizer_args": {"model_max_length": 9}}, {"processor_kwargs": {"model_max_length": 9}}, {"tokenizer_args": {"do_lower_case": False}},
+    {"tokenizer_args": {"strip_accents": False, "use_fast": True}}, {"tokenizer_args": {"truncation_side": "left"}},
+    {"tokenizer_args": {"padding_side": "left"}}, {"tokenizer_args": {"add_bos_token": True}}, {"tokenizer_args": {"surprise": 1}},
+    {"processing_kwargs": {"text": {"max_length": 7}}}, {"processing_kwargs": {"common": {"max_length": 6}}},
+    {"processing_kwargs": {"text": {"max_length": 7}, "common": {"max_length": 6}}}, {"processing_kwargs": {"text": {"padding": "longest"}}},
+    {"processing_kwargs": {"text": {"truncation": True}}}, {"processing_kwargs": {"text": {"add_special_tokens": False}}},
+    {"processing_kwargs": {"text": {"truncation": False}}}, {"processing_kwargs": {"chat_template": {"add_generation_prompt": True}}},
+    {"processing_kwargs": {"words": {}}}, {"model_args": {"attn_implementation": "eager"}}, {"model_kwargs": {"torch_dtype": "float32"}},
+    {"config_args": {"hidden_dropout_prob": 0.5}}, {"unpad_inputs": False}, {"query_length": None}, {"transformer_task": "feature-extraction"},
+    {"transformer_task": "surprise"}, {"surprise": 1},
+]
+LONG = ["Über the SEA, and boats carry grain along it in summer, where the train leaves at eight.", "Café"]
+
+
+def arguments(file, folder):
+    """What SentenceTransformer makes of texts under settings of the sentence_bert_config.json of a folder."""
+    cases = []
+    for changes in ARGUMENTS:
+        with base.tempfile.TemporaryDirectory() as copy:
+            shutil.copytree(folder, copy, dirs_exist_ok=True)
+            # The limit that max_seq_length had before 5.4 would hide the others.
+            base.write({"max_seq_length": 16} | changes, copy, "sentence_bert_config.json")
+            try:
+                model = base.SentenceTransformer(copy, device="cpu")
+                ids, _ = base.ids_and_types(model.preprocess(LONG))
+                cases.append({"changes": changes, "ids": ids})
+            except Exception:
+                cases.append({"changes": changes, "ids": None})
+    with open(file, "w") as f:
+        rows = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)
+        f.write(f'{{"texts": {json.dumps(LONG, ensure_ascii=False)}, "cases": [\n{rows}\n]}}\n')
+
+
 def main(out):
     shutil.rmtree(out, ignore_errors=True)
     made = list(tokenizers()) + [("llama-prepended", "llama", None)]
@@ -146,3 +184,4 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     tf.logging.set_verbosity(50)
     main(sys.argv[1])
+    arguments(os.path.join(sys.argv[1], "arguments.json"), os.path.join(os.path.dirname(__file__), "../tests/checkpoints/st-mean"))

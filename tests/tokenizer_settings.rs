@@ -63,10 +63,12 @@ fn results(
 
 #[test]
 fn settings_change_tokens_as_in_transformers_or_are_refused_by_name() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizers/settings");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer_settings");
     let mut names: Vec<_> = fs::read_dir(&root)
         .expect("the folders are there")
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter_map(Result::ok)
+        .filter(|entry| entry.path().is_dir())
+        .filter_map(|entry| entry.file_name().into_string().ok())
         .collect();
     names.sort();
     assert!(names.len() >= 20, "{names:?}");
@@ -150,9 +152,69 @@ fn settings_change_tokens_as_in_transformers_or_are_refused_by_name() {
     assert_snapshot!(refused.join("\n"));
 }
 
+/// `arguments.json`.
+#[derive(Deserialize)]
+struct Arguments {
+    texts: Vec<String>,
+    cases: Vec<Argument>,
+}
+
+#[derive(Deserialize)]
+struct Argument {
+    changes: Map<String, Value>,
+    /// `None` where sentence-transformers raises an error.
+    ids: Option<Vec<Vec<u32>>>,
+}
+
+#[test]
+fn arguments_of_sentence_transformers_change_tokens_or_are_refused_by_name() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let text = fs::read_to_string(root.join("tokenizer_settings/arguments.json"));
+    let expected: Arguments = serde_json::from_str(&text.expect("a file")).expect("results");
+    let folder = Folder::new();
+    for file in [
+        "config.json",
+        "modules.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "1_Pooling/config.json",
+    ] {
+        let text = fs::read(root.join("checkpoints/st-mean").join(file)).expect("a file");
+        fs::create_dir_all(folder.file(file).parent().expect("a folder")).expect("room");
+        folder.write(file, text);
+    }
+    let (mut refused, mut n_applied) = (Vec::new(), 0);
+    for case in &expected.cases {
+        let mut config = Map::from_iter([("max_seq_length".to_owned(), json!(16))]);
+        config.extend(case.changes.clone());
+        folder.write(
+            "sentence_bert_config.json",
+            Value::Object(config).to_string(),
+        );
+        let what = Value::Object(case.changes.clone());
+        let encoder = match TextEncoder::open(folder.path()) {
+            Ok(encoder) => encoder,
+            Err(error) => {
+                refused.push(format!("{what}: {}", folder.text(&error)));
+                continue;
+            }
+        };
+        let ids: Vec<Vec<u32>> = expected
+            .texts
+            .iter()
+            .map(|text| encoder.encode_one(Input::Text(text), Prompt::Default))
+            .map(|encoded| encoded.expect("a text").ids)
+            .collect();
+        assert_eq!(Some(&ids), case.ids.as_ref(), "{what}");
+        n_applied += usize::from(case.ids != expected.cases[0].ids);
+    }
+    assert!(n_applied >= 8, "{n_applied}");
+    assert_snapshot!(refused.join("\n"));
+}
+
 /// A copy of a tokenizer, with other settings.
 fn with(name: &str, settings: Value) -> Folder {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizers/settings");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer_settings");
     let folder = Folder::new();
     for file in ["tokenizer.json", "config.json"] {
         let text = fs::read_to_string(root.join(name).join(file)).expect("a file");

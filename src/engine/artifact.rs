@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// First bytes of the file, with the version of its layout.
-const MAGIC: &[u8; 8] = b"GEMMULEA";
+const MAGIC: &[u8; 8] = b"GEMMULEB";
 /// The part of it that all layouts have.
 const FAMILY: &[u8; 7] = b"GEMMULE";
 const DIGEST: usize = 32;
@@ -201,6 +201,7 @@ impl Artifact {
             segments,
             longest,
             skipped: _,
+            end: _,
         } = self.limits;
         for table in self.program.tables() {
             let n_ids = match table.ids {

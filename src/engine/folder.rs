@@ -19,6 +19,8 @@ use crate::{
     model::{Description, EMBEDDING, Module},
     names::nearest,
     program::NEXT_LOGITS,
+    runtime::weights::Found,
+    tensor::SequenceEnd,
 };
 use json::Json;
 use modules::{Entry, MAX_WIDTH, dense, dropout, entries, logit_score, normalize, pooling, splade};
@@ -67,6 +69,8 @@ pub(super) struct Inputs {
     pub(super) has_segments: bool,
     /// Whether it goes on from texts, and a pair of texts is none of its inputs.
     pub(super) writes: bool,
+    /// The token that ends a sequence, where it knows that.
+    pub(super) end: Option<SequenceEnd>,
 }
 
 /// What stands before a text.
@@ -176,10 +180,7 @@ impl Folder {
     pub fn config(&self) -> Result<&Value, EngineError> {
         match &self.config {
             Some(config) => Ok(config),
-            // Reading it says why there is none.
-            None => Err(super::config(&self.trunk.join("config.json"))
-                .err()
-                .unwrap_or(EngineError::NoConfig)),
+            None => Err(no_config(&self.trunk)),
         }
     }
 
@@ -254,6 +255,7 @@ impl Folder {
                 positions: model.max_positions,
                 has_segments: model.type_rows.is_some(),
                 writes: writes && self.modules.is_none(),
+                end: model.end,
             },
             None => {
                 let positions = config.and_then(|c| c.get("max_position_embeddings")?.as_u64());
@@ -261,6 +263,7 @@ impl Folder {
                     positions: positions.and_then(|n| u32::try_from(n).ok()),
                     has_segments: true,
                     writes: false,
+                    end: None,
                 }
             }
         }
@@ -505,6 +508,24 @@ impl Folder {
             }));
         }
         Ok(None)
+    }
+}
+
+/// The error of a folder without a config.json, which names what it has instead.
+pub(super) fn no_config(folder: &Path) -> EngineError {
+    let file = folder.join("config.json");
+    match Found::in_folder(folder) {
+        Found::Nothing => {
+            // Reading it says why there is none.
+            let read = super::config(&file);
+            read.err().unwrap_or(EngineError::NoConfig)
+        }
+        found => EngineError::Folder {
+            file: folder.to_owned(),
+            problem: format!(
+                "there is no config.json; expected a checkpoint folder as published on the Hugging Face hub. It has {found}"
+            ),
+        },
     }
 }
 

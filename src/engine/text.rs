@@ -11,7 +11,10 @@ use super::{
     EngineError, Folder, Prompt, contain::contain, conversation::Conversation, folder::cleaned_up,
     published::published, words::Words,
 };
-use crate::runtime::batch::{Batch, BatchError};
+use crate::{
+    runtime::batch::{Batch, BatchError},
+    tensor::SequenceEnd,
+};
 use coder::{Coder, loaded};
 
 /// The tokenizer of a checkpoint, with what its folder says of texts: how long they may be, whether they are in lower
@@ -27,6 +30,8 @@ pub struct TextEncoder {
     has_segments: bool,
     /// Whether the model goes on from texts, and takes no pairs.
     writes: bool,
+    /// The token that ends a sequence, where the model knows it.
+    end: Option<SequenceEnd>,
     /// Whether decoded texts lose the spaces before punctuation.
     cleans_up: bool,
     /// How texts are written down, where the model reads them as conversations.
@@ -131,6 +136,7 @@ impl TextEncoder {
             file,
             has_segments: inputs.has_segments && settings.has_segments()?,
             writes: inputs.writes,
+            end: inputs.end,
             cleans_up: settings.cleans_up(is_bpe)?,
         })
     }
@@ -168,6 +174,7 @@ impl TextEncoder {
             file,
             has_segments: inputs.has_segments,
             writes: inputs.writes,
+            end: inputs.end,
             cleans_up,
         })
     }
@@ -237,6 +244,18 @@ impl TextEncoder {
         let names = ["cls_token", "eos_token", "pad_token", "unk_token"];
         let tokens = self.folder.special_tokens(&names)?;
         Ok(tokens.iter().filter_map(|t| self.token_id(t)).collect())
+    }
+
+    /// Token ids without those behind the end of a sequence, where the model knows the token that ends one.
+    pub fn ended(&self, mut encoded: Encoded) -> Encoded {
+        let place = self.end.and_then(|end| end.place(&encoded.ids));
+        if let Some(at) = place {
+            encoded.ids.truncate(at + 1);
+            if let Some(types) = &mut encoded.types {
+                types.truncate(at + 1);
+            }
+        }
+        encoded
     }
 
     /// Whether a token has this id.

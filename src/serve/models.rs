@@ -23,6 +23,9 @@ use crate::{
     schedule::{CostTable, Scheduler},
 };
 
+/// The output of models that label tokens.
+const TOKEN_LOGITS: &str = "token_logits";
+
 /// How a model is served.
 pub struct ModelChoice {
     pub folder: PathBuf,
@@ -234,7 +237,16 @@ impl Model {
             (None, Some(_)) => Vec::new(),
             (None, None) => {
                 let first = ROWS.into_iter().find(|name| usual.contains(name));
-                first.into_iter().collect()
+                let does = match usual.contains(&TOKEN_LOGITS) {
+                    true => "is a model for token classification (named entities, parts of speech)",
+                    false => "computes neither embeddings, nor scores, nor weights of words",
+                };
+                let first = first.ok_or_else(|| EngineError::NotServed {
+                    folder: folder.root().to_owned(),
+                    does,
+                    outputs: usual.iter().map(|&name| name.to_owned()).collect(),
+                });
+                vec![first?]
             }
         })
     }

@@ -1,16 +1,18 @@
 //! Settings of a folder's tokenizer_config.json that win over its tokenizer.json, as in transformers 5.24.
 //!
 //! transformers builds most tokenizer classes anew from the vocabulary of tokenizer.json and the settings of
-//! tokenizer_config.json. Each class reads settings of its own, which [`CLASSES`] lists; every class reads the special tokens,
+//! tokenizer_config.json. Each class reads settings of its own, which `classes` lists; every class reads the special tokens,
 //! `split_special_tokens` and `clean_up_tokenization_spaces`. A setting that is missing leaves tokenizer.json as it is. The keys
 //! `add_bos_token` and `add_eos_token` have no effect beside a tokenizer.json.
+
+mod classes;
+mod parts;
 
 use std::collections::HashMap;
 
 use serde_json::Value;
 use tokenizers::{
-    AddedToken, DecoderWrapper, Model, ModelWrapper, NormalizerWrapper, PreTokenizerWrapper,
-    Tokenizer, decoders,
+    AddedToken, Model, ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer,
     normalizers::{self, BertNormalizer},
     pre_tokenizers::{
         self,
@@ -22,170 +24,11 @@ use tokenizers::{
 
 use super::json::Json;
 use crate::engine::EngineError;
-
-/// What a tokenizer class of transformers reads.
-struct Class {
-    /// Names in `tokenizer_class`, without `Fast` at the end.
-    names: &'static [&'static str],
-    settings: &'static [Setting],
-    /// Special tokens that the class puts around texts, whatever tokenizer.json says.
-    around: &'static [&'static str],
-}
-
-/// A setting, or several that belong together.
-#[derive(Clone, Copy)]
-enum Setting {
-    /// `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of BERT's normalizer.
-    BertNormalizer,
-    /// `do_lower_case` of a sequence of normalizers.
-    LowerCase,
-    /// `keep_accents`.
-    Accents,
-    /// `add_prefix_space`; without it, Metaspace has this scheme.
-    PrefixSpace(PrependScheme),
-    /// `add_prefix_space` and `legacy`, where Metaspace may be written as normalizers.
-    LegacySpace,
-    /// `split_by_punct`.
-    Punctuation,
-    /// `src_lang`.
-    Language(Around),
-}
-
-/// Where the token of a language stands.
-#[derive(Clone, Copy)]
-enum Around {
-    /// Before the text.
-    Before,
-    /// Behind the text and the token that ends it.
-    Behind,
-    /// Before the text, or behind it by `legacy_behaviour`.
-    ByLegacyBehaviour,
-    /// Before the text, as `__en__`.
-    Underscored,
-}
-
-/// Classes with settings of their own. One that is not here takes tokenizer.json as it is.
-const CLASSES: &[Class] = &[
-    Class {
-        names: &[
-            "BertTokenizer",
-            "ConvBertTokenizer",
-            "DistilBertTokenizer",
-            "DPRContextEncoderTokenizer",
-            "DPRQuestionEncoderTokenizer",
-            "DPRReaderTokenizer",
-            "ElectraTokenizer",
-            "LayoutLMTokenizer",
-            "LxmertTokenizer",
-            "MobileBertTokenizer",
-            "MPNetTokenizer",
-            "SqueezeBertTokenizer",
-        ],
-        settings: &[Setting::BertNormalizer],
-        around: &["cls_token", "sep_token"],
-    },
-    Class {
-        names: &["AlbertTokenizer"],
-        settings: &[
-            Setting::LowerCase,
-            Setting::Accents,
-            Setting::PrefixSpace(PrependScheme::Never),
-        ],
-        around: &["cls_token", "sep_token"],
-    },
-    Class {
-        names: &["DebertaV2Tokenizer"],
-        settings: &[
-            Setting::LowerCase,
-            Setting::Punctuation,
-            Setting::PrefixSpace(PrependScheme::First),
-        ],
-        around: &["cls_token", "sep_token"],
-    },
-    Class {
-        names: &["XLMRobertaTokenizer", "CamembertTokenizer"],
-        settings: &[Setting::PrefixSpace(PrependScheme::Never)],
-        around: &["bos_token", "eos_token"],
-    },
-    Class {
-        names: &[
-            "BartTokenizer",
-            "LEDTokenizer",
-            "LongformerTokenizer",
-            "MvpTokenizer",
-            "RobertaTokenizer",
-        ],
-        settings: &[Setting::PrefixSpace(PrependScheme::Never)],
-        around: &["cls_token", "sep_token"],
-    },
-    Class {
-        names: &["GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer"],
-        settings: &[Setting::PrefixSpace(PrependScheme::Never)],
-        around: &[],
-    },
-    Class {
-        names: &["LlamaTokenizer"],
-        settings: &[Setting::LegacySpace],
-        around: &[],
-    },
-    Class {
-        names: &["CLIPTokenizer"],
-        settings: &[],
-        around: &["bos_token", "eos_token"],
-    },
-    Class {
-        names: &["T5Tokenizer"],
-        settings: &[],
-        around: &["eos_token"],
-    },
-    Class {
-        names: &["MBartTokenizer"],
-        settings: &[Setting::Language(Around::Behind)],
-        around: &["eos_token"],
-    },
-    Class {
-        names: &["MBart50Tokenizer"],
-        settings: &[Setting::Language(Around::Before)],
-        around: &["eos_token"],
-    },
-    Class {
-        names: &["NllbTokenizer"],
-        settings: &[Setting::Language(Around::ByLegacyBehaviour)],
-        around: &["eos_token"],
-    },
-    Class {
-        names: &["M2M100Tokenizer"],
-        settings: &[Setting::Language(Around::Underscored)],
-        around: &["eos_token"],
-    },
-];
-
-/// The class that takes tokenizer.json as it is.
-const GENERIC: &str = "TokenizersBackend";
-
-/// Classes that transformers takes for a `model_type` whose folder names none. It takes the generic one whatever the folder names.
-const MODEL_CLASSES: &[(&str, &str)] = &[
-    ("albert", "AlbertTokenizer"),
-    ("bart", "RobertaTokenizer"),
-    ("bert", "BertTokenizer"),
-    ("camembert", "CamembertTokenizer"),
-    ("clip", "CLIPTokenizer"),
-    ("deberta-v2", "DebertaV2Tokenizer"),
-    ("distilbert", "BertTokenizer"),
-    ("electra", "BertTokenizer"),
-    ("gpt2", "GPT2Tokenizer"),
-    ("m2m_100", "M2M100Tokenizer"),
-    ("mbart", "MBartTokenizer"),
-    ("mistral", GENERIC),
-    ("modernbert", GENERIC),
-    ("mpnet", "MPNetTokenizer"),
-    ("nomic_bert", "BertTokenizer"),
-    ("qwen3", "Qwen2Tokenizer"),
-    ("roberta", "RobertaTokenizer"),
-    ("t5", "T5Tokenizer"),
-    ("xlm-roberta", "XLMRobertaTokenizer"),
-    ("xlm-roberta-xl", GENERIC),
-];
+use classes::{Around, Class, Setting, class_of};
+use parts::{
+    before_precompiled, bert_in, has_byte_level, lowers, normalizers_of, set_decoder_space,
+    set_normalizer, set_space, strips_accents,
+};
 
 /// Names of special tokens that all classes know.
 const NAMED: [&str; 7] = [
@@ -215,17 +58,10 @@ impl TokenizerSettings {
     ) -> Result<Self, EngineError> {
         let named = json.text("tokenizer_class")?;
         let of_model = |key: &str| config.and_then(|c| c.get(key)?.as_str());
-        let model_type = of_model("model_type");
-        let registered = MODEL_CLASSES
-            .iter()
-            .find(|(model, _)| Some(*model) == model_type)
-            .map(|(_, class)| *class);
-        let name = match registered {
-            Some(GENERIC) => registered,
-            _ => named.or(of_model("tokenizer_class")).or(registered),
-        };
-        let name = name.map(|name| name.strip_suffix("Fast").unwrap_or(name));
-        let class = name.and_then(|name| CLASSES.iter().find(|c| c.names.contains(&name)));
+        let class = class_of(
+            of_model("model_type"),
+            named.or(of_model("tokenizer_class")),
+        );
         let map = map.filter(|_| json.get("added_tokens_decoder").is_none());
         Ok(Self { json, map, class })
     }
@@ -652,94 +488,4 @@ pub(in crate::engine) fn cleaned_up(text: &str) -> String {
     PAIRS
         .iter()
         .fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
-}
-
-fn set_normalizer(
-    tokenizer: &mut Tokenizer,
-    normalizer: Option<NormalizerWrapper>,
-) -> tokenizers::Result<()> {
-    tokenizer.with_normalizer(normalizer).map(drop)
-}
-
-/// The normalizers of a sequence, or the one that there is.
-fn normalizers_of(tokenizer: &Tokenizer) -> Vec<NormalizerWrapper> {
-    match tokenizer.get_normalizer().cloned() {
-        Some(NormalizerWrapper::Sequence(all)) => all.into_iter().collect(),
-        one => one.into_iter().collect(),
-    }
-}
-
-/// BERT's normalizer, by itself or in a sequence.
-fn bert_in(normalizer: &mut NormalizerWrapper) -> Option<&mut BertNormalizer> {
-    match normalizer {
-        NormalizerWrapper::BertNormalizer(bert) => Some(bert),
-        NormalizerWrapper::Sequence(all) => all.as_mut().iter_mut().find_map(bert_in),
-        _ => None,
-    }
-}
-
-fn lowers(normalizer: &NormalizerWrapper) -> bool {
-    match normalizer {
-        NormalizerWrapper::Lowercase(_) => true,
-        NormalizerWrapper::Sequence(all) => all.as_ref().iter().any(lowers),
-        _ => false,
-    }
-}
-
-fn strips_accents(normalizer: &NormalizerWrapper) -> bool {
-    match normalizer {
-        NormalizerWrapper::StripAccents(_) => true,
-        NormalizerWrapper::Sequence(all) => all.as_ref().iter().any(strips_accents),
-        _ => false,
-    }
-}
-
-/// The place before SentencePiece's normalizer, which comes last.
-fn before_precompiled(all: &[NormalizerWrapper]) -> usize {
-    let is_precompiled = |n: &NormalizerWrapper| matches!(n, NormalizerWrapper::Precompiled(_));
-    all.iter().position(is_precompiled).unwrap_or(all.len())
-}
-
-/// Sets whether a space stands before texts, and returns the number of places where it was set.
-fn set_space(pre_tokenizer: &mut PreTokenizerWrapper, adds: bool, scheme: PrependScheme) -> usize {
-    match pre_tokenizer {
-        PreTokenizerWrapper::ByteLevel(bytes) => {
-            bytes.add_prefix_space = adds;
-            1
-        }
-        PreTokenizerWrapper::Metaspace(space) => {
-            space.set_prepend_scheme(scheme);
-            1
-        }
-        PreTokenizerWrapper::Sequence(all) => {
-            let all = all.as_mut().iter_mut();
-            all.map(|p| set_space(p, adds, scheme)).sum()
-        }
-        _ => 0,
-    }
-}
-
-fn has_byte_level(pre_tokenizer: &PreTokenizerWrapper) -> bool {
-    match pre_tokenizer {
-        PreTokenizerWrapper::ByteLevel(_) => true,
-        PreTokenizerWrapper::Sequence(all) => all.as_ref().iter().any(has_byte_level),
-        _ => false,
-    }
-}
-
-/// Makes a decoder drop the space that Metaspace puts before texts, and no other.
-fn set_decoder_space(tokenizer: &mut Tokenizer, scheme: PrependScheme) {
-    let decoder = match tokenizer.get_decoder().cloned() {
-        Some(DecoderWrapper::Metaspace(mut space)) => {
-            space.set_prepend_scheme(scheme);
-            DecoderWrapper::Metaspace(space)
-        }
-        Some(DecoderWrapper::Sequence(all)) if scheme == PrependScheme::Never => {
-            let all = all.get_decoders().iter();
-            let all = all.filter(|d| !matches!(d, DecoderWrapper::Strip(_)));
-            decoders::sequence::Sequence::new(all.cloned().collect()).into()
-        }
-        _ => return,
-    };
-    tokenizer.with_decoder(Some(decoder));
 }

@@ -217,8 +217,8 @@ fn processing(json: &Json) -> Result<Option<u32>, EngineError> {
     let buckets = ["common", "text", "audio", "image", "video", "chat_template"];
     check_known(&given, &buckets).map_err(|problem| json.problem(format!("`{key}`: {problem}")))?;
     let mut limit = None;
-    // Those of texts win over those of all kinds of inputs.
-    for bucket in ["common", "text"] {
+    // Those of all kinds of inputs win over those of texts.
+    for bucket in ["text", "common"] {
         let of_bucket = Json {
             file: json.file.clone(),
             value: given.get(bucket).cloned().unwrap_or(Value::Null),
