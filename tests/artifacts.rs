@@ -268,7 +268,7 @@ fn a_damaged_file_is_refused() {
 
 /// A file with this body under a digest that fits.
 fn sealed(body: &[u8]) -> Vec<u8> {
-    [b"GEMMULEA".as_slice(), &Sha256::digest(body), body].concat()
+    [b"GEMMULEB".as_slice(), &Sha256::digest(body), body].concat()
 }
 
 #[test]
@@ -461,6 +461,7 @@ impl WeightSource for Any {
         if n > 1 << 20 {
             return Err(gemmule::runtime::weights::CheckpointError::NoCheckpoint {
                 folder: "too large".into(),
+                found: gemmule::runtime::weights::Found::Nothing,
             });
         }
         Ok(())

@@ -144,7 +144,10 @@ fn a_tensor_that_the_index_does_not_name_is_surplus() {
     });
     let (outputs, log) = logged(Level::INFO, || run(&folder.load().expect("it loads")));
     assert_eq!(difference(&outputs, &direct()), 0.0);
-    assert_snapshot!(log, @" INFO the checkpoint's tensor `cls.weight` is not used");
+    assert_snapshot!(folder.redact(&log), @r"
+    WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized
+    INFO the checkpoint's tensor `cls.weight` is not used
+    ");
 }
 
 #[test]
@@ -218,6 +221,23 @@ fn values_that_are_not_numbers_are_warned_about_by_the_name_of_their_tensor() {
     WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized
     WARN the tensor `encoder.layer.0.attention.self.query.weight` holds 2 values that are NaN or infinite; results that depend on it will be too
     ");
+}
+
+#[test]
+fn a_pooling_without_a_list_of_modules_is_warned_about() {
+    let folder = whole();
+    std::fs::create_dir(folder.file("1_Pooling")).expect("room for a folder");
+    folder.write(
+        "1_Pooling/config.json",
+        r#"{"pooling_mode_cls_token": true}"#,
+    );
+    // The description is chosen by the model's type.
+    let mut config = tiny_config();
+    config["model_type"] = "bert".into();
+    folder.write("config.json", config.to_string());
+    let (loaded, log) = logged(Level::WARN, || folder.load());
+    loaded.expect("it loads");
+    assert_snapshot!(folder.redact(&log), @" WARN `[dir]` has no modules.json; sentence embeddings are pooled as 1_Pooling/config.json says, and normalized");
 }
 
 #[test]

@@ -441,6 +441,21 @@ fn what_a_folder_has_in_place_of_weights_is_named_with_the_way_out() {
 }
 
 #[test]
+fn what_the_server_has_no_route_for_is_named_by_its_task() {
+    let refused = |name: &str| {
+        let folder = gemmule::engine::Folder::open(&published(name)).expect("it is whole");
+        let outputs = gemmule::serve::Model::outputs(&folder, false, false);
+        let root = published("").display().to_string();
+        outputs
+            .expect_err("no route")
+            .to_string()
+            .replace(&root, "[checkpoints]/")
+    };
+    assert_snapshot!(refused("hf-electra-token"), @"`[checkpoints]/hf-electra-token` is a model for token classification (named entities, parts of speech), which the server has no route for; `gemmule run` and the library's `Session::run` compute its `token_logits`");
+    assert_snapshot!(refused("hf-electra-mlm"), @"`[checkpoints]/hf-electra-mlm` is a model for other tasks than embeddings, scores and texts, which the server has no route for; `gemmule run` and the library's `Session::run` compute its `mlm_logits`");
+}
+
+#[test]
 fn tokens_behind_the_end_of_a_sequence_have_no_rows() {
     let folder = copy("hf-clip");
     let text = std::fs::read_to_string(folder.file("config.json")).expect("it is there");

@@ -401,10 +401,6 @@ impl Folder {
         }
         self.pools_prompt = json.flag("include_prompt", true)?;
         let modes = pooling(&json)?;
-        tracing::warn!(
-            "`{}` has no modules.json; sentence embeddings are pooled as {POOLING}/config.json says, and normalized",
-            self.root.display()
-        );
         self.modules = Some(vec![
             Module::Pooling {
                 folder: POOLING.to_owned(),

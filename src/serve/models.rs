@@ -239,7 +239,7 @@ impl Model {
                 let first = ROWS.into_iter().find(|name| usual.contains(name));
                 let does = match usual.contains(&TOKEN_LOGITS) {
                     true => "is a model for token classification (named entities, parts of speech)",
-                    false => "computes neither embeddings, nor scores, nor weights of words",
+                    false => "is a model for other tasks than embeddings, scores and texts",
                 };
                 let first = first.ok_or_else(|| EngineError::NotServed {
                     folder: folder.root().to_owned(),

@@ -8,7 +8,14 @@ use crate::{
 
 /// Warns of sentence embeddings whose pooling the folder does not say.
 pub(super) fn warn_of_pooling(folder: &Folder, graph: &Graph) {
-    if folder.modules().is_some() || folder.root().join("modules.json").exists() {
+    let name = folder.root().display();
+    if folder.root().join("modules.json").exists() {
+        return;
+    }
+    if folder.modules().is_some() {
+        tracing::warn!(
+            "`{name}` has no modules.json; sentence embeddings are pooled as 1_Pooling/config.json says, and normalized"
+        );
         return;
     }
     let mut outputs = graph.outputs().iter();
@@ -28,7 +35,6 @@ pub(super) fn warn_of_pooling(folder: &Folder, graph: &Graph) {
         _ => return,
     };
     tracing::warn!(
-        "`{}` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is {pooled}{normalized}",
-        folder.root().display()
+        "`{}` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is {pooled}{normalized}"
     );
 }
