@@ -12,16 +12,16 @@ pub(super) fn warn_of_pooling(folder: &Folder, graph: &Graph) {
     if folder.root().join("modules.json").exists() {
         return;
     }
+    let mut outputs = graph.outputs().iter();
+    let Some(&(_, mut id)) = outputs.find(|(name, _)| name == EMBEDDING) else {
+        return;
+    };
     if folder.modules().is_some() {
         tracing::warn!(
             "`{name}` has no modules.json; sentence embeddings are pooled as 1_Pooling/config.json says, and normalized"
         );
         return;
     }
-    let mut outputs = graph.outputs().iter();
-    let Some(&(_, mut id)) = outputs.find(|(name, _)| name == EMBEDDING) else {
-        return;
-    };
     let mut normalized = "";
     while let (Op::L2Normalize { .. }, &[x]) = (graph.op(id), graph.operands(id).as_slice()) {
         (id, normalized) = (x, ", normalized");
@@ -35,6 +35,6 @@ pub(super) fn warn_of_pooling(folder: &Folder, graph: &Graph) {
         _ => return,
     };
     tracing::warn!(
-        "`{}` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is {pooled}{normalized}"
+        "`{name}` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is {pooled}{normalized}"
     );
 }
