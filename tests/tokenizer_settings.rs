@@ -99,7 +99,10 @@ fn settings_change_tokens_as_in_transformers_or_are_refused_by_name() {
             let key = case.changes.keys().next().map_or("", String::as_str);
             let right = match &case.results {
                 Some(Changed::Results(results)) => Some(results),
-                Some(Changed::Unchanged(_)) => Some(base),
+                Some(Changed::Unchanged(word)) => {
+                    assert_eq!(word, "unchanged", "{what}");
+                    Some(base)
+                }
                 None => None,
             };
             let got = results(&folder, &expected, right.map_or(&[][..], |r| &r.ids));
