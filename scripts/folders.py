@@ -839,10 +839,16 @@ def hf_clip(folder):
     ids = [tok(text)["input_ids"] for text in SHORT]
     states = [model.text_model(torch.tensor([i])) for i in ids]
     # Of an end with the id 2 transformers takes the largest id's state, as of old checkpoints, whose end has the largest.
-    embeds = model.text_projection(torch.cat([o.last_hidden_state[:, -1] for o in states]))
-    runs = [("text_embeds", embeds), ("last_hidden_state", torch.cat([o.last_hidden_state[0] for o in states]))]
-    check(plain(embeds))  # First tokens, which see nothing else, are the same.
-    record(folder, [{"texts": SHORT, "output": o, "shape": list(v.shape), "values": plain(v), "ids": ids} for o, v in runs])
+    embeds = lambda states: model.text_projection(torch.cat([o.pooler_output for o in states]))
+    runs = [("text_embeds", embeds(states)), ("last_hidden_state", torch.cat([o.last_hidden_state[0] for o in states]))]
+    check(plain(runs[0][1]))  # First tokens, which see nothing else, are the same.
+    out = [{"texts": SHORT, "output": o, "shape": list(v.shape), "values": plain(v), "ids": ids} for o, v in runs]
+    # Ids whose highest stands in several places, as padding with the token that ends a text has it.
+    highest = len(tok) - 1
+    padded = [[0, 17, 30, highest, highest, highest], [0, 40, highest], [highest, 9, 30, highest]]
+    values = embeds([model.text_model(torch.tensor([i])) for i in padded])
+    out.append({"output": "text_embeds", "shape": list(values.shape), "values": plain(values), "ids": padded})
+    record(folder, out)
 
 
 if __name__ == "__main__":

@@ -460,6 +460,7 @@ impl WeightSource for Any {
         if n > 1 << 20 {
             return Err(gemmule::runtime::weights::CheckpointError::NoCheckpoint {
                 folder: "too large".into(),
+                found: gemmule::runtime::weights::Found::Nothing,
             });
         }
         Ok(())

@@ -144,7 +144,10 @@ fn a_tensor_that_the_index_does_not_name_is_surplus() {
     });
     let (outputs, log) = logged(Level::INFO, || run(&folder.load().expect("it loads")));
     assert_eq!(difference(&outputs, &direct()), 0.0);
-    assert_snapshot!(log, @" INFO the checkpoint's tensor `cls.weight` is not used");
+    assert_snapshot!(folder.redact(&log), @r"
+    WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized
+    INFO the checkpoint's tensor `cls.weight` is not used
+    ");
 }
 
 #[test]
@@ -185,7 +188,10 @@ fn a_warning_shows_no_control_characters_of_a_name() {
     });
     let (loaded, log) = logged(Level::INFO, || folder.load());
     loaded.expect("it loads all the same");
-    assert_snapshot!(log, @r" INFO the checkpoint's tensor `evil\x1b[2J\u{9b}31m` is not used");
+    assert_snapshot!(folder.redact(&log), @r"
+    WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized
+    INFO the checkpoint's tensor `evil\x1b[2J\u{9b}31m` is not used
+    ");
 }
 
 #[test]
@@ -196,7 +202,10 @@ fn surplus_tensors_do_no_harm() {
     });
     let (outputs, log) = logged(Level::INFO, || run(&folder.load().expect("it loads")));
     assert_eq!(difference(&outputs, &direct()), 0.0);
-    assert_snapshot!(log, @" INFO the checkpoint's tensor `cls.seq_relationship.weight` is not used");
+    assert_snapshot!(folder.redact(&log), @r"
+    WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized
+    INFO the checkpoint's tensor `cls.seq_relationship.weight` is not used
+    ");
 }
 
 #[test]
@@ -208,7 +217,27 @@ fn values_that_are_not_numbers_are_warned_about_by_the_name_of_their_tensor() {
     });
     let (loaded, log) = logged(Level::WARN, || folder.load());
     loaded.expect("it loads all the same");
-    assert_snapshot!(log, @" WARN the tensor `encoder.layer.0.attention.self.query.weight` holds 2 values that are NaN or infinite; results that depend on it will be too");
+    assert_snapshot!(folder.redact(&log), @r"
+    WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized
+    WARN the tensor `encoder.layer.0.attention.self.query.weight` holds 2 values that are NaN or infinite; results that depend on it will be too
+    ");
+}
+
+#[test]
+fn a_pooling_without_a_list_of_modules_is_warned_about() {
+    let folder = whole();
+    std::fs::create_dir(folder.file("1_Pooling")).expect("room for a folder");
+    folder.write(
+        "1_Pooling/config.json",
+        r#"{"pooling_mode_cls_token": true}"#,
+    );
+    // The description is chosen by the model's type.
+    let mut config = tiny_config();
+    config["model_type"] = "bert".into();
+    folder.write("config.json", config.to_string());
+    let (loaded, log) = logged(Level::WARN, || folder.load());
+    loaded.expect("it loads");
+    assert_snapshot!(folder.redact(&log), @" WARN `[dir]` has no modules.json; sentence embeddings are pooled as 1_Pooling/config.json says, and normalized");
 }
 
 #[test]
@@ -230,7 +259,7 @@ fn a_missing_folder_is_named() {
 fn a_folder_without_weights_is_named() {
     let folder = Folder::new();
     folder.write("config.json", tiny_config().to_string());
-    assert_snapshot!(folder.load_error(), @"`[dir]` holds neither `model.safetensors` nor `model.safetensors.index.json`; expected a checkpoint folder as published on the Hugging Face hub");
+    assert_snapshot!(folder.load_error(), @"`[dir]` holds neither `model.safetensors` nor `model.safetensors.index.json`; expected a checkpoint folder as published on the Hugging Face hub. It has no weights at all");
 }
 
 #[test]

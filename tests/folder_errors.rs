@@ -141,12 +141,12 @@ fn modules_that_are_not_known_are_named() {
         );
         refused(&folder)
     };
-    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "sentence_transformers.models.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, Pooling, Dense, Normalize, SpladePooling and LogitScore");
+    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "sentence_transformers.models.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, Normalize, SpladePooling and LogitScore");
     assert_snapshot!(with(json!({"path": "../1_Pooling", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `../1_Pooling` is no folder beside it");
     assert_snapshot!(with(json!({"path": "/etc", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `/etc` is no folder beside it");
     assert_snapshot!(with(json!({"path": "", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `` is no folder beside it");
     assert_snapshot!(with(json!({"type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: expected a `path` and a `type` of every module");
-    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "mine.Pooling"})), @"`[dir]/modules.json`: the module `mine.Pooling` is not known; gemmule computes Transformer, Pooling, Dense, Normalize, SpladePooling and LogitScore");
+    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "mine.Pooling"})), @"`[dir]/modules.json`: the module `mine.Pooling` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, Normalize, SpladePooling and LogitScore");
     folder.write("modules.json", "[]");
     assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: it lists no module");
     folder.write(
@@ -173,7 +173,7 @@ fn dense_modules_are_held_to_their_weights() {
     assert_snapshot!(with(json!({"bias": "yes"})), @r#"`[dir]/2_Dense/config.json`: `bias` is "yes"; expected true or false"#);
     let folder = copy("st-dense");
     std::fs::remove_file(folder.file("2_Dense/model.safetensors")).expect("it was there");
-    assert_snapshot!(refused(&folder), @"`[dir]/2_Dense` holds neither `model.safetensors` nor `model.safetensors.index.json`; expected a checkpoint folder as published on the Hugging Face hub");
+    assert_snapshot!(refused(&folder), @"`[dir]/2_Dense` holds neither `model.safetensors` nor `model.safetensors.index.json`; expected a checkpoint folder as published on the Hugging Face hub. It has no weights at all");
 }
 
 #[test]
@@ -268,6 +268,229 @@ fn what_a_ranker_that_reads_conversations_lacks_is_named() {
 }
 
 #[test]
+fn settings_of_modules_that_are_not_known_are_named() {
+    let with = |name: &str, file: &str, changes: Value| {
+        let folder = copy(name);
+        change(&folder, file, changes);
+        refused(&folder)
+    };
+    let pooling = "1_Pooling/config.json";
+    assert_snapshot!(with(
+        "st-mean",
+        pooling,
+        json!({"pooling_mode_median_tokens": true})
+    ));
+    assert_snapshot!(with("st-mean", pooling, json!({"include_promt": false})));
+    assert_snapshot!(with(
+        "st-dense",
+        "2_Dense/config.json",
+        json!({"dropout": 0.5})
+    ));
+    assert_snapshot!(with(
+        "st-splade",
+        "1_SpladePooling/config.json",
+        json!({"top_k": 5})
+    ));
+    assert_snapshot!(with(
+        "ce-qwen",
+        "1_LogitScore/config.json",
+        json!({"scale": 2})
+    ));
+    assert_snapshot!(with(
+        "st-max",
+        "2_Normalize/config.json",
+        json!({"module_output_name": "other"})
+    ));
+    assert_snapshot!(with("st-max", "2_Normalize/config.json", json!({"p": 1})));
+    let own = "config_sentence_transformers.json";
+    assert_snapshot!(with("st-mean", own, json!({"normalize_embeddings": true})));
+    assert_snapshot!(with("st-mean", own, json!({"max_active_dims": 8})));
+    let transformer = "sentence_bert_config.json";
+    assert_snapshot!(with(
+        "st-mean",
+        transformer,
+        json!({"model_args": {"variant": "fp16"}})
+    ));
+    assert_snapshot!(with("st-mean", transformer, json!({"query_length": 8})));
+    assert_snapshot!(with(
+        "st-mean",
+        transformer,
+        json!({"modality_config": {"text": {"method": "get_text_features"}}})
+    ));
+    let folder = copy("st-mean");
+    let module = |more: Value| {
+        let mut module =
+            json!({"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"});
+        for (key, value) in more.as_object().expect("an object") {
+            module[key] = value.clone();
+        }
+        let first = json!({"path": "", "type": "sentence_transformers.models.Transformer"});
+        folder.write("modules.json", json!([first, module]).to_string());
+        refused(&folder)
+    };
+    assert_snapshot!(module(json!({"kwargs": ["task"]})));
+    assert_snapshot!(module(json!({"revision": "main"})));
+}
+
+#[test]
+fn sizes_of_folders_have_a_range() {
+    let with = |name: &str, file: &str, changes: Value| {
+        let folder = copy(name);
+        change(&folder, file, changes);
+        refused(&folder)
+    };
+    let dense = "2_Dense/config.json";
+    assert_snapshot!(with("st-dense", dense, json!({"in_features": 4_000_000_000u32})), @"`[dir]/2_Dense/config.json`: `in_features` is 4000000000; expected a whole number from 1 to 1048576");
+    assert_snapshot!(with("st-dense", dense, json!({"out_features": -1})), @"`[dir]/2_Dense/config.json`: `out_features` is -1; expected a whole number from 1 to 1048576");
+    let own = "config_sentence_transformers.json";
+    assert_snapshot!(with("st-mean", own, json!({"truncate_dim": 1e9})), @"`[dir]/config_sentence_transformers.json`: `truncate_dim` is 1000000000.0; expected a whole number from 1 to 1048576");
+    let transformer = "sentence_bert_config.json";
+    assert_snapshot!(with("st-mean", transformer, json!({"max_seq_length": 16_777_217})), @"`[dir]/sentence_bert_config.json`: `max_seq_length` is 16777217; expected a whole number from 1 to 16777216");
+    assert_snapshot!(with("st-mean", transformer, json!({"processing_kwargs": {"text": {"max_length": 0}}})), @"`[dir]/sentence_bert_config.json`: `max_length` is 0; expected a whole number from 1 to 16777216");
+}
+
+/// Sentence embeddings of two texts.
+fn embeddings(folder: &Folder) -> Vec<f32> {
+    let built = Engine::from_checkpoint(folder.path())
+        .device(DeviceChoice::Cpu)
+        .outputs(["sentence_embedding"])
+        .build();
+    let engine = built.unwrap_or_else(|e| panic!("{}", folder.text(&e)));
+    let encoder = TextEncoder::open(folder.path()).expect("a tokenizer");
+    let batch = encoder.encode(&["the train to the coast", "rain"]);
+    let mut session = engine.session().expect("a session");
+    let outputs = session.run(&batch.expect("texts")).expect("they run");
+    let output = outputs.get("sentence_embedding").expect("it is computed");
+    output.values.clone()
+}
+
+#[test]
+fn a_dropout_computes_nothing() {
+    let folder = copy("st-cls");
+    let right = embeddings(&folder);
+    let text = std::fs::read_to_string(folder.file("modules.json")).expect("it is there");
+    let mut modules: Value = serde_json::from_str(&text).expect("it is JSON");
+    let entry = json!({"idx": 2, "name": "2", "path": "2_Dropout", "type": "sentence_transformers.models.Dropout"});
+    modules.as_array_mut().expect("a list").push(entry);
+    folder.write("modules.json", modules.to_string());
+    std::fs::create_dir(folder.file("2_Dropout")).expect("room for a folder");
+    folder.write("2_Dropout/config.json", r#"{"dropout": 0.3}"#);
+    assert_eq!(embeddings(&folder), right);
+    folder.write("2_Dropout/config.json", r#"{"dropout": 0.3, "p": 1}"#);
+    assert_snapshot!(refused(&folder), @"`[dir]/2_Dropout/config.json`: `p` is not known; remove it if it has no effect on the results");
+}
+
+#[test]
+fn the_pooling_of_a_folder_counts_without_a_list_of_modules() {
+    let folder = copy("st-cls");
+    let right = embeddings(&folder);
+    std::fs::remove_file(folder.file("modules.json")).expect("it is there");
+    let got = embeddings(&folder);
+    for (right, got) in right.chunks(32).zip(got.chunks(32)) {
+        let length = right.iter().map(|x| x * x).sum::<f32>().sqrt();
+        for (right, got) in right.iter().zip(got) {
+            assert!((right / length - got).abs() < 1e-5, "{right} {got}");
+        }
+    }
+    // The length of texts is that of the folder, too.
+    let encoder = TextEncoder::open(folder.path()).expect("a tokenizer");
+    let batch = encoder.encode(&["rain ".repeat(60)]).expect("a text");
+    assert_eq!(batch.lens(), [32]);
+    change(
+        &folder,
+        "1_Pooling/config.json",
+        json!({"pooling_mode": "median"}),
+    );
+    assert_snapshot!(refused(&folder), @"`[dir]/1_Pooling/config.json`: pooling by `median` is not known; gemmule pools by cls, max, mean and lasttoken");
+}
+
+#[test]
+fn what_a_folder_has_in_place_of_weights_is_named_with_the_way_out() {
+    let with = |files: &[(&str, &str)]| {
+        let folder = copy("st-cls");
+        std::fs::remove_file(folder.file("model.safetensors")).expect("it is there");
+        for (file, text) in files {
+            let parent = folder.file(file);
+            std::fs::create_dir_all(parent.parent().expect("a folder")).expect("room");
+            folder.write(file, text);
+        }
+        refused(&folder)
+    };
+    assert_snapshot!(with(&[("pytorch_model.bin", "")]));
+    assert_snapshot!(with(&[("pytorch_model.bin.index.json", "{}")]));
+    assert_snapshot!(with(&[("model-q4.gguf", "")]));
+    assert_snapshot!(with(&[("onnx/model.onnx", "")]));
+    assert_snapshot!(with(&[("tf_model.h5", "")]));
+    assert_snapshot!(with(&[(
+        "adapter_config.json",
+        r#"{"base_model_name_or_path": "org/base"}"#
+    )]));
+    assert_snapshot!(with(&[("consolidated.safetensors", "")]));
+    assert_snapshot!(with(&[("model-00001-of-00002.safetensors", "")]));
+    assert_snapshot!(with(&[("0_Transformer/model.safetensors", "")]));
+    // Folders without a config.json have no tokenizer.json either.
+    let alone = |file: &str| {
+        let folder = Folder::new();
+        folder.write(file, r#"{"base_model_name_or_path": "org/base"}"#);
+        let opened = TextEncoder::open(folder.path()).err().expect("refused");
+        assert_eq!(folder.text(&opened), refused(&folder));
+        refused(&folder)
+    };
+    assert_snapshot!(alone("adapter_config.json"));
+    assert_snapshot!(alone("model.gguf"));
+}
+
+#[test]
+fn what_the_server_has_no_route_for_is_named_by_its_task() {
+    let refused = |name: &str| {
+        let folder = gemmule::engine::Folder::open(&published(name)).expect("it is whole");
+        let outputs = gemmule::serve::Model::outputs(&folder, false, false);
+        let root = published("").display().to_string();
+        outputs
+            .expect_err("no route")
+            .to_string()
+            .replace(&root, "[checkpoints]/")
+    };
+    assert_snapshot!(refused("hf-electra-token"), @"`[checkpoints]/hf-electra-token` is a model for token classification (named entities, parts of speech), which the server has no route for; `gemmule run` and the library's `Session::run` compute its `token_logits`");
+}
+
+#[test]
+fn tokens_behind_the_end_of_a_sequence_have_no_rows() {
+    let folder = copy("hf-clip");
+    let text = std::fs::read_to_string(folder.file("config.json")).expect("it is there");
+    let mut config: Value = serde_json::from_str(&text).expect("it is JSON");
+    config["text_config"]["eos_token_id"] = json!(7);
+    folder.write("config.json", config.to_string());
+    let run = |outputs: &[&str], ids: &[&[u32]]| {
+        let built = Engine::from_checkpoint(folder.path()).device(DeviceChoice::Cpu);
+        let engine = built
+            .outputs(outputs.iter().copied())
+            .build()
+            .expect("it is whole");
+        let batch = gemmule::Batch::from_sequences(ids).expect("a batch");
+        engine.session().expect("a session").run(&batch)
+    };
+    let pooled = |ids: &[&[u32]]| {
+        let outputs = run(&["text_embeds"], ids).expect("it runs");
+        outputs
+            .get("text_embeds")
+            .expect("it is there")
+            .values
+            .clone()
+    };
+    let padded: [&[u32]; 2] = [&[0, 40, 30, 7, 7, 7], &[0, 9, 7, 12, 7]];
+    assert_eq!(pooled(&padded), pooled(&[&[0, 40, 30, 7], &[0, 9, 7]]));
+    let error = run(&["last_hidden_state", "text_embeds"], &padded).expect_err("refused");
+    assert_snapshot!(error.to_string(), @"sequence 0 ends with its token 3, and 2 more follow, for which the outputs have rows; leave them out, or ask for outputs of whole sequences alone");
+    // Without the pooled row every token has its own.
+    let all = run(&["last_hidden_state"], &padded).expect("it runs");
+    assert_eq!(
+        all.get("last_hidden_state").expect("it is there").shape,
+        [11, 32]
+    );
+}
+
+#[test]
 fn prompts_go_by_their_names() {
     let encoder = TextEncoder::open(&published("st-mean")).expect("a tokenizer");
     let error = |prompt| {
@@ -337,7 +560,7 @@ fn the_length_of_texts_is_said_once() {
     assert_snapshot!(refused(&folder), @"`[dir]/sentence_bert_config.json`: 2 files are called `sentence_…_config.json`, so the length of texts is not clear; keep one");
     let folder = copy("st-mean");
     folder.write("sentence_bert_config.json", r#"{"max_seq_length": 0}"#);
-    assert_snapshot!(refused(&folder), @"`[dir]/sentence_bert_config.json`: `max_seq_length` is 0; expected a whole number above 0");
+    assert_snapshot!(refused(&folder), @"`[dir]/sentence_bert_config.json`: `max_seq_length` is 0; expected a whole number from 1 to 16777216");
     let folder = copy("ce-new");
     change(
         &folder,

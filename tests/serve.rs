@@ -206,6 +206,21 @@ fn vectors_are_those_of_a_session_by_bits_alone_and_beside_others() {
     server.shut_down(Duration::ZERO);
 }
 
+#[test]
+fn ids_that_are_padded_with_the_end_of_a_text_embed_as_without() {
+    let server = serving(&["hf-clip"], quick());
+    let ask = |input: Value| {
+        let body = json!({"model": "hf-clip", "input": input});
+        let (status, answer) = post(server.address(), "/v1/embeddings", &body);
+        assert_eq!(status, 200, "{answer}");
+        floats(&answer["data"][0]["embedding"])
+    };
+    // The config.json has no id of an end, so that the highest id of a sequence is it.
+    let right = ask(json!([[0, 40, 30, 340]]));
+    assert_eq!(ask(json!([[0, 40, 30, 340, 340, 340]])), right);
+    assert_ne!(ask(json!([[0, 40, 31, 340, 340, 340]])), right);
+}
+
 fn decoded(base64: &str) -> Vec<f32> {
     const DIGITS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let digits = base64.trim_end_matches('=').chars();

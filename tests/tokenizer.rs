@@ -42,7 +42,7 @@ fn panics_of_the_tokenizers_crate_are_errors() {
     assert_snapshot!(error(with(0, "pre_tokenizer", json!({"type": "FixedLength", "length": 0}))), @"text 0 cannot be tokenized: `[dir]/tokenizer.json` makes the tokenizers crate panic: chunk size must be non-zero; expected the tokenizer.json of a checkpoint");
     let truncation =
         json!({"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 4});
-    assert_snapshot!(error(with(0, "truncation", truncation)), @"text 0 cannot be tokenized: `[dir]/tokenizer.json` makes the tokenizers crate panic: `stride` must be strictly less than `max_len=2` (note that `max_len` may be shorter than the max length of the original model, as it subtracts the number of special characters; expected the tokenizer.json of a checkpoint");
+    assert_snapshot!(error(with(0, "truncation", truncation)), @"`[dir]/tokenizer.json` is no tokenizer: tokenizer stride set to 4, which is greater than or equal to its effective max length of 2 (= 4 original max length - 2 added special tokens), ; expected the tokenizer.json of a checkpoint");
     let mut merges = seed(1);
     merges["model"]["merges"] = json!([["a", "zz"]]);
     assert_snapshot!(error(merges), @"`[dir]/tokenizer.json` is no tokenizer: Token `zz` out of vocabulary at line 1 column 647; expected the tokenizer.json of a checkpoint");

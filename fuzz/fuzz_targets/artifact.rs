@@ -20,7 +20,7 @@ use libfuzzer_sys::fuzz_target;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-const MAGIC: &[u8] = b"GEMMULEA";
+const MAGIC: &[u8] = b"GEMMULEB";
 const DIGEST: usize = 32;
 
 static MACHINE: LazyLock<Machine> = LazyLock::new(|| Machine::usual().expect("cards are described"));

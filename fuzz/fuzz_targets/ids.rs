@@ -31,6 +31,7 @@ fuzz_target!(|text: &str| {
         segments: Some(2),
         skipped: Some(1),
         longest: Some(4),
+        end: None,
     };
     if batch.check(&limits).is_ok() {
         assert!(batch.token_ids().iter().all(|id| (0..100).contains(id)));

@@ -12,7 +12,7 @@ use crate::{
     engine::{Compiled, check_layers, compile, open_checkpoint},
     machine::Machine,
     model::{Description, ModelError, Problem},
-    runtime::weights::CheckpointError,
+    runtime::weights::{CheckpointError, Found},
 };
 
 #[derive(clap::Args)]
@@ -122,8 +122,11 @@ fn weights(args: &Args, described: &Description, compiled: &Compiled) -> Result<
     };
     let names = &compiled.model.weight_names;
     let checkpoint = match open_checkpoint(folder, names, &compiled.program) {
-        Err(EngineError::Checkpoint(CheckpointError::NoCheckpoint { .. })) => {
-            return Ok("the folder holds no weights\n".to_owned());
+        Err(EngineError::Checkpoint(CheckpointError::NoCheckpoint { found, .. })) => {
+            return Ok(match found {
+                Found::Nothing => "the folder holds no weights\n".to_owned(),
+                found => format!("the folder holds no weights that are read; it has {found}\n"),
+            });
         }
         opened => opened?,
     };

@@ -201,6 +201,7 @@ impl Artifact {
             segments,
             longest,
             skipped: _,
+            end: _,
         } = self.limits;
         for table in self.program.tables() {
             let n_ids = match table.ids {

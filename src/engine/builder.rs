@@ -1,3 +1,4 @@
+mod pooling;
 mod start;
 
 use std::{
@@ -9,6 +10,7 @@ use std::{
 
 use serde_json::Value;
 
+use self::pooling::warn_of_pooling;
 pub(super) use self::start::Start;
 use super::{
     Artifact, Backend, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, ModelFile,
@@ -477,6 +479,9 @@ impl Builder {
             &self.config_json(folder)?,
             &options,
         )?;
+        if let Some(folder) = folder {
+            warn_of_pooling(folder, &compiled.model.graph);
+        }
         let began = Instant::now();
         if tuned {
             let timings = self.timed(device, &compiled)?;
@@ -581,6 +586,7 @@ impl Limits {
             vocabulary: model.vocab,
             segments: model.type_rows,
             skipped: model.skipped,
+            end: model.end,
             longest: model.max_positions,
         }
     }

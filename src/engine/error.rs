@@ -203,6 +203,16 @@ pub enum EngineError {
     )]
     LeftOut { first: String, n: usize },
     #[error(
+        "`{}` {does}, which the server has no route for; `gemmule run` and the library's `Session::run` compute its {}",
+        .folder.display(),
+        outputs.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" and ")
+    )]
+    NotServed {
+        folder: PathBuf,
+        does: &'static str,
+        outputs: Vec<String>,
+    },
+    #[error(
         "there are no scores: the run has no output `{}`, which a cross-encoder's checkpoint has by default",
         super::LOGITS
     )]

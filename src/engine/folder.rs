@@ -8,6 +8,8 @@
 mod json;
 mod modules;
 mod score;
+mod tokenizer;
+mod transformer;
 
 use std::path::{Path, PathBuf};
 
@@ -15,13 +17,21 @@ use serde_json::{Map, Value};
 
 use super::EngineError;
 use crate::{
-    model::{Description, Module},
+    model::{Description, EMBEDDING, Module},
     names::nearest,
     program::NEXT_LOGITS,
+    runtime::weights::Found,
+    tensor::SequenceEnd,
 };
 use json::Json;
-use modules::{Entry, dense, entries, logit_score, messages, pooling, splade};
+use modules::{Entry, MAX_WIDTH, dense, dropout, entries, logit_score, normalize, pooling, splade};
 pub use score::ClassScore;
+use transformer::{MAX_TOKENS, Transformer};
+
+pub(super) use tokenizer::{TokenizerSettings, cleaned_up};
+
+/// The folder that sentence-transformers give a Pooling behind the transformer.
+const POOLING: &str = "1_Pooling";
 
 /// A checkpoint's folder.
 #[derive(Clone, Debug)]
@@ -36,6 +46,8 @@ pub struct Folder {
     pools_prompt: bool,
     pub(super) lower_case: bool,
     max_seq_length: Option<usize>,
+    /// Settings that win over those of tokenizer_config.json.
+    tokenizer: Map<String, Value>,
     prompts: Vec<(String, String)>,
     /// Number of prompts, the first ones, that no file of the folder defines.
     n_implicit_prompts: usize,
@@ -61,6 +73,8 @@ pub(super) struct Inputs {
     pub(super) has_segments: bool,
     /// Whether it goes on from texts, and a pair of texts is none of its inputs.
     pub(super) writes: bool,
+    /// The token that ends a sequence, where it knows that.
+    pub(super) end: Option<SequenceEnd>,
 }
 
 /// What stands before a text.
@@ -131,6 +145,7 @@ impl Folder {
             pools_prompt: true,
             lower_case: false,
             max_seq_length: None,
+            tokenizer: Map::new(),
             prompts: Vec::new(),
             n_implicit_prompts: 0,
             default_prompt: None,
@@ -138,9 +153,15 @@ impl Folder {
             messages: None,
         };
         let own = Json::optional(root.join("config_sentence_transformers.json"))?;
-        if !listed.is_empty() {
-            folder.read_modules(&listed, own.as_ref())?;
-            folder.read_lengths()?;
+        if let Some(own) = &own {
+            check_own(own)?;
+        }
+        match listed.is_empty() {
+            false => {
+                folder.read_modules(&listed, own.as_ref())?;
+                folder.read_transformer()?;
+            }
+            true => folder.read_pooling()?,
         }
         folder.read_prompts(own.as_ref())?;
         folder.score = folder.read_score(own.as_ref().filter(|_| !listed.is_empty()))?;
@@ -164,10 +185,7 @@ impl Folder {
     pub fn config(&self) -> Result<&Value, EngineError> {
         match &self.config {
             Some(config) => Ok(config),
-            // Reading it says why there is none.
-            None => Err(super::config(&self.trunk.join("config.json"))
-                .err()
-                .unwrap_or(EngineError::NoConfig)),
+            None => Err(no_config(&self.trunk)),
         }
     }
 
@@ -269,6 +287,7 @@ impl Folder {
                 positions: model.max_positions,
                 has_segments: model.type_rows.is_some(),
                 writes: writes && self.modules.is_none(),
+                end: model.end,
             },
             None => {
                 let positions = config.and_then(|c| c.get("max_position_embeddings")?.as_u64());
@@ -276,6 +295,7 @@ impl Folder {
                     positions: positions.and_then(|n| u32::try_from(n).ok()),
                     has_segments: true,
                     writes: false,
+                    end: None,
                 }
             }
         }
@@ -285,25 +305,27 @@ impl Folder {
     /// model has.
     ///
     /// # Errors
-    /// A `tokenizer_config.json` that is no JSON.
+    /// A `tokenizer_config.json` that is no JSON, and a length out of range.
     pub(super) fn limit(&self, positions: Option<u32>) -> Result<Option<usize>, EngineError> {
         if self.max_seq_length.is_some() {
             return Ok(self.max_seq_length);
         }
         let tokenizer = self.tokenizer_config()?;
-        let length = tokenizer.as_ref().and_then(|t| t.get("model_max_length"));
+        let key = "model_max_length";
         // Tokenizers without a limit are published with 10³⁰.
-        let length = length.and_then(Value::as_u64);
-        let length = length.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+        let is_none = |v: &Value| v.as_f64().is_some_and(|n| n > f64::from(MAX_TOKENS));
+        let length = match tokenizer.get(key) {
+            Some(v) if is_none(v) => None,
+            _ => tokenizer.count(key, MAX_TOKENS)?,
+        };
+        let length = length.map(|n| n as usize);
         let positions = positions.map(|n| n as usize);
         Ok(length.into_iter().chain(positions).min())
     }
 
     /// Whether a text that is too long loses its beginning.
     pub(super) fn cuts_the_front(&self) -> Result<bool, EngineError> {
-        let Some(tokenizer) = self.tokenizer_config()? else {
-            return Ok(false);
-        };
+        let tokenizer = self.tokenizer_config()?;
         match tokenizer.text("truncation_side")? {
             None | Some("right") => Ok(false),
             Some("left") => Ok(true),
@@ -314,20 +336,50 @@ impl Folder {
     /// The tokens that have these names in `tokenizer_config.json`.
     pub(super) fn special_tokens(&self, names: &[&str]) -> Result<Vec<String>, EngineError> {
         let config = self.tokenizer_config()?;
-        let values = names.iter().filter_map(|name| config.as_ref()?.get(name));
+        let values = names.iter().filter_map(|name| config.get(name));
         let texts = values.filter_map(|v| v.as_str().or_else(|| v.get("content")?.as_str()));
         Ok(texts.map(str::to_owned).collect())
     }
 
-    fn tokenizer_config(&self) -> Result<Option<Json>, EngineError> {
-        Json::optional(self.trunk.join("tokenizer_config.json"))
+    /// `tokenizer_config.json`, with the settings that win over it; empty where there is none.
+    fn tokenizer_config(&self) -> Result<Json, EngineError> {
+        let file = self.trunk.join("tokenizer_config.json");
+        let mut json = match Json::optional(file.clone())? {
+            Some(json) => json,
+            None => Json {
+                file,
+                value: Value::Object(Map::new()),
+            },
+        };
+        let Value::Object(settings) = &mut json.value else {
+            return Err(json.problem("expected an object"));
+        };
+        settings.extend(self.tokenizer.clone());
+        Ok(json)
+    }
+
+    /// Settings that win over tokenizer.json.
+    ///
+    /// # Errors
+    /// A file that is no JSON object.
+    pub(super) fn tokenizer_settings(&self) -> Result<TokenizerSettings, EngineError> {
+        let map = Json::optional(self.trunk.join("special_tokens_map.json"))?;
+        TokenizerSettings::new(self.tokenizer_config()?, map, self.config.as_ref())
+    }
+
+    /// The first setting of the tokenizer that sentence-transformers' files have, but for the length of texts.
+    pub(super) fn tokenizer_argument(&self) -> Option<&str> {
+        let mut keys = self.tokenizer.keys().map(String::as_str);
+        keys.find(|key| !["model_max_length", "truncation_side"].contains(key))
     }
 
     fn read_modules(&mut self, listed: &[Entry], own: Option<&Json>) -> Result<(), EngineError> {
         let mut modules = Vec::new();
         for entry in &listed[1..] {
             let folder = entry.folder.clone();
-            let config = || Json::read(self.root.join(&entry.folder).join("config.json"));
+            let file = self.root.join(&entry.folder).join("config.json");
+            let config = || Json::read(file.clone());
+            let optional = || Json::optional(file.clone());
             modules.push(match entry.class.as_str() {
                 "Pooling" => {
                     let config = config()?;
@@ -336,13 +388,17 @@ impl Folder {
                     Module::Pooling { folder, modes }
                 }
                 "Dense" => dense(&config()?, folder)?,
-                "Normalize" => Module::Normalize { folder },
+                "Normalize" => normalize(optional()?.as_ref(), folder)?,
+                "Dropout" => {
+                    dropout(optional()?.as_ref())?;
+                    continue;
+                }
                 "SpladePooling" => splade(&config()?, folder)?,
                 "LogitScore" => logit_score(&config()?, folder)?,
                 other => {
                     let file = self.root.join("modules.json");
                     let problem = format!(
-                        "the module `{other}` is not known; gemmule computes Transformer, Pooling, Dense, Normalize, SpladePooling and LogitScore"
+                        "the module `{other}` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, Normalize, SpladePooling and LogitScore"
                     );
                     return Err(EngineError::Folder { file, problem });
                 }
@@ -351,15 +407,46 @@ impl Folder {
         if modules.is_empty() {
             return Ok(());
         }
-        if let Some(width) = own.map(|o| o.count("truncate_dim")).transpose()?.flatten() {
+        if let Some(width) = own
+            .map(|o| o.count("truncate_dim", MAX_WIDTH))
+            .transpose()?
+            .flatten()
+        {
             modules.push(Module::Truncate { width });
         }
         self.modules = Some(modules);
         Ok(())
     }
 
-    /// `max_seq_length`, `do_lower_case` and whether texts become messages, in the one file of several names that older folders have it in.
-    fn read_lengths(&mut self) -> Result<(), EngineError> {
+    /// Reads the pooling of a folder whose `modules.json` is missing, as text-embeddings-inference does.
+    fn read_pooling(&mut self) -> Result<(), EngineError> {
+        let Some(json) = Json::optional(self.root.join(POOLING).join("config.json"))? else {
+            return Ok(());
+        };
+        let embeds = self.config.as_ref().is_some_and(|config| {
+            let outputs = Description::for_config(config);
+            let outputs = outputs.map(|d| d.outputs_for(config).contains(&EMBEDDING));
+            outputs.unwrap_or(false)
+        });
+        if !embeds {
+            return Ok(());
+        }
+        self.pools_prompt = json.flag("include_prompt", true)?;
+        let modes = pooling(&json)?;
+        self.modules = Some(vec![
+            Module::Pooling {
+                folder: POOLING.to_owned(),
+                modes,
+            },
+            Module::Normalize {
+                folder: "2_Normalize".to_owned(),
+            },
+        ]);
+        self.read_transformer()
+    }
+
+    /// Reads `sentence_bert_config.json`, which older folders have under several names.
+    fn read_transformer(&mut self) -> Result<(), EngineError> {
         let entries = std::fs::read_dir(&self.trunk).map_err(|source| EngineError::Read {
             file: self.trunk.clone(),
             source,
@@ -383,10 +470,14 @@ impl Folder {
                 }),
             };
         };
-        let json = Json::read(file.clone())?;
-        self.max_seq_length = json.count("max_seq_length")?.map(|n| n as usize);
-        self.lower_case = json.flag("do_lower_case", false)?;
-        self.messages = messages(&json)?;
+        let transformer = Transformer::read(&Json::read(file.clone())?)?;
+        self.max_seq_length = transformer.max_seq_length;
+        self.lower_case = transformer.lower_case;
+        self.messages = transformer.messages;
+        self.tokenizer = transformer.tokenizer;
+        if let Some(Value::Object(config)) = &mut self.config {
+            config.extend(transformer.config);
+        }
         Ok(())
     }
 
@@ -448,5 +539,43 @@ impl Folder {
             }));
         }
         Ok(None)
+    }
+}
+
+/// The error of a folder without a config.json, which names what it has instead.
+pub(super) fn no_config(folder: &Path) -> EngineError {
+    let file = folder.join("config.json");
+    match Found::in_folder(folder) {
+        Found::Nothing => {
+            // Reading it says why there is none.
+            let read = super::config(&file);
+            read.err().unwrap_or(EngineError::NoConfig)
+        }
+        found => EngineError::Folder {
+            file: folder.to_owned(),
+            problem: format!(
+                "there is no config.json; expected a checkpoint folder as published on the Hugging Face hub. It has {found}"
+            ),
+        },
+    }
+}
+
+/// Checks the keys of `config_sentence_transformers.json`.
+fn check_own(own: &Json) -> Result<(), EngineError> {
+    own.check_keys(&[
+        "__version__",
+        "activation_fn",
+        "default_prompt_name",
+        "keep_in_fp32_modules",
+        "max_active_dims",
+        "model_type",
+        "prompts",
+        "requirements",
+        "similarity_fn_name",
+        "truncate_dim",
+    ])?;
+    match own.get("max_active_dims") {
+        Some(_) => Err(own.wrong("max_active_dims", "null, as gemmule keeps all weights")),
+        None => Ok(()),
     }
 }

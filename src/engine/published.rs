@@ -12,8 +12,11 @@ use std::{
 use serde_json::{Value, json};
 use tokenizers::Encoding;
 
-use super::EngineError;
-use crate::files::{self, Kind};
+use super::{EngineError, folder::no_config};
+use crate::{
+    files::{self, Kind},
+    runtime::weights::Found,
+};
 use pieces::Model;
 
 /// What stands for a space in a piece.
@@ -96,6 +99,10 @@ fn none(folder: &Path) -> EngineError {
         return EngineError::NoFolder {
             folder: folder.to_owned(),
         };
+    }
+    let holds = Found::in_folder(folder);
+    if holds != Found::Nothing && !folder.join("config.json").is_file() {
+        return no_config(folder);
     }
     let found = OTHERS.into_iter().find(|name| folder.join(name).is_file());
     EngineError::NoTokenizer {

@@ -1,15 +1,17 @@
 //! What runs an engine's batches, and their results.
 
+use std::borrow::Cow;
+
 use super::{EngineError, Padding, Pending, padding};
 use crate::{
     program::Program,
     runtime::{
         GraphUse, MemoryUse, MemoryWork, Output,
-        batch::{Batch, Limits},
+        batch::{Batch, BatchError, Limits},
         cpu::CpuSession,
         cuda::{CudaSession, Timing},
     },
-    tensor::Extents,
+    tensor::{Extents, Symbol},
 };
 
 /// What one caller needs to run an [`Engine`](super::Engine). A run that fails leaves it usable.
@@ -25,7 +27,8 @@ pub(super) enum SessionBackend {
 }
 
 impl Session {
-    /// Runs a batch and returns the outputs that the engine was built for.
+    /// Runs a batch and returns the outputs that the engine was built for. Where the model knows the token that ends a sequence
+    /// ([`Limits::end`]), tokens behind its first place are padding, and are left out.
     ///
     /// # Errors
     /// Those of [`submit`](Self::submit) and of [`Pending::wait`].
@@ -38,7 +41,7 @@ impl Session {
     /// padding.
     ///
     /// # Errors
-    /// A batch beyond the model's limits, memory that could not be had, and [`CudaError::InFlight`](crate::runtime::cuda::CudaError::InFlight) where two batches have been
+    /// A batch beyond the model's limits, tokens behind the end of a sequence where outputs have rows of tokens, memory that could not be had, and [`CudaError::InFlight`](crate::runtime::cuda::CudaError::InFlight) where two batches have been
     /// submitted and neither was waited for nor dropped.
     ///
     /// ```no_run
@@ -59,6 +62,7 @@ impl Session {
     /// ```
     pub fn submit(&mut self, batch: &Batch) -> Result<Pending, EngineError> {
         batch.check(&self.limits)?;
+        let batch = &*self.ended(batch)?;
         let laid_out = padding::laid_out(batch, self.padding)?;
         let lens = batch.own_lens().to_vec();
         let mut outputs = match &mut self.backend {
@@ -72,6 +76,28 @@ impl Session {
             padding::remove(&mut outputs, self.program(), &laid_out);
         }
         Ok(Pending::done(Outputs { outputs, lens }))
+    }
+
+    /// The batch without what stands behind the ends of sequences, where outputs are of whole sequences alone.
+    fn ended<'b>(&self, batch: &'b Batch) -> Result<Cow<'b, Batch>, BatchError> {
+        let ended = batch.ended(self.limits.end)?;
+        let program = self.program();
+        let mut outputs = program.outputs.iter();
+        let has_tokens = outputs.any(|(_, tensor)| {
+            let n = program.tensors[*tensor].shape.elements();
+            n.depends_on(Symbol::Tokens) || n.depends_on(Symbol::Pairs)
+        });
+        if let Cow::Owned(ended) = &ended
+            && has_tokens
+        {
+            let mut lens = ended.lens().iter().zip(batch.lens()).enumerate();
+            let longer = lens.find(|(_, (end, len))| end != len);
+            if let Some((sequence, (&end, &len))) = longer {
+                let (token, n) = (end - 1, len - end);
+                return Err(BatchError::BehindEnd { sequence, token, n });
+            }
+        }
+        Ok(ended)
     }
 
     /// Waits for the batch that was submitted first, where the session takes no other; its results are kept for whoever has it.

@@ -6,22 +6,18 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use tokenizers::{
-    EncodeInput, Encoding, NormalizerWrapper, Tokenizer, TruncationParams,
-    normalizers::{Lowercase, Sequence},
-};
+use tokenizers::{EncodeInput, Encoding, ModelWrapper};
 
 use super::{
-    EngineError, Folder, Prompt, contain::contain, conversation::Conversation,
+    EngineError, Folder, Prompt, contain::contain, conversation::Conversation, folder::cleaned_up,
     published::published, words::Words,
 };
-pub use coder::CutSide;
-use coder::{Coder, cut_side};
-
 use crate::{
-    files::{self, Kind},
     runtime::batch::{Batch, BatchError},
+    tensor::SequenceEnd,
 };
+pub use coder::CutSide;
+use coder::{Coder, cut_side, loaded};
 
 /// The tokenizer of a checkpoint, with what its folder says of texts: how long they may be, whether they are in lower
 /// case, and what stands before them.
@@ -40,6 +36,10 @@ pub struct TextEncoder {
     has_segments: bool,
     /// Whether the model goes on from texts, and takes no pairs.
     writes: bool,
+    /// The token that ends a sequence, where the model knows it.
+    end: Option<SequenceEnd>,
+    /// Whether decoded texts lose the spaces before punctuation.
+    cleans_up: bool,
     /// How texts are written down, where the model reads them as conversations.
     conversation: Option<Conversation>,
 }
@@ -126,47 +126,14 @@ impl TextEncoder {
 
     fn with(folder: Folder, cuts: bool) -> Result<Self, EngineError> {
         let file = folder.trunk().join("tokenizer.json");
-        let broken = |problem: String| EngineError::Tokenizer {
-            file: file.clone(),
-            problem,
-        };
         if !file.is_file() {
             return Self::of_pieces(folder, cuts);
         }
-        let bytes = files::bytes(&file, Kind::Tokenizer)?;
         let inputs = folder.inputs();
-        let limit = match cuts {
-            true => folder.limit(inputs.positions)?,
-            false => None,
-        };
         let cut_side = cut_side(&folder)?;
-        let direction = cut_side.direction();
-        // The tokenizers crate takes some settings as they are and panics on them, here or later.
-        let loaded = contain(|| {
-            let mut tokenizer = Tokenizer::from_bytes(&bytes)?;
-            tokenizer.with_padding(None);
-            if !cuts {
-                tokenizer.with_truncation(None)?;
-            }
-            if let Some(max_length) = limit {
-                let truncation = TruncationParams {
-                    max_length,
-                    direction,
-                    ..TruncationParams::default()
-                };
-                tokenizer.with_truncation(Some(truncation))?;
-            }
-            if folder.lower_case {
-                let own = tokenizer.get_normalizer().cloned();
-                let lower = NormalizerWrapper::Lowercase(Lowercase);
-                let both = [lower].into_iter().chain(own).collect();
-                tokenizer.with_normalizer(Some(Sequence::new(both)))?;
-            }
-            tokenizers::Result::Ok(tokenizer)
-        });
-        let tokenizer = loaded
-            .map_err(|panic| broken(format!("the tokenizers crate panics on it: {panic}")))?
-            .map_err(|e| broken(e.to_string()))?;
+        let settings = folder.tokenizer_settings()?;
+        let tokenizer = loaded(&folder, &file, &settings, inputs.positions, cuts)?;
+        let is_bpe = matches!(tokenizer.get_model(), ModelWrapper::BPE(_));
         let words = Words::of(&tokenizer).map(Arc::new);
         Ok(Self {
             tokenizer: Coder::Json(Box::new(tokenizer), words),
@@ -176,8 +143,10 @@ impl TextEncoder {
             conversation: Conversation::of(&folder)?,
             folder,
             file,
-            has_segments: inputs.has_segments,
+            has_segments: inputs.has_segments && settings.has_segments()?,
             writes: inputs.writes,
+            end: inputs.end,
+            cleans_up: settings.cleans_up(is_bpe)?,
         })
     }
 
@@ -190,6 +159,14 @@ impl TextEncoder {
                 problem: "the folder asks for texts in lower case, which gemmule has with a tokenizer.json only".to_owned(),
             });
         }
+        if let Some(argument) = folder.tokenizer_argument() {
+            return Err(EngineError::PublishedTokenizer {
+                file,
+                problem: format!(
+                    "the folder gives its tokenizer the argument `{argument}`, which gemmule applies with a tokenizer.json only"
+                ),
+            });
+        }
         let inputs = folder.inputs();
         let cut_side = cut_side(&folder)?;
         let limit = match cuts {
@@ -197,6 +174,7 @@ impl TextEncoder {
             false => None,
         };
         pieces.limit(limit.map(|limit| (limit, cut_side == CutSide::Left)));
+        let cleans_up = folder.tokenizer_settings()?.cleans_up(false)?;
         Ok(Self {
             tokenizer: Coder::Pieces(Box::new(pieces)),
             other_side: OnceLock::new(),
@@ -207,6 +185,8 @@ impl TextEncoder {
             file,
             has_segments: inputs.has_segments,
             writes: inputs.writes,
+            end: inputs.end,
+            cleans_up,
         })
     }
 
@@ -277,6 +257,18 @@ impl TextEncoder {
         Ok(tokens.iter().filter_map(|t| self.token_id(t)).collect())
     }
 
+    /// Token ids without those behind the end of a sequence, where the model knows the token that ends one.
+    pub fn ended(&self, mut encoded: Encoded) -> Encoded {
+        let place = self.end.and_then(|end| end.place(&encoded.ids));
+        if let Some(at) = place {
+            encoded.ids.truncate(at + 1);
+            if let Some(types) = &mut encoded.types {
+                types.truncate(at + 1);
+            }
+        }
+        encoded
+    }
+
     /// Whether a token has this id.
     pub fn knows(&self, id: u32) -> bool {
         match &self.tokenizer {
@@ -306,9 +298,13 @@ impl TextEncoder {
                 Coder::Pieces(_) => EngineError::PublishedTokenizer { file, problem },
             }
         };
-        decoded
+        let text = decoded
             .map_err(|panic| broken(format!("the tokenizers crate panics on tokens: {panic}")))?
-            .map_err(|e| broken(e.to_string()))
+            .map_err(|e| broken(e.to_string()))?;
+        Ok(match self.cleans_up {
+            true => cleaned_up(&text),
+            false => text,
+        })
     }
 
     /// The text of a token behind another one, special ones included; some tokenizers drop a space at a text's beginning.

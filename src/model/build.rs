@@ -23,7 +23,7 @@ use unroll::reads_tokens;
 use crate::{
     graph::{Graph, GraphError, NodeId, Op, Part, Sinusoid, WeightExpr, WeightNames},
     kernels::Meta,
-    tensor::Shape,
+    tensor::{SequenceEnd, Shape},
 };
 
 /// More elements than any tensor of a checkpoint; below it, counts of bytes cannot overflow.
@@ -51,6 +51,7 @@ pub(super) fn model(
         caches: HashMap::new(),
         rows: HashMap::new(),
         skipped: None,
+        end: None,
         expectations: Vec::new(),
     };
     // What modules compute is not the description's value of that name.
@@ -143,6 +144,8 @@ pub(super) struct Builder<'a> {
     rows: HashMap<Meta, u32>,
     /// The token id that positions are not counted for.
     skipped: Option<u32>,
+    /// The token that ends a sequence.
+    end: Option<SequenceEnd>,
     expectations: Vec<Expectation>,
 }
 
@@ -526,6 +529,7 @@ impl<'a> Builder<'a> {
             max_positions: self.rows.get(&Meta::Positions).copied(),
             type_rows: self.rows.get(&Meta::TypeIds).copied(),
             skipped: self.skipped,
+            end: self.end,
             graph: self.graph,
         })
     }

@@ -85,7 +85,8 @@
 //! | `position_table` | `table`, `width`, `span`, `reach` (none) | rows of a table `[2·span, width]` of the checkpoint by distance, `[2·R + 1, width]` for distances −R to R, where R is the first beyond which rows repeat; looked up once, when weights are loaded. Norms and `linear` may follow, then `relative_scores` |
 //! | `relative_scores` | `x`, `table`, `heads`, `of` (`query`, `key`) | `[heads, pairs]`: for query `i` and key `j` of a sequence `x[i] · table[j − i]` of each head, or with `key` `x[j] · table[j − i]` (disentangled attention); beyond the table its last rows |
 //! | `softmax` | `x`, `causal` (`false`), `window` (none), `bias` (none) | of scores, over the keys `j` of query `i`: `e^(s[i, j]) / Σ e^(s[i, k])`; causal: over those up to the query, `j ≤ i`; with a window: over those that are at most so many positions away, `abs(j − i) ≤ window`; both: over those before, at most so far |
-//! | `first_token`, `last_token`, `mean_pool`, `max_pool` | `x` | one row for each sequence |
+//! | `first_token`, `mean_pool`, `max_pool` | `x` | one row for each sequence |
+//! | `last_token` | `x`, `end` (none), `highest_end` (none) | the last row of each sequence. With `end`, the id of the token that ends a sequence, tokens behind its first place are padding, and are dropped before a run; if `end` is `highest_end`, the highest id of a sequence ends it |
 //! | `concat` | `of` (2 to 16 values) | values of one number of rows, side by side |
 //! | `l2_normalize` | `x`, `eps` | rows of length 1 |
 //! | `draw` | `mean`, `log_variance` | of one row for each sequence: `mean + exp(log_variance / 2) · noise`, a latent variable's; the noise is standard normal, by the sequence's seed |
@@ -185,7 +186,10 @@ pub use error::{ModelError, Problem};
 pub use expect::Expectation;
 pub use modules::{EMBEDDING, LOGITS, Module, Pooling, SPARSE, computed};
 
-use crate::graph::{Graph, WeightNames};
+use crate::{
+    graph::{Graph, WeightNames},
+    tensor::SequenceEnd,
+};
 use error::{File, quoted, suggest};
 
 /// A model's description: parsed, and every name in it checked. Sizes come with [`build`].
@@ -339,6 +343,8 @@ pub struct Model {
     pub type_rows: Option<u32>,
     /// The token id that the model counts no position for, and that no sequence may hold.
     pub skipped: Option<u32>,
+    /// The token that ends a sequence; those behind it are padding.
+    pub end: Option<SequenceEnd>,
 }
 
 impl Model {

@@ -303,6 +303,10 @@ pub(super) enum Operator {
     },
     LastToken {
         x: At<String>,
+        /// The id of the token that ends a sequence, behind which all is padding.
+        end: Option<At<Expr>>,
+        /// The value of `end` that stands for the highest id of each sequence.
+        highest_end: Option<At<Expr>>,
     },
     Concat {
         of: Vec<At<String>>,
@@ -350,7 +354,7 @@ impl Operator {
             | Operator::FirstToken { x }
             | Operator::MeanPool { x }
             | Operator::MaxPool { x }
-            | Operator::LastToken { x }
+            | Operator::LastToken { x, .. }
             | Operator::LogProbability { x }
             | Operator::L2Normalize { x, .. } => vec![x],
         }
@@ -383,6 +387,9 @@ impl Operator {
             } => [width, span].into_iter().chain(reach).collect(),
             Operator::Remembered { heads, width, .. } => vec![heads, width],
             Operator::Columns { from, width, .. } => vec![from, width],
+            Operator::LastToken {
+                end, highest_end, ..
+            } => end.iter().chain(highest_end).collect(),
             Operator::Rotary {
                 heads,
                 width,

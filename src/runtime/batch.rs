@@ -3,11 +3,13 @@
 mod data;
 mod error;
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 pub use error::BatchError;
 
-use crate::tensor::{Extents, LengthsError};
+use crate::tensor::{Extents, LengthsError, SequenceEnd};
 
 /// What a model accepts of token ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +22,8 @@ pub struct Limits {
     pub skipped: Option<u32>,
     /// Maximum number of tokens of a sequence, by a table of positions or `max_position_embeddings`; `None` without a limit.
     pub longest: Option<u32>,
+    /// The token that ends a sequence; those behind it are padding.
+    pub end: Option<SequenceEnd>,
 }
 
 impl Limits {
@@ -358,6 +362,34 @@ impl Batch {
         }
     }
 
+    /// The batch without the tokens behind the one that ends each sequence. A sequence that lacks it stays as it is.
+    ///
+    /// # Errors
+    /// None for a batch that [`check`](Self::check) takes.
+    pub fn ended(&self, end: Option<SequenceEnd>) -> Result<Cow<'_, Self>, BatchError> {
+        let Some(end) = end.filter(|_| self.past.is_none() && self.valid_lens.is_none()) else {
+            return Ok(Cow::Borrowed(self));
+        };
+        let (mut rest, mut from) = (self.token_ids.as_slice(), 0);
+        let (mut kept, mut lens) = (Vec::new(), Vec::with_capacity(self.lens.len()));
+        for &n in &self.lens {
+            let (ids, after) = rest.split_at(n as usize);
+            let len = end.place(ids).map_or(ids.len(), |at| at + 1);
+            kept.extend(from..from + len);
+            lens.push(len as u32);
+            (rest, from) = (after, from + ids.len());
+        }
+        if lens == self.lens {
+            return Ok(Cow::Borrowed(self));
+        }
+        let of = |ids: &[u32]| kept.iter().map(|&at| ids[at]).collect();
+        let mut batch = Self::from_packed(of(&self.token_ids), &lens)?;
+        batch.type_ids = self.type_ids.as_deref().map(of);
+        batch.seeds = self.seeds.clone();
+        batch.extents.part = self.extents.part;
+        Ok(Cow::Owned(batch))
+    }
+
     fn check_ids(&self, what: &'static str, ids: &[u32], rows: u32) -> Result<(), BatchError> {
         let Some(at) = ids.iter().position(|&id| id >= rows) else {
             return Ok(());
@@ -395,6 +427,7 @@ mod tests {
         segments: Some(2),
         skipped: Some(99),
         longest: Some(4),
+        end: None,
     };
 
     #[test]

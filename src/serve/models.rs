@@ -24,6 +24,9 @@ use crate::{
     schedule::{CostTable, Scheduler},
 };
 
+/// The output of models that label tokens.
+const TOKEN_LOGITS: &str = "token_logits";
+
 /// How a model is served.
 pub struct ModelChoice {
     pub folder: PathBuf,
@@ -233,7 +236,16 @@ impl Model {
             (None, Some(_)) => Vec::new(),
             (None, None) => {
                 let first = ROWS.into_iter().find(|name| usual.contains(name));
-                first.into_iter().collect()
+                let does = match usual.contains(&TOKEN_LOGITS) {
+                    true => "is a model for token classification (named entities, parts of speech)",
+                    false => "is a model for other tasks than embeddings, scores and texts",
+                };
+                let first = first.ok_or_else(|| EngineError::NotServed {
+                    folder: folder.root().to_owned(),
+                    does,
+                    outputs: usual.iter().map(|&name| name.to_owned()).collect(),
+                });
+                vec![first?]
             }
         })
     }

@@ -178,6 +178,7 @@ pub(super) fn encode(
         ),
         other => ServeError::Internal(other.to_string()),
     })?;
+    let encoded = encoder.ended(encoded);
     if encoded.ids.is_empty() {
         return Err(ServeError::invalid(
             "input",

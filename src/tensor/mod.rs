@@ -8,6 +8,28 @@ mod dtype;
 mod extents;
 mod size;
 
+use serde::{Deserialize, Serialize};
+
 pub use dtype::{DType, Element, UnknownDType};
 pub use extents::{Extents, LengthsError};
 pub use size::{Shape, Size, Symbol};
+
+/// What ends a sequence, where a model takes the row of that token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SequenceEnd {
+    /// The first token of this id.
+    Token(u32),
+    /// The first token of the highest id in the sequence.
+    Highest,
+}
+
+impl SequenceEnd {
+    /// The index of the token that ends a sequence.
+    pub fn place(self, ids: &[u32]) -> Option<usize> {
+        let id = match self {
+            Self::Token(id) => id,
+            Self::Highest => *ids.iter().max()?,
+        };
+        ids.iter().position(|&other| other == id)
+    }
+}

@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{
     engine::EngineError,
     files::{self, Kind},
+    names::nearest,
 };
 
 /// An object of a JSON file, with the file's name for messages.
@@ -66,22 +67,47 @@ impl Json {
         }
     }
 
-    pub(super) fn count(&self, key: &str) -> Result<Option<u32>, EngineError> {
+    /// A flag that may be missing or null.
+    pub(super) fn optional_flag(&self, key: &str) -> Result<Option<bool>, EngineError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(_) => self.flag(key, false).map(Some),
+        }
+    }
+
+    /// A whole number from 1 to `max`.
+    pub(super) fn count(&self, key: &str, max: u32) -> Result<Option<u32>, EngineError> {
         match self.get(key) {
             None => Ok(None),
             Some(v) => {
                 let count = v.as_u64().and_then(|n| u32::try_from(n).ok());
-                let count = count.filter(|&n| n > 0);
+                let count = count.filter(|n| (1..=max).contains(n));
                 count
                     .map(Some)
-                    .ok_or_else(|| self.wrong(key, "a whole number above 0"))
+                    .ok_or_else(|| self.wrong(key, &format!("a whole number from 1 to {max}")))
             }
         }
     }
 
-    pub(super) fn needed(&self, key: &str) -> Result<u32, EngineError> {
-        self.count(key)?
+    pub(super) fn needed(&self, key: &str, max: u32) -> Result<u32, EngineError> {
+        self.count(key, max)?
             .ok_or_else(|| self.problem(format!("there is no `{key}`")))
+    }
+
+    /// An object of settings by name; empty where there is none.
+    pub(super) fn object(&self, key: &str) -> Result<Map<String, Value>, EngineError> {
+        match self.get(key) {
+            None => Ok(Map::new()),
+            Some(Value::Object(object)) => Ok(object.clone()),
+            Some(_) => Err(self.wrong(key, "an object")),
+        }
+    }
+
+    /// Refuses a file that is no object, and keys that are not known, as each may change results.
+    pub(super) fn check_keys(&self, known: &[&str]) -> Result<(), EngineError> {
+        let object = self.value.as_object();
+        let object = object.ok_or_else(|| self.problem("expected an object"))?;
+        check_known(object, known).map_err(|problem| self.problem(problem))
     }
 
     /// The class of torch that a key names, `torch.nn.modules.activation.Tanh` for one. Another's class of the same name
@@ -93,4 +119,16 @@ impl Json {
             Some(_) => Err(self.wrong(key, "a class of torch")),
         }
     }
+}
+
+/// What is wrong with the first key of an object that is not known.
+pub(super) fn check_known(object: &Map<String, Value>, known: &[&str]) -> Result<(), String> {
+    let Some(key) = object.keys().find(|key| !known.contains(&key.as_str())) else {
+        return Ok(());
+    };
+    let near = nearest(key, known.iter().copied());
+    let near = near.map_or_else(String::new, |near| format!(" (did you mean `{near}`?)"));
+    Err(format!(
+        "`{key}` is not known{near}; remove it if it has no effect on the results"
+    ))
 }

@@ -2,14 +2,17 @@
 
 use std::path::{Component, Path};
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::{Messages, json::Json};
+use super::json::{Json, check_known};
 use crate::{
     engine::EngineError,
     kernels::gemm::Activation,
     model::{EMBEDDING, Module, Pooling},
 };
+
+/// Maximum width of an embedding.
+pub(super) const MAX_WIDTH: u32 = 1 << 20;
 
 /// An entry of `modules.json`.
 pub(super) struct Entry {
@@ -24,9 +27,20 @@ pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, EngineError> {
     let mut entries = Vec::new();
     for module in list {
         let text = |key: &str| module.get(key).and_then(Value::as_str);
-        let (Some(folder), Some(class)) = (text("path"), text("type")) else {
+        let (Some(folder), Some(class), Some(keys)) =
+            (text("path"), text("type"), module.as_object())
+        else {
             return Err(json.problem("expected a `path` and a `type` of every module"));
         };
+        let known = ["idx", "name", "path", "type", "kwargs"];
+        check_known(keys, &known).map_err(|problem| json.problem(problem))?;
+        // Names of arguments that callers may give the module.
+        let is_none = |v: &Value| v.is_null() || v.as_array().is_some_and(Vec::is_empty);
+        if let Some(kwargs) = keys.get("kwargs").filter(|v| !is_none(v)) {
+            return Err(json.problem(format!(
+                "`kwargs` of the module `{class}` is {kwargs}; gemmule gives modules no arguments, so expected none"
+            )));
+        }
         // The file comes from elsewhere: it may name folders beside itself only.
         let mut parts = Path::new(folder).components();
         let plain = matches!(
@@ -70,6 +84,19 @@ pub(super) fn pooling(json: &Json) -> Result<Vec<Pooling>, EngineError> {
         "weightedmean_tokens",
         "lasttoken",
     ];
+    let known = [
+        "embedding_dimension",
+        "word_embedding_dimension",
+        "pooling_mode",
+        "pooling_mode_cls_token",
+        "pooling_mode_max_tokens",
+        "pooling_mode_mean_tokens",
+        "pooling_mode_mean_sqrt_len_tokens",
+        "pooling_mode_weightedmean_tokens",
+        "pooling_mode_lasttoken",
+        "include_prompt",
+    ];
+    json.check_keys(&known)?;
     let mode = |name: &str| match name {
         "cls" | "cls_token" => Ok(Pooling::First),
         "lasttoken" => Ok(Pooling::Last),
@@ -103,6 +130,13 @@ pub(super) fn pooling(json: &Json) -> Result<Vec<Pooling>, EngineError> {
 }
 
 pub(super) fn splade(json: &Json, folder: String) -> Result<Module, EngineError> {
+    json.check_keys(&[
+        "pooling_strategy",
+        "activation_function",
+        "embedding_dimension",
+        "word_embedding_dimension",
+        "chunk_size",
+    ])?;
     match json.text("pooling_strategy")? {
         None | Some("max") => {}
         Some(_) => return Err(json.wrong("pooling_strategy", "max")),
@@ -117,6 +151,7 @@ pub(super) fn splade(json: &Json, folder: String) -> Result<Module, EngineError>
 
 pub(super) fn logit_score(json: &Json, folder: String) -> Result<Module, EngineError> {
     let key = "module_input_name";
+    json.check_keys(&[key, "true_token_id", "false_token_id"])?;
     if json.text(key)?.is_some_and(|name| name != "causal_logits") {
         return Err(json.wrong(key, "`causal_logits`"));
     }
@@ -134,6 +169,15 @@ pub(super) fn logit_score(json: &Json, folder: String) -> Result<Module, EngineE
 }
 
 pub(super) fn dense(json: &Json, folder: String) -> Result<Module, EngineError> {
+    json.check_keys(&[
+        "in_features",
+        "out_features",
+        "bias",
+        "activation_function",
+        "module_input_name",
+        "module_output_name",
+        "use_residual",
+    ])?;
     if json.flag("use_residual", false)? {
         return Err(json.problem("`use_residual` is true, which gemmule does not compute"));
     }
@@ -146,69 +190,36 @@ pub(super) fn dense(json: &Json, folder: String) -> Result<Module, EngineError> 
         Some("GELU") => Some(Activation::GeluExact),
         Some(_) => return Err(json.wrong(key, "Identity, Tanh, ReLU or GELU of torch.nn")),
     };
-    for (key, usual) in [
-        ("module_input_name", EMBEDDING),
-        ("module_output_name", EMBEDDING),
-    ] {
-        if json.text(key)?.is_some_and(|name| name != usual) {
-            return Err(json.wrong(key, &format!("`{usual}`")));
-        }
-    }
+    check_values(json)?;
     Ok(Module::Dense {
         folder,
-        inputs: json.needed("in_features")?,
-        outputs: json.needed("out_features")?,
+        inputs: json.needed("in_features", MAX_WIDTH)?,
+        outputs: json.needed("out_features", MAX_WIDTH)?,
         bias: json.flag("bias", true)?,
         activation,
     })
 }
 
-/// How texts become messages, by the file that says what the Transformer takes. Without a `modality_config` they never do.
-pub(super) fn messages(json: &Json) -> Result<Option<Messages>, EngineError> {
-    let key = "modality_config";
-    let Some(message) = json.get(key).and_then(|config| config.get("message")) else {
-        return Ok(None);
-    };
-    let has_parts = match message.get("format").and_then(Value::as_str) {
-        Some("flat") => false,
-        Some("structured") => true,
-        _ => return Err(json.wrong(key, "a `format` of `message` that is flat or structured")),
-    };
-    // What else the library would be told of texts changes their tokens, and is not read here.
-    let key = "processing_kwargs";
-    let none = Map::new();
-    let given = match json.get(key) {
-        None => &none,
-        Some(given) => given
-            .as_object()
-            .ok_or_else(|| json.wrong(key, "an object"))?,
-    };
-    let mut options = Map::new();
-    for (bucket, values) in given {
-        let values = values
-            .as_object()
-            .ok_or_else(|| json.wrong(key, "objects by name"))?;
-        match bucket.as_str() {
-            "chat_template" => options.extend(values.clone()),
-            "audio" | "image" | "video" => {}
-            _ if values.is_empty() => {}
-            _ => return Err(json.wrong(key, "values of `chat_template` alone")),
+/// A Normalize; older versions of sentence-transformers wrote no file for it.
+pub(super) fn normalize(json: Option<&Json>, folder: String) -> Result<Module, EngineError> {
+    if let Some(json) = json {
+        json.check_keys(&["module_input_name", "module_output_name"])?;
+        check_values(json)?;
+    }
+    Ok(Module::Normalize { folder })
+}
+
+/// Checks the file of a Dropout, which computes nothing outside of training.
+pub(super) fn dropout(json: Option<&Json>) -> Result<(), EngineError> {
+    json.map_or(Ok(()), |json| json.check_keys(&["dropout"]))
+}
+
+/// Refuses a module that reads or writes another value than sentence embeddings.
+fn check_values(json: &Json) -> Result<(), EngineError> {
+    for key in ["module_input_name", "module_output_name"] {
+        if json.text(key)?.is_some_and(|name| name != EMBEDDING) {
+            return Err(json.wrong(key, &format!("`{EMBEDDING}`")));
         }
     }
-    let of_tokenizer = [
-        "chat_template",
-        "max_length",
-        "padding",
-        "restore_suffix",
-        "return_tensors",
-        "truncation",
-    ];
-    if let Some(name) = of_tokenizer
-        .iter()
-        .find(|name| options.contains_key(**name))
-    {
-        let expected = format!("values that the template itself asks for, and no `{name}`");
-        return Err(json.wrong(key, &expected));
-    }
-    Ok(Some(Messages { has_parts, options }))
+    Ok(())
 }

@@ -1,12 +1,20 @@
-//! Tokenizers of `tokenizer.json` and of SentencePiece models behind one interface.
+//! What makes tokens of texts, and how a tokenizer.json is loaded.
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use tokenizers::{
-    EncodeInput, Encoding, InputSequence, Tokenizer, TruncationDirection, TruncationParams,
+    EncodeInput, Encoding, InputSequence, ModelWrapper, NormalizerWrapper, Tokenizer,
+    TruncationDirection, TruncationParams,
+    normalizers::{Lowercase, Sequence},
 };
 
-use crate::engine::{EngineError, Folder, published::Published, words::Words};
+use crate::{
+    engine::{
+        EngineError, Folder, contain::contain, folder::TokenizerSettings, published::Published,
+        words::Words,
+    },
+    files::{self, Kind},
+};
 
 /// Side on which a text that is too long loses tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,4 +116,70 @@ fn one_text(input: EncodeInput<'_>) -> tokenizers::Result<String> {
         EncodeInput::Single(InputSequence::Raw(text)) => Ok(text.into_owned()),
         _ => Err("its tokenizer, a SentencePiece model for translation, takes no pairs of texts; give one text".into()),
     }
+}
+
+/// Loads the tokenizer.json `file` of a folder, whose settings win over what the file says. `positions` are those that the model
+/// has; texts are never cut unless `cuts`.
+///
+/// # Errors
+/// A file that is too large or no tokenizer, one on which the tokenizers crate panics included, and settings that do not fit it.
+pub(super) fn loaded(
+    folder: &Folder,
+    file: &Path,
+    settings: &TokenizerSettings,
+    positions: Option<u32>,
+    cuts: bool,
+) -> Result<Tokenizer, EngineError> {
+    let broken = |problem: String| EngineError::Tokenizer {
+        file: file.to_owned(),
+        problem,
+    };
+    // The tokenizers crate takes some settings as they are and panics on them, here or later.
+    let panicked = |panic: String| broken(format!("the tokenizers crate panics on it: {panic}"));
+    let bytes = files::bytes(file, Kind::Tokenizer)?;
+    let limit = match cuts {
+        true => folder.limit(positions)?,
+        false => None,
+    };
+    let direction = cut_side(folder)?.direction();
+    let parsed = contain(|| Tokenizer::from_bytes(&bytes)).map_err(panicked)?;
+    let mut tokenizer = parsed.map_err(|e| broken(e.to_string()))?;
+    if let ModelWrapper::BPE(model) = tokenizer.get_model()
+        && let Some(dropout) = model.dropout.filter(|&dropout| dropout > 0.0)
+    {
+        return Err(broken(format!(
+            "`dropout` of its model is {dropout}, by which a text has other tokens each time; expected null"
+        )));
+    }
+    let own = tokenizer.get_truncation().cloned();
+    let truncation = match (limit, own) {
+        (Some(max_length), _) => Some(TruncationParams {
+            max_length,
+            direction,
+            ..TruncationParams::default()
+        }),
+        (None, own) => own.filter(|_| cuts),
+    };
+    let applied = contain(|| {
+        tokenizer.with_padding(None);
+        tokenizer
+            .with_truncation(None)
+            .map_err(|e| broken(e.to_string()))?;
+        settings.apply(&mut tokenizer)
+    });
+    applied.map_err(panicked)??;
+    let limited = contain(|| {
+        tokenizer.with_truncation(truncation)?;
+        if folder.lower_case {
+            let own = tokenizer.get_normalizer().cloned();
+            let lower = NormalizerWrapper::Lowercase(Lowercase);
+            let both = [lower].into_iter().chain(own).collect();
+            tokenizer.with_normalizer(Some(Sequence::new(both)))?;
+        }
+        tokenizers::Result::Ok(())
+    });
+    limited
+        .map_err(panicked)?
+        .map_err(|e| broken(e.to_string()))?;
+    Ok(tokenizer)
 }

@@ -15,7 +15,7 @@ use crate::{
         error::{At, ModelError, Problem, suggest, words},
         syntax::{self, Operator, Pattern, Table},
     },
-    tensor::{Shape, Size, Symbol},
+    tensor::{SequenceEnd, Shape, Size, Symbol},
 };
 
 impl Builder<'_> {
@@ -273,7 +273,21 @@ impl Builder<'_> {
             Operator::FirstToken { x } => (Op::FirstToken, vec![self.value(x)?]),
             Operator::MeanPool { x } => (Op::MeanPool, vec![self.value(x)?]),
             Operator::MaxPool { x } => (Op::MaxPool, vec![self.value(x)?]),
-            Operator::LastToken { x } => (Op::LastToken, vec![self.value(x)?]),
+            Operator::LastToken {
+                x,
+                end,
+                highest_end,
+            } => {
+                if let Some(end) = end {
+                    let id = values.offset(end)?;
+                    let highest = highest_end.as_ref().map(|h| values.offset(h)).transpose()?;
+                    self.end = Some(match highest == Some(id) {
+                        true => SequenceEnd::Highest,
+                        false => SequenceEnd::Token(id),
+                    });
+                }
+                (Op::LastToken, vec![self.value(x)?])
+            }
             Operator::LogProbability { x } => {
                 let x = self.value(x)?;
                 // Ids pick columns of the logits.

@@ -108,6 +108,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "matmul" => &["a", "b", "transpose_b"],
         "l2_normalize" => &["x", "eps"],
         "concat" => &["of"],
+        "last_token" => &["x", "end", "highest_end"],
         "draw" => &["mean", "log_variance"],
         "position_table" => &["table", "width", "span", "reach"],
         "relative_scores" => &["x", "table", "heads", "of"],
@@ -289,7 +290,11 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "first_token" => Ok(Operator::FirstToken { x: value("x")? }),
         "mean_pool" => Ok(Operator::MeanPool { x: value("x")? }),
         "max_pool" => Ok(Operator::MaxPool { x: value("x")? }),
-        "last_token" => Ok(Operator::LastToken { x: value("x")? }),
+        "last_token" => Ok(Operator::LastToken {
+            x: value("x")?,
+            end: optional("end")?,
+            highest_end: optional("highest_end")?,
+        }),
         "log_probability" => Ok(Operator::LogProbability { x: value("x")? }),
         "concat" => {
             let piece = args.required(r, "of")?;

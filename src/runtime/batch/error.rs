@@ -40,6 +40,10 @@ pub enum BatchError {
         len: u64,
         limit: u32,
     },
+    #[error(
+        "sequence {sequence} ends with its token {token}, and {n} more follow, for which the outputs have rows; leave them out, or ask for outputs of whole sequences alone"
+    )]
+    BehindEnd { sequence: usize, token: u32, n: u32 },
     #[error("{what}: expected {expected}, found {found}")]
     Past {
         what: &'static str,

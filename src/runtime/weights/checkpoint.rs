@@ -8,7 +8,7 @@ use std::{
 use safetensors::Dtype;
 
 use super::{
-    WeightSource,
+    Found, WeightSource,
     shard::{Shard, Stored},
 };
 use crate::{
@@ -18,15 +18,15 @@ use crate::{
     tensor::DType,
 };
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub(super) const SINGLE: &str = "model.safetensors";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
 
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     #[error(
-        "`{folder}` holds neither `{SINGLE}` nor `{INDEX}`; expected a checkpoint folder as published on the Hugging Face hub"
+        "`{folder}` holds neither `{SINGLE}` nor `{INDEX}`; expected a checkpoint folder as published on the Hugging Face hub. It has {found}"
     )]
-    NoCheckpoint { folder: PathBuf },
+    NoCheckpoint { folder: PathBuf, found: Found },
     #[error("`{file}` cannot be read")]
     Io {
         file: PathBuf,
@@ -157,6 +157,7 @@ impl Checkpoint {
         if !index.is_file() {
             return Err(CheckpointError::NoCheckpoint {
                 folder: folder.to_owned(),
+                found: Found::in_folder(folder),
             });
         }
         for (shard, names) in named_by(&index)? {

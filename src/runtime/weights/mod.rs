@@ -4,12 +4,14 @@
 //! order. Everything is checked before the first byte is copied.
 
 mod checkpoint;
+mod found;
 mod random;
 mod shard;
 
 use half::{bf16, f16};
 
 pub use checkpoint::{Checkpoint, CheckpointError};
+pub use found::Found;
 pub use random::RandomWeights;
 
 use crate::{

@@ -1,0 +1,181 @@
+//! Tokenizer classes of transformers, with the settings that each reads.
+
+use tokenizers::pre_tokenizers::metaspace::PrependScheme;
+
+/// What a tokenizer class of transformers reads.
+pub(super) struct Class {
+    /// Names in `tokenizer_class`, without `Fast` at the end.
+    pub(super) names: &'static [&'static str],
+    pub(super) settings: &'static [Setting],
+    /// Special tokens that the class puts around texts, whatever tokenizer.json says.
+    pub(super) around: &'static [&'static str],
+}
+
+/// A setting, or several that belong together.
+#[derive(Clone, Copy)]
+pub(super) enum Setting {
+    /// `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of BERT's normalizer.
+    BertNormalizer,
+    /// `do_lower_case` of a sequence of normalizers.
+    LowerCase,
+    /// `keep_accents`.
+    Accents,
+    /// `add_prefix_space`; without it, Metaspace has this scheme.
+    PrefixSpace(PrependScheme),
+    /// `add_prefix_space` and `legacy`, where Metaspace may be written as normalizers.
+    LegacySpace,
+    /// `split_by_punct`.
+    Punctuation,
+    /// `src_lang`.
+    Language(Around),
+}
+
+/// Where the token of a language stands.
+#[derive(Clone, Copy)]
+pub(super) enum Around {
+    /// Before the text.
+    Before,
+    /// Behind the text and the token that ends it.
+    Behind,
+    /// Before the text, or behind it by `legacy_behaviour`.
+    ByLegacyBehaviour,
+    /// Before the text, as `__en__`.
+    Underscored,
+}
+
+/// Classes with settings of their own. One that is not here takes tokenizer.json as it is.
+pub(super) const CLASSES: &[Class] = &[
+    Class {
+        names: &[
+            "BertTokenizer",
+            "ConvBertTokenizer",
+            "DistilBertTokenizer",
+            "DPRContextEncoderTokenizer",
+            "DPRQuestionEncoderTokenizer",
+            "DPRReaderTokenizer",
+            "ElectraTokenizer",
+            "LayoutLMTokenizer",
+            "LxmertTokenizer",
+            "MobileBertTokenizer",
+            "MPNetTokenizer",
+            "SqueezeBertTokenizer",
+        ],
+        settings: &[Setting::BertNormalizer],
+        around: &["cls_token", "sep_token"],
+    },
+    Class {
+        names: &["AlbertTokenizer"],
+        settings: &[
+            Setting::LowerCase,
+            Setting::Accents,
+            Setting::PrefixSpace(PrependScheme::Never),
+        ],
+        around: &["cls_token", "sep_token"],
+    },
+    Class {
+        names: &["DebertaV2Tokenizer"],
+        settings: &[
+            Setting::LowerCase,
+            Setting::Punctuation,
+            Setting::PrefixSpace(PrependScheme::First),
+        ],
+        around: &["cls_token", "sep_token"],
+    },
+    Class {
+        names: &["XLMRobertaTokenizer", "CamembertTokenizer"],
+        settings: &[Setting::PrefixSpace(PrependScheme::Never)],
+        around: &["bos_token", "eos_token"],
+    },
+    Class {
+        names: &[
+            "BartTokenizer",
+            "LEDTokenizer",
+            "LongformerTokenizer",
+            "MvpTokenizer",
+            "RobertaTokenizer",
+        ],
+        settings: &[Setting::PrefixSpace(PrependScheme::Never)],
+        around: &["cls_token", "sep_token"],
+    },
+    Class {
+        names: &["GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer"],
+        settings: &[Setting::PrefixSpace(PrependScheme::Never)],
+        around: &[],
+    },
+    Class {
+        names: &["LlamaTokenizer"],
+        settings: &[Setting::LegacySpace],
+        around: &[],
+    },
+    Class {
+        names: &["CLIPTokenizer"],
+        settings: &[],
+        around: &["bos_token", "eos_token"],
+    },
+    Class {
+        names: &["T5Tokenizer"],
+        settings: &[],
+        around: &["eos_token"],
+    },
+    Class {
+        names: &["MBartTokenizer"],
+        settings: &[Setting::Language(Around::Behind)],
+        around: &["eos_token"],
+    },
+    Class {
+        names: &["MBart50Tokenizer"],
+        settings: &[Setting::Language(Around::Before)],
+        around: &["eos_token"],
+    },
+    Class {
+        names: &["NllbTokenizer"],
+        settings: &[Setting::Language(Around::ByLegacyBehaviour)],
+        around: &["eos_token"],
+    },
+    Class {
+        names: &["M2M100Tokenizer"],
+        settings: &[Setting::Language(Around::Underscored)],
+        around: &["eos_token"],
+    },
+];
+
+/// The class that takes tokenizer.json as it is.
+const GENERIC: &str = "TokenizersBackend";
+
+/// Classes that transformers takes for a `model_type` whose folder names none. It takes the generic one whatever the folder names.
+const MODEL_CLASSES: &[(&str, &str)] = &[
+    ("albert", "AlbertTokenizer"),
+    ("bart", "RobertaTokenizer"),
+    ("bert", "BertTokenizer"),
+    ("camembert", "CamembertTokenizer"),
+    ("clip", "CLIPTokenizer"),
+    ("deberta-v2", "DebertaV2Tokenizer"),
+    ("distilbert", "BertTokenizer"),
+    ("electra", "BertTokenizer"),
+    ("gpt2", "GPT2Tokenizer"),
+    ("m2m_100", "M2M100Tokenizer"),
+    ("mbart", "MBartTokenizer"),
+    ("mistral", GENERIC),
+    ("modernbert", GENERIC),
+    ("mpnet", "MPNetTokenizer"),
+    ("nomic_bert", "BertTokenizer"),
+    ("qwen3", "Qwen2Tokenizer"),
+    ("roberta", "RobertaTokenizer"),
+    ("t5", "T5Tokenizer"),
+    ("xlm-roberta", "XLMRobertaTokenizer"),
+    ("xlm-roberta-xl", GENERIC),
+];
+
+/// The class that transformers makes of a model's tokenizer; `named` is the one that the folder names. `None` for a class without
+/// settings of its own.
+pub(super) fn class_of(model_type: Option<&str>, named: Option<&str>) -> Option<&'static Class> {
+    let mut registered = MODEL_CLASSES.iter();
+    let registered = registered.find(|(model, _)| Some(*model) == model_type);
+    let registered = registered.map(|(_, class)| *class);
+    let name = match registered {
+        Some(GENERIC) => GENERIC,
+        _ => named.or(registered)?,
+    };
+    let name = name.strip_suffix("Fast").unwrap_or(name);
+    CLASSES.iter().find(|class| class.names.contains(&name))
+}
