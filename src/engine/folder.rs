@@ -229,8 +229,11 @@ impl Folder {
         let config = self.config.as_ref();
         let built = config.and_then(|config| {
             let description = Description::for_config(config).ok()?;
-            let writes = description.outputs_for(config).contains(&NEXT_LOGITS);
-            Some((description.build(config, None).ok()?, writes))
+            // Of a head that the description lacks, the trunk is what can be asked for.
+            let outputs = description.outputs_for(config);
+            let outputs = outputs.unwrap_or_else(|_| description.default_outputs());
+            let writes = outputs.contains(&NEXT_LOGITS);
+            Some((description.build(config, Some(&outputs)).ok()?, writes))
         });
         match built {
             Some((model, writes)) => Inputs {
