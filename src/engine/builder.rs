@@ -336,7 +336,7 @@ impl Builder {
             let description = description.with_own(own);
             let names = &artifact.weight_names;
             let unread = weights::unread(&*source, names, program, &description, &config)?;
-            warn_of_unread(&description, &unread);
+            weights::warn_of_unread(&description, &unread);
         }
         for name in source.surplus(&stored) {
             tracing::info!("the checkpoint's tensor `{name}` is not used");
@@ -571,20 +571,6 @@ impl Builder {
         times.jit = began.elapsed();
         (times.cached, times.compiled) = (jit.stats().hits, jit.stats().misses);
         Ok(cubins)
-    }
-}
-
-/// Warns of tensors that the description does not read.
-fn warn_of_unread(description: &Description, unread: &[String]) {
-    if let [first, rest @ ..] = unread {
-        let more = match rest.len() {
-            0 => String::new(),
-            n => format!(" and {n} more of its tensors"),
-        };
-        let name = description.name();
-        tracing::warn!(
-            "no output of the description `{name}` reads the checkpoint's `{first}`{more}; if the model was trained with them, results differ"
-        );
     }
 }
 

@@ -91,3 +91,17 @@ pub fn unread(
     left.retain(|name| !known.contains(name));
     Ok(left)
 }
+
+/// Warns of tensors that the description does not read.
+pub(super) fn warn_of_unread(description: &Description, unread: &[String]) {
+    if let [first, rest @ ..] = unread {
+        let more = match rest.len() {
+            0 => String::new(),
+            n => format!(" and {n} more of its tensors"),
+        };
+        let name = description.name();
+        tracing::warn!(
+            "no output of the description `{name}` reads the checkpoint's `{first}`{more}; if the model was trained with them, results differ"
+        );
+    }
+}
