@@ -329,7 +329,6 @@ impl Builder {
         let program = &artifact.program;
         let stored = weights::stored(program);
         source.check(&stored)?;
-        // A compiled model has no description to ask what else is read.
         if !self.unused_layers && self.start.artifact().is_none() {
             let folder = folder.as_ref();
             let (description, config) = (self.description(folder)?, self.config_json(folder)?);
