@@ -277,7 +277,7 @@ def store_least(written, kind, i, prompt, ends, o, tokens):
         written[f"{kind}.{i}.margin"] = (top[:, 0] - top[:, 1]).min().reshape(1).numpy()
 
 
-def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, writes=True, **sizes):
+def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, **sizes):
     """States, logits and log-probabilities of a model that writes, each sequence by itself, and what it writes."""
     head, make = DECODERS[family]
     cfg = make(dict(vocab=vocab, layers=layers, more=more, **sizes))
@@ -308,8 +308,6 @@ def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, writes
         save_file(tensors, os.path.join(out, f"{name}.safetensors"))
     write_config(out, name, cfg)
     print(name, {k: v.shape for k, v in tensors.items() if k.startswith("tiny")})
-    if not writes:
-        return
     written = {}
     for rules_name, rules in RULES.items():
         lens, prompts = LENS["tiny"], []
@@ -845,13 +843,13 @@ if __name__ == "__main__":
     random_model(a.out, "bert_tanh_gelu", "bert", ["tiny"], hidden=64, heads=1, inner=96, layers=1, hidden_act="gelu_new")
     decoder(a.out, "gpt2_h320a5", "gpt2", ["one_token", "tiny", "mixed"], hidden=320, heads=5, inner=1000)
     untied = dict(activation_function="relu", tie_word_embeddings=False)
-    # A cache takes heads of multiples of 8.
-    decoder(a.out, "gpt2_head20", "gpt2", ["tiny"], hidden=60, heads=3, inner=None, layers=2, more=untied, writes=False)
+    # Heads that a cache pads, as it takes multiples of 8, and heads that it does not pad.
+    decoder(a.out, "gpt2_head20", "gpt2", ["tiny"], hidden=60, heads=3, inner=None, layers=2, more=untied)
     decoder(a.out, "gpt2_head24", "gpt2", [], hidden=72, heads=3, inner=None, layers=2, more=untied)
     decoder(a.out, "llama_h320a5", "llama", ["one_token", "tiny", "mixed"], hidden=320, heads=10, kv_heads=2, head=32, inner=1000)
     scaling = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
     biased = dict(rope_parameters=scaling, tie_word_embeddings=True, attention_bias=True, mlp_bias=True)
-    decoder(a.out, "llama_head20", "llama", ["tiny"], hidden=60, heads=3, kv_heads=3, head=20, inner=100, layers=2, more=biased, writes=False)
+    decoder(a.out, "llama_head20", "llama", ["tiny"], hidden=60, heads=3, kv_heads=3, head=20, inner=100, layers=2, more=biased)
     decoder(a.out, "llama_head24", "llama", [], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2, more=biased)
     yarn = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=128)
     decoder(a.out, "qwen3_h192a6", "qwen3", ["tiny", "mixed"], hidden=192, heads=6, kv_heads=2, head=64, inner=500, layers=2,
@@ -863,6 +861,7 @@ if __name__ == "__main__":
     translator(a.out, "t5_h64a4", "t5", ["one_token", "tiny", "mixed"], d_kv=16)
     translator(a.out, "t5_h72a5", "t5", ["tiny"], hidden=72, heads=5, d_kv=24, inner=100, layers=3, feed_forward_proj="gated-gelu",
                tie_word_embeddings=False, relative_attention_num_buckets=12, relative_attention_max_distance=20)
+    translator(a.out, "t5_h60a5", "t5", ["tiny"], hidden=60, heads=5, d_kv=12, inner=100)
     t5_encoder(a.out, "t5_head20", ["tiny", "mixed"], d_model=60, d_kv=20, num_heads=3, num_layers=2, d_ff=100, feed_forward_proj="gated-gelu")
     vae(a.out, "vae_h64a4")
     if a.minilm:

@@ -145,6 +145,7 @@ fn a_tensor_that_the_index_does_not_name_is_surplus() {
     let (outputs, log) = logged(Level::INFO, || run(&folder.load().expect("it loads")));
     assert_eq!(difference(&outputs, &direct()), 0.0);
     assert_snapshot!(folder.redact(&log), @r"
+    WARN no output of the description `bert` reads the checkpoint's `cls.weight`; if the model was trained with them, results differ
     WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized
     INFO the checkpoint's tensor `cls.weight` is not used
     ");
@@ -189,6 +190,7 @@ fn a_warning_shows_no_control_characters_of_a_name() {
     let (loaded, log) = logged(Level::INFO, || folder.load());
     loaded.expect("it loads all the same");
     assert_snapshot!(folder.redact(&log), @r"
+    WARN no output of the description `bert` reads the checkpoint's `evil\x1b[2J\u{9b}31m`; if the model was trained with them, results differ
     WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized
     INFO the checkpoint's tensor `evil\x1b[2J\u{9b}31m` is not used
     ");
@@ -206,6 +208,29 @@ fn surplus_tensors_do_no_harm() {
     WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized
     INFO the checkpoint's tensor `cls.seq_relationship.weight` is not used
     ");
+}
+
+/// Tensors that no output reads may be a part of the model that the description lacks.
+#[test]
+fn tensors_that_no_output_reads_are_warned_about() {
+    let folder = changed(|t| {
+        let tensor = t[QUERY].clone();
+        for name in [
+            // Read by other outputs, computed by transformers itself, and of the training.
+            "pooler.dense.weight",
+            "bert.embeddings.position_ids",
+            "cls.seq_relationship.weight",
+            "cls.predictions.decoder.weight",
+            // Read by nothing.
+            "encoder.layer.0.attention.self.query_norm.weight",
+            "encoder.layer.0.attention.self.key_norm.weight",
+        ] {
+            t.insert(name.to_owned(), tensor.clone());
+        }
+    });
+    let (loaded, log) = logged(Level::WARN, || folder.load());
+    loaded.expect("it loads all the same");
+    assert_snapshot!(log, @" WARN no output of the description `bert` reads the checkpoint's `encoder.layer.0.attention.self.key_norm.weight` and 1 more of its tensors; if the model was trained with them, results differ");
 }
 
 #[test]

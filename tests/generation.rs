@@ -25,13 +25,16 @@ const WEIGHTS: RandomWeights = RandomWeights {
 };
 
 /// References by name, and the description that each is of.
-const MODELS: [(&str, &str); 5] = [
+const MODELS: [(&str, &str); 7] = [
     ("gpt2_h320a5", "gpt2"),
     ("llama_h320a5", "llama"),
     ("qwen3_h192a6", "qwen3"),
     // A head apart from the words; frequencies that are scaled, and biases.
     ("gpt2_head24", "gpt2"),
     ("llama_head24", "llama"),
+    // Heads that a cache pads.
+    ("gpt2_head20", "gpt2"),
+    ("llama_head20", "llama"),
 ];
 
 fn engine(name: &str, description: &str) -> Engine {

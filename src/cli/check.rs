@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     DType, EngineError,
-    engine::{Compiled, check_layers, compile, open_checkpoint},
+    engine::{Compiled, compile, open_checkpoint, unread},
     machine::Machine,
     model::{Description, ModelError, Problem},
     runtime::weights::{CheckpointError, Found},
@@ -130,11 +130,15 @@ fn weights(args: &Args, described: &Description, compiled: &Compiled) -> Result<
         }
         opened => opened?,
     };
-    check_layers(
-        &checkpoint,
-        &compiled.program,
-        described,
-        &args.model.config()?,
-    )?;
-    Ok("the checkpoint has all weights that are read, and no layer is left out\n".to_owned())
+    let config = args.model.config()?;
+    let unread = unread(&checkpoint, names, &compiled.program, described, &config)?;
+    let mut lines =
+        "the checkpoint has all weights that are read, and no layer is left out\n".to_owned();
+    for name in unread {
+        lines.push_str(&format!(
+            "no output reads the tensor `{}`\n",
+            name.escape_debug()
+        ));
+    }
+    Ok(lines)
 }

@@ -304,25 +304,40 @@ impl Builder {
         let mut times = LoadTimes::default();
         let began = Instant::now();
         let folder = self.checkpoint.as_deref().map(Folder::open).transpose()?;
+        let loaded = self.artifact(&device, folder.as_ref(), &BTreeSet::new(), &mut times)?;
+        let source = self.weights(&loaded.artifact, folder.as_ref())?;
+        let own: BTreeSet<String> = source.own()?.into_iter().collect();
+        let (loaded, source) = match own.first() {
+            None => (loaded, source),
+            Some(head) => {
+                if let Some((file, _)) = self.start.artifact() {
+                    let (file, head) = (file.clone(), head.clone());
+                    return Err(EngineError::OwnHead { file, head });
+                }
+                tracing::info!("the checkpoint's `{head}` has values of its own, and is not tied");
+                let loaded = self.artifact(&device, folder.as_ref(), &own, &mut times)?;
+                let source = self.weights(&loaded.artifact, folder.as_ref())?;
+                (loaded, source)
+            }
+        };
         let Loaded {
             artifact,
             cubins,
             chosen_by,
-        } = self.artifact(&device, folder.as_ref(), &mut times)?;
+        } = loaded;
         // Whether the allocator can be had for this program is known before any weight is read.
         Planner::new(&artifact.program, &self.allocator)?;
         times.compile = began.elapsed().saturating_sub(times.tune);
-        let source = self.weights(&artifact, folder.as_ref())?;
         let program = &artifact.program;
         let stored = weights::stored(program);
         source.check(&stored)?;
-        // A compiled model has no description to ask what else is read; others are asked only where that matters, as
-        // it is parsed anew.
-        let asks = !self.unused_layers && self.start.artifact().is_none();
-        if asks && !source.left_out(&stored).is_empty() {
+        if !self.unused_layers && self.start.artifact().is_none() {
             let folder = folder.as_ref();
             let (description, config) = (self.description(folder)?, self.config_json(folder)?);
-            weights::check_layers(&*source, program, &description, &config)?;
+            let description = description.with_own(own);
+            let names = &artifact.weight_names;
+            let unread = weights::unread(&*source, names, program, &description, &config)?;
+            weights::warn_of_unread(&description, &unread);
         }
         for name in source.surplus(&stored) {
             tracing::info!("the checkpoint's tensor `{name}` is not used");
@@ -393,11 +408,13 @@ impl Builder {
         }
     }
 
-    /// The program with what a run must know of it; from a file also its code.
+    /// The program with what a run must know of it; from a file also its code. `own` are the tensors of tied heads that the
+    /// checkpoint has with values of their own.
     fn artifact(
         &self,
         device: &DeviceName,
         folder: Option<&Folder>,
+        own: &BTreeSet<String>,
         times: &mut LoadTimes,
     ) -> Result<Loaded, EngineError> {
         let tuned = self.tune != TuneMode::Off || self.timings.is_some();
@@ -474,11 +491,8 @@ impl Builder {
         if options.attention != AttentionChoice::Auto {
             tracing::info!("attention: {} (as asked for)", options.attention);
         }
-        let mut compiled = compile(
-            &self.description(folder)?,
-            &self.config_json(folder)?,
-            &options,
-        )?;
+        let description = self.description(folder)?.with_own(own.clone());
+        let mut compiled = compile(&description, &self.config_json(folder)?, &options)?;
         if let Some(folder) = folder {
             warn_of_pooling(folder, &compiled.model.graph);
         }

@@ -10,7 +10,7 @@ use crate::{
     machine::Machine,
     model::{self, Description, Model, Module},
     names::nearest,
-    passes::{self, Report},
+    passes::{self, PassError, Report},
     program::{self, AttentionChoice, LowerOptions, NEXT_LOGITS, Padding, Program},
     select::{Alternative, Timings},
     tensor::DType,
@@ -145,6 +145,11 @@ pub fn compile(
             model: description.name().to_owned(),
         });
     }
+    if writes && !description.writes(config) {
+        return Err(EngineError::OtherTask {
+            architecture: config["architectures"][0].as_str().unwrap_or("").to_owned(),
+        });
+    }
     let model = description.build_with(config, outputs.as_deref(), &options.modules)?;
     let passes = passes::Options {
         without: options.without.clone(),
@@ -153,7 +158,10 @@ pub fn compile(
         true if !model.graph.has_caches() => {
             return Err(EngineError::NoCache { model: model.name });
         }
-        true => model.graph.clone(),
+        true => {
+            let padded = model.graph.clone().with_padded_heads();
+            padded.map_err(|source| PassError::Unsound { source })?
+        }
         false => match model.graph.remembered() {
             None => model.graph.clone().without_caches(),
             Some(id) => {

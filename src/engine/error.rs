@@ -213,6 +213,15 @@ pub enum EngineError {
         outputs: Vec<String>,
     },
     #[error(
+        "the compiled file `{file}` reads a table in place of the checkpoint's `{head}`, which has other values than the table; give the checkpoint's folder alone",
+        file = .file.display()
+    )]
+    OwnHead { file: PathBuf, head: String },
+    #[error(
+        "config.json: `architectures` says that this is a `{architecture}`, which writes no texts; `gemmule run` computes what it was trained for"
+    )]
+    OtherTask { architecture: String },
+    #[error(
         "there are no scores: the run has no output `{}`, which a cross-encoder's checkpoint has by default",
         super::LOGITS
     )]

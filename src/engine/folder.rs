@@ -279,8 +279,11 @@ impl Folder {
         let config = self.config.as_ref();
         let built = config.and_then(|config| {
             let description = Description::for_config(config).ok()?;
-            let writes = description.outputs_for(config).contains(&NEXT_LOGITS);
-            Some((description.build(config, None).ok()?, writes))
+            // Of a head that the description lacks, the trunk is what can be asked for.
+            let outputs = description.outputs_for(config);
+            let outputs = outputs.unwrap_or_else(|_| description.default_outputs());
+            let writes = outputs.contains(&NEXT_LOGITS);
+            Some((description.build(config, Some(&outputs)).ok()?, writes))
         });
         match built {
             Some((model, writes)) => Inputs {
@@ -424,9 +427,12 @@ impl Folder {
             return Ok(());
         };
         let embeds = self.config.as_ref().is_some_and(|config| {
-            let outputs = Description::for_config(config);
-            let outputs = outputs.map(|d| d.outputs_for(config).contains(&EMBEDDING));
-            outputs.unwrap_or(false)
+            // A description or a head that is missing is an error of the build.
+            let description = Description::for_config(config).ok();
+            description.is_some_and(|description| {
+                let outputs = description.outputs_for(config);
+                outputs.is_ok_and(|outputs| outputs.contains(&EMBEDDING))
+            })
         });
         if !embeds {
             return Ok(());

@@ -70,7 +70,7 @@ pub use timings::{
 };
 pub use tune::{TuneMode, Tuner};
 pub use verify::{Bound, Comparison, Precision, Reference, ReferenceCase};
-pub use weights::{check_layers, open_checkpoint};
+pub use weights::{open_checkpoint, unread};
 
 pub use crate::{
     program::Padding,

@@ -1,4 +1,6 @@
-//! Whether a checkpoint has what a program reads, and no layers that it leaves out.
+//! Whether a checkpoint has what a program reads, and what else it has.
+
+use std::collections::BTreeSet;
 
 use serde_json::Value;
 
@@ -37,27 +39,36 @@ pub fn open_checkpoint(
     Ok(checkpoint)
 }
 
-/// Refuses a checkpoint whose layers are read in part: one with more of them than config.json says, or a description that
-/// names a layer's weights without its number. What only other outputs read is no such layer.
+/// The tensors of a checkpoint that no output of the description reads, and that are not known to change nothing.
+///
+/// Layers that are read in part are an error: a checkpoint with more of them than config.json says, or a description that
+/// names a layer's weights without its number.
 ///
 /// # Errors
 /// [`EngineError::LeftOut`] with the first tensor that is left out.
-pub fn check_layers(
+pub fn unread(
     source: &dyn WeightSource,
+    names: &WeightNames,
     program: &Program,
     description: &Description,
     config: &Value,
-) -> Result<(), EngineError> {
+) -> Result<Vec<String>, EngineError> {
     let stored = stored(program);
-    if source.left_out(&stored).is_empty() {
-        return Ok(());
+    // Other outputs are built only where that matters.
+    let mut left = source.surplus(&stored);
+    left.retain(|name| !names.is_ignored(name));
+    if left.is_empty() {
+        return Ok(left);
     }
+    let mut names = names.clone();
     let mut read: Vec<(String, Vec<u64>)> = Vec::new();
     for output in description.output_names() {
         // An output that this checkpoint cannot have reads nothing.
         let Ok(model) = description.build(config, Some(&[output])) else {
             continue;
         };
+        names.others.extend(model.weight_names.others);
+        names.ties.extend(model.weight_names.ties);
         for id in model.graph.topological() {
             if let Op::Weight(expr) = model.graph.op(id) {
                 let stored = expr.stored().into_iter();
@@ -67,11 +78,30 @@ pub fn check_layers(
     }
     let read = read.iter().map(|(n, d)| (n.as_str(), d.as_slice()));
     let all: Vec<Stored> = read.chain(stored).collect();
-    match source.left_out(&all).as_slice() {
-        [] => Ok(()),
-        [first, rest @ ..] => Err(EngineError::LeftOut {
+    if let [first, rest @ ..] = source.left_out(&all).as_slice() {
+        return Err(EngineError::LeftOut {
             first: first.clone(),
             n: rest.len() + 1,
-        }),
+        });
+    }
+    // Other names of what is read, and tied heads, have been compared with it.
+    let heads = names.ties.keys().map(String::as_str);
+    let known = all.iter().map(|&(name, _)| name).chain(heads);
+    let known: BTreeSet<String> = known.flat_map(|name| names.spellings(name)).collect();
+    left.retain(|name| !known.contains(name));
+    Ok(left)
+}
+
+/// Warns of tensors that the description does not read.
+pub(super) fn warn_of_unread(description: &Description, unread: &[String]) {
+    if let [first, rest @ ..] = unread {
+        let more = match rest.len() {
+            0 => String::new(),
+            n => format!(" and {n} more of its tensors"),
+        };
+        let name = description.name();
+        tracing::warn!(
+            "no output of the description `{name}` reads the checkpoint's `{first}`{more}; if the model was trained with them, results differ"
+        );
     }
 }

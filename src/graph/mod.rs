@@ -1,6 +1,7 @@
 //! The model as a graph over petgraph: one node per operator and its one result, one edge per
 //! operand. Shapes are symbolic and inferred; [`Graph::verify`] infers them anew after every pass.
 
+mod heads;
 mod infer;
 mod op;
 mod print;
@@ -18,9 +19,12 @@ use petgraph::{
     visit::EdgeRef,
 };
 
+/// The output that a program writes by: the logits of the token behind each sequence.
+pub const NEXT_LOGITS: &str = "next_token_logits";
+
 pub use infer::{HEAD_STEP, MAX_HEAD, MAX_PARTS, MAX_TABLES, MAX_WIDTH};
 pub use op::Op;
-pub use weight::{Buckets, Positions, Sinusoid, WeightExpr, slope};
+pub use weight::{Buckets, Positions, Sinusoid, WeightExpr, resized_heads_at, slope};
 pub use weight_names::{WeightNames, in_folder};
 
 use serde::{Deserialize, Serialize};

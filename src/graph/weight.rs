@@ -41,6 +41,9 @@ pub enum WeightExpr {
     },
     /// A tensor of the checkpoint, to each element of which 1 is added.
     PlusOne { name: String, dims: Vec<u64> },
+    /// A matrix `[heads·to, heads·from]` of ones and zeros that makes heads of `from` elements heads of `to`: elements that
+    /// are new are 0, and those beyond `to` are left out.
+    ResizedHeads { heads: u64, from: u64, to: u64 },
     /// A vector of zeros, such as the bias of a norm that has none.
     Zeros { n: u64 },
     /// Tensors stacked along their first dimension.
@@ -278,6 +281,12 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
         .collect())
 }
 
+/// The element of a row and column of [`WeightExpr::ResizedHeads`].
+pub fn resized_heads_at(row: u64, column: u64, from: u64, to: u64) -> f32 {
+    let is_one = row / to == column / from && row % to == column % from;
+    f32::from(u8::from(is_one))
+}
+
 impl WeightExpr {
     pub fn dims(&self) -> Vec<u64> {
         match self {
@@ -295,6 +304,9 @@ impl WeightExpr {
                 vec![2 * farthest + 1, dims[1]]
             }
             WeightExpr::Slopes { heads } => vec![*heads],
+            WeightExpr::ResizedHeads { heads, from, to } => {
+                vec![heads.saturating_mul(*to), heads.saturating_mul(*from)]
+            }
             WeightExpr::Zeros { n } => vec![*n],
             WeightExpr::ConcatRows(parts) => {
                 let mut dims = parts.first().map(WeightExpr::dims).unwrap_or_default();
@@ -317,9 +329,10 @@ impl WeightExpr {
             WeightExpr::RelativeBias { name, dims, .. }
             | WeightExpr::Rows { name, dims, .. }
             | WeightExpr::Positions { name, dims, .. } => vec![(name, dims)],
-            WeightExpr::Sinusoid { .. } | WeightExpr::Slopes { .. } | WeightExpr::Zeros { .. } => {
-                Vec::new()
-            }
+            WeightExpr::Sinusoid { .. }
+            | WeightExpr::Slopes { .. }
+            | WeightExpr::ResizedHeads { .. }
+            | WeightExpr::Zeros { .. } => Vec::new(),
             WeightExpr::ConcatRows(parts) => parts.iter().flat_map(WeightExpr::stored).collect(),
         }
     }

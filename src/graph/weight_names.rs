@@ -14,7 +14,16 @@ pub struct WeightNames {
     /// Folders beside the checkpoint's files with weights of their own: tensors of `2_Dense` are called
     /// `2_Dense/linear.weight`, and have none of the other spellings.
     pub folders: Vec<String>,
+    /// Tensors that are not read because they are tied to another, by the name of the tensor that is read instead.
+    #[serde(default)]
+    pub ties: BTreeMap<String, String>,
+    /// Names of tensors that change no output of the model, with one `*` for any text.
+    #[serde(default)]
+    pub ignored: Vec<String>,
 }
+
+/// Buffers that transformers computes by itself; checkpoints of older versions store them.
+const BUFFERS: [&str; 2] = ["*position_ids", "*rotary_emb.inv_freq"];
 
 impl WeightNames {
     /// All spellings of a name, in the order in which a checkpoint is searched for them.
@@ -42,6 +51,19 @@ impl WeightNames {
         spellings
     }
 
+    /// Whether a tensor of a checkpoint changes no output of the model.
+    pub fn is_ignored(&self, name: &str) -> bool {
+        let prefixes = self.prefixes.iter().map(String::as_str);
+        let bare = prefixes.filter_map(|prefix| name.strip_prefix(prefix));
+        let mut names = bare.chain([name]);
+        let patterns = || {
+            BUFFERS
+                .into_iter()
+                .chain(self.ignored.iter().map(String::as_str))
+        };
+        names.any(|name| patterns().any(|pattern| matches(pattern, name)))
+    }
+
     /// Whether a tensor may lie in a file of its own beside the checkpoint, as `sparse_linear/weight` does in
     /// `sparse_linear.safetensors`.
     pub fn reads_other_files(&self) -> bool {
@@ -49,6 +71,16 @@ impl WeightNames {
             .values()
             .flatten()
             .any(|name| name.contains('/'))
+    }
+}
+
+/// Whether a name is the pattern, or has any text for its `*`.
+fn matches(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((start, end)) => name
+            .strip_prefix(start)
+            .is_some_and(|rest| rest.ends_with(end)),
     }
 }
 
@@ -68,6 +100,7 @@ mod tests {
             endings: vec![("norm.weight".to_owned(), vec!["norm.gamma".to_owned()])],
             others: BTreeMap::from([("norm.weight".to_owned(), vec!["scale".to_owned()])]),
             folders: vec!["2_Dense".to_owned()],
+            ..WeightNames::default()
         };
         assert_eq!(
             names.spellings("norm.weight"),
@@ -84,5 +117,26 @@ mod tests {
             names.spellings("2_Dense/norm.weight"),
             ["2_Dense/norm.weight"]
         );
+    }
+
+    #[test]
+    fn ignored_names_are_buffers_and_those_of_the_description_with_any_prefix() {
+        let names = WeightNames {
+            prefixes: vec!["transformer.".to_owned()],
+            ignored: vec!["h.*.attn.bias".to_owned(), "cls.*".to_owned()],
+            ..WeightNames::default()
+        };
+        for name in [
+            "h.0.attn.bias",
+            "transformer.h.11.attn.bias",
+            "cls.seq_relationship.weight",
+            "embeddings.position_ids",
+            "model.layers.0.self_attn.rotary_emb.inv_freq",
+        ] {
+            assert!(names.is_ignored(name), "{name}");
+        }
+        for name in ["h.0.attn.c_attn.bias", "h.0.attn.bias.more", "score.weight"] {
+            assert!(!names.is_ignored(name), "{name}");
+        }
     }
 }

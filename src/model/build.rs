@@ -4,7 +4,8 @@ mod operator;
 mod unroll;
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     ops::Range,
 };
 
@@ -16,7 +17,7 @@ use super::{
     expr::Expr,
     modules::{Module, computed, states},
     need::needed,
-    syntax::{Ast, Count, INPUTS, PartOf, Pattern},
+    syntax::{Ast, Count, INPUTS, PartOf, Pattern, Spelling},
 };
 use unroll::reads_tokens;
 
@@ -25,6 +26,9 @@ use crate::{
     kernels::Meta,
     tensor::{SequenceEnd, Shape},
 };
+
+/// Elements of a table that is computed when weights are loaded, 128 MiB in f32: no shape in a checkpoint limits it.
+const MAX_COMPUTED: u64 = 1 << 25;
 
 /// More elements than any tensor of a checkpoint; below it, counts of bytes cannot overflow.
 const MAX_ELEMENTS: u64 = 1 << 40;
@@ -35,6 +39,7 @@ pub(super) fn model(
     config: &serde_json::Value,
     outputs: &[&str],
     modules: &[Module],
+    own: &BTreeSet<String>,
 ) -> Result<Model, ModelError> {
     let values = Values::new(file, ast, config, outputs)?;
     let mut builder = Builder {
@@ -45,6 +50,9 @@ pub(super) fn model(
         prefix: String::new(),
         weights: HashMap::new(),
         other_names: BTreeMap::new(),
+        ties: &ast.ties,
+        own,
+        tied: BTreeMap::new(),
         names: HashMap::new(),
         part: 0,
         inputs: HashMap::new(),
@@ -133,6 +141,12 @@ pub(super) struct Builder<'a> {
     weights: HashMap<String, (NodeId, Range<usize>)>,
     /// What else a weight may be called.
     other_names: BTreeMap<String, Vec<String>>,
+    /// Tensors of heads, and the tables that they are tied to.
+    ties: &'a [(String, String)],
+    /// Those that the checkpoint has with other values than the table's.
+    own: &'a BTreeSet<String>,
+    /// Those that are not read, by their tables.
+    tied: BTreeMap<String, String>,
     /// Every node's name, and where the description gives it.
     names: HashMap<String, Range<usize>>,
     /// The part that is built.
@@ -275,7 +289,7 @@ impl<'a> Builder<'a> {
         &mut self,
         style: Sinusoid,
         [rows, width]: [u64; 2],
-        place: &At<Expr>,
+        (of_rows, place): (&At<Expr>, &At<Expr>),
     ) -> Result<NodeId, ModelError> {
         // A quotient of half the width less one is in the frequencies.
         if width < 4 || !width.is_multiple_of(2) {
@@ -284,14 +298,31 @@ impl<'a> Builder<'a> {
                 found: width.to_string(),
                 expected: "an even number from 4 on".to_owned(),
             };
-            return Err(self.file.error(problem, &place.span, "no such table"));
+            return Err(self
+                .values
+                .about(problem, &[place], "no such table".to_owned()));
         }
+        self.check_computed("a table of sines and cosines", &[rows, width], of_rows)?;
         let expr = WeightExpr::Sinusoid { style, rows, width };
         let name = match style {
             Sinusoid::OverWidth => format!("sinusoid.over_width.{rows}x{width}"),
             Sinusoid::OverHalf => format!("sinusoid.over_half.{rows}x{width}"),
         };
         self.computed(name, expr, &place.span)
+    }
+
+    /// Refuses a table of more elements than are computed.
+    fn check_computed(&self, what: &str, dims: &[u64], place: &At<Expr>) -> Result<(), ModelError> {
+        let elements = dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
+        if elements.is_some_and(|n| n <= MAX_COMPUTED) {
+            return Ok(());
+        }
+        let problem = Problem::OutOfRange {
+            what: what.to_owned(),
+            found: Shape::fixed(dims).to_string(),
+            expected: format!("at most {MAX_COMPUTED} elements"),
+        };
+        Err(self.values.about(problem, &[place], "too large".to_owned()))
     }
 
     /// The node of a computed weight, one for each name.
@@ -307,6 +338,21 @@ impl<'a> Builder<'a> {
         let id = self.add(name.clone(), Op::Weight(expr), &[], place)?;
         self.weights.insert(name, (id, place.clone()));
         Ok(id)
+    }
+
+    /// The tensor of a linear layer: the head's own where `pattern` is the table that the head is tied to, and the
+    /// checkpoint has other values for the head.
+    fn untied<'p>(&mut self, pattern: &'p At<Pattern>) -> Result<Cow<'p, At<Pattern>>, ModelError> {
+        let names = self.values.names_of(pattern)?;
+        let first = names.first().map(String::as_str).unwrap_or_default();
+        for (own, table) in self.ties.iter().filter(|(_, table)| table == first) {
+            if self.own.contains(own) {
+                let own = Pattern(vec![Spelling::literal(own)]);
+                return Ok(Cow::Owned(At::new(own, pattern.span.clone())));
+            }
+            self.tied.insert(own.clone(), table.clone());
+        }
+        Ok(Cow::Borrowed(pattern))
     }
 
     /// One node per tensor of the checkpoint, however often it is read.
@@ -522,6 +568,8 @@ impl<'a> Builder<'a> {
                 endings: ast.endings.clone(),
                 others: self.other_names,
                 folders,
+                ties: self.tied,
+                ignored: ast.ignores.clone(),
             },
             expectations: self.expectations,
             dims: self.values.dims(),

@@ -45,6 +45,17 @@ pub(super) fn lookup<'c>(config: &'c Map<String, Value>, key: &str) -> Option<&'
     found.filter(|v| !v.is_null())
 }
 
+impl Requirement {
+    /// Whether a config.json has the value, whichever outputs are asked for.
+    pub(super) fn is_met_by(&self, config: &Map<String, Value>) -> bool {
+        let applies = self.only.as_ref().is_none_or(|(key, has)| {
+            has.contains(lookup(config, &key.value).unwrap_or(&Value::Null))
+        });
+        let value = lookup(config, &self.key.value).or(self.default.as_ref());
+        !applies || value.is_none_or(|value| self.is.contains(value))
+    }
+}
+
 /// The object that config.json must be.
 pub(super) fn object<'c>(
     file: &File,
@@ -75,6 +86,9 @@ impl<'a> Values<'a> {
         };
         for requirement in &ast.requirements {
             values.require(requirement, outputs)?;
+        }
+        for keys in &ast.equal {
+            values.require_equal(keys)?;
         }
         Ok(values)
     }
@@ -241,10 +255,7 @@ impl<'a> Values<'a> {
         names: Vec<&At<String>>,
     ) -> ModelError {
         let text = self.text(span).to_owned();
-        let names: Vec<String> = names
-            .iter()
-            .filter_map(|n| Some(format!("{} = {}", n.value, self.number(&n.value)?)))
-            .collect();
+        let names = self.in_words(&names);
         let error = self.file.error(
             Problem::Arithmetic {
                 text,
@@ -253,10 +264,62 @@ impl<'a> Values<'a> {
             span,
             message,
         );
-        if names.is_empty() {
-            return error;
+        match names {
+            None => error,
+            Some(names) => error.help(names),
         }
-        error.help(format!("here {}", names.join(" and ")))
+    }
+
+    /// Names with their values, and the keys of config.json that these come from.
+    fn in_words(&self, names: &[&'a At<String>]) -> Option<String> {
+        let mut words: Vec<String> = Vec::new();
+        let mut open: Vec<&At<String>> = names.iter().rev().copied().collect();
+        while let Some(name) = open.pop() {
+            let number = self.number(&name.value).map(|n| n.to_string());
+            let real = || self.reals.borrow().get(&name.value).copied();
+            let Some(value) = number.or_else(|| real().map(number_in_words)) else {
+                continue;
+            };
+            let word = match self.origin_of(&name.value) {
+                Some(Origin::Key(key) | Origin::Length(key)) => {
+                    format!("{} = {value} (`{key}` of config.json)", name.value)
+                }
+                Some(Origin::Expr(expr)) => {
+                    open.extend(expr.names().into_iter().rev());
+                    format!("{} = {value}", name.value)
+                }
+                Some(Origin::Word(_)) | None => format!("{} = {value}", name.value),
+            };
+            if !words.contains(&word) {
+                words.push(word);
+            }
+        }
+        (!words.is_empty()).then(|| format!("here {}", words.join(" and ")))
+    }
+
+    /// What gives a name its value.
+    fn origin_of(&self, name: &str) -> Option<&'a Origin> {
+        let mut definitions = self.ast.dims.iter().chain(&self.ast.reals);
+        let definition = definitions.find(|d| d.name.value == name)?;
+        self.chosen(definition).map(|origin| &origin.value)
+    }
+
+    /// An error about the values of expressions, the first of which is at fault, with the names in them.
+    pub(super) fn about(
+        &self,
+        problem: Problem,
+        exprs: &[&'a At<Expr>],
+        label: String,
+    ) -> ModelError {
+        let error = match exprs.first() {
+            Some(expr) => self.file.error(problem, &expr.span, label),
+            None => self.file.error_elsewhere(problem),
+        };
+        let names: Vec<&At<String>> = exprs.iter().flat_map(|e| e.value.names()).collect();
+        match self.in_words(&names) {
+            None => error,
+            Some(names) => error.help(names),
+        }
     }
 
     /// An expression as written, without its quotes.
@@ -289,7 +352,7 @@ impl<'a> Values<'a> {
                     found: value.to_string(),
                     expected: format!("{least} to {MAX_SIZE}"),
                 };
-                Err(self.file.error(problem, &expr.span, format!("is {value}")))
+                Err(self.about(problem, &[expr], format!("is {value}")))
             }
         }
     }
@@ -301,11 +364,11 @@ impl<'a> Values<'a> {
         if !real.is_finite() {
             let problem = Problem::OutOfRange {
                 what: format!("`{}`", self.text(&expr.span)),
-                found: number(value),
+                found: number_in_words(value),
                 expected: "a finite number in f32".to_owned(),
             };
-            let label = format!("is {}", number(value));
-            return Err(self.file.error(problem, &expr.span, label));
+            let label = format!("is {}", number_in_words(value));
+            return Err(self.about(problem, &[expr], label));
         }
         Ok(real)
     }
@@ -322,11 +385,11 @@ impl<'a> Values<'a> {
             };
             let problem = Problem::OutOfRange {
                 what: format!("`{}`", self.text(&expr.span)),
-                found: number(value),
+                found: number_in_words(value),
                 expected: expected.to_owned(),
             };
-            let label = format!("is {}", number(value));
-            return Err(self.file.error(problem, &expr.span, label));
+            let label = format!("is {}", number_in_words(value));
+            return Err(self.about(problem, &[expr], label));
         }
         Ok(eps)
     }
@@ -377,7 +440,14 @@ impl<'a> Values<'a> {
             Origin::Length(_) | Origin::Expr(_) => return Err(missing()),
         };
         activation(name).ok_or_else(|| {
-            let problem = Problem::Activation { name: name.clone() };
+            let key = match &origin.value {
+                Origin::Key(key) => Some(key.clone()),
+                _ => None,
+            };
+            let problem = Problem::Activation {
+                name: name.clone(),
+                key,
+            };
             let label = format!("config.json gives `{name}`");
             let error = self.file.error(problem, &origin.span, label);
             error.help(other_activations(name))
@@ -390,29 +460,56 @@ impl<'a> Values<'a> {
             .as_ref()
             .is_none_or(|names| names.iter().any(|n| outputs.contains(&n.value.as_str())));
         let key = &requirement.key.value;
-        match lookup(self.config, key) {
-            Some(value) if concerned && !requirement.is.contains(value) => {
-                let expected: Vec<String> = requirement.is.iter().map(short).collect();
-                let problem = Problem::Requirement {
-                    key: key.clone(),
-                    found: short(value),
-                    expected: expected.join(" or "),
-                };
-                let help = match &requirement.outputs {
-                    Some(names) => {
-                        let names: Vec<&str> = names.iter().map(|n| n.value.as_str()).collect();
-                        format!("other outputs than {} do not depend on it", quoted(&names))
-                    }
-                    None => "the checkpoint needs another description".to_owned(),
-                };
-                let label = "required here";
-                Err(self
-                    .file
-                    .error(problem, &requirement.key.span, label)
-                    .help(help))
-            }
-            _ => Ok(()),
+        if !concerned || requirement.is_met_by(self.config) {
+            return Ok(());
         }
+        let found = match (lookup(self.config, key), &requirement.default) {
+            (Some(value), _) => short(value),
+            (None, Some(value)) => format!("not there, which is {}", short(value)),
+            (None, None) => return Ok(()),
+        };
+        let expected: Vec<String> = requirement.is.iter().map(short).collect();
+        let mut expected = expected.join(" or ");
+        if let Some((other, _)) = &requirement.only {
+            let value = lookup(self.config, &other.value).unwrap_or(&Value::Null);
+            expected = format!("{expected} where `{}` is {}", other.value, short(value));
+        }
+        let problem = Problem::Requirement {
+            key: key.clone(),
+            found,
+            expected,
+        };
+        let help = match &requirement.outputs {
+            Some(names) => {
+                let names: Vec<&str> = names.iter().map(|n| n.value.as_str()).collect();
+                format!("other outputs than {} do not depend on it", quoted(&names))
+            }
+            None => "the checkpoint needs another description".to_owned(),
+        };
+        let label = "required here";
+        let error = self.file.error(problem, &requirement.key.span, label);
+        Err(error.help(help))
+    }
+
+    /// Refuses keys for one value that are there with several.
+    fn require_equal(&self, keys: &[At<String>]) -> Result<(), ModelError> {
+        let there = keys
+            .iter()
+            .filter_map(|key| Some((key, lookup(self.config, &key.value)?)));
+        let there: Vec<(&At<String>, &Value)> = there.collect();
+        let Some(&[(first, one), (second, other)]) = there
+            .windows(2)
+            .find(|pair| pair[0].1 != pair[1].1)
+            .and_then(|pair| pair.first_chunk())
+        else {
+            return Ok(());
+        };
+        let expected = format!(
+            "the value of `{}`, {}, as both are one",
+            first.value,
+            short(one)
+        );
+        Err(self.wrong(&second.value, other, &expected, &second.span))
     }
 
     pub(super) fn wrong(
@@ -471,7 +568,7 @@ fn kind(value: &Value) -> &'static str {
 }
 
 /// A number for a message, without hundreds of zeros.
-fn number(value: f64) -> String {
+fn number_in_words(value: f64) -> String {
     match value.abs() {
         size if size != 0.0 && !(1e-4..=1e7).contains(&size) => format!("{value:e}"),
         _ => value.to_string(),
@@ -484,7 +581,10 @@ fn short(value: &Value) -> String {
         Value::Array(_) | Value::Object(_) => kind(value).to_owned(),
         Value::String(text) if text.chars().count() > 40 => "a long string".to_owned(),
         Value::Number(n) if n.is_f64() => {
-            format!("`{}`", n.as_f64().map_or_else(|| n.to_string(), number))
+            format!(
+                "`{}`",
+                n.as_f64().map_or_else(|| n.to_string(), number_in_words)
+            )
         }
         other => format!("`{other}`"),
     }

@@ -27,7 +27,10 @@ pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
             "architectures",
             "prefixes",
             "endings",
+            "ties",
+            "ignores",
             "require",
+            "equal",
             "dims",
             "reals",
             "activations",
@@ -72,9 +75,29 @@ pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
             })
             .collect::<Decoded<_>>()?,
     };
+    let ties = match args.optional("ties") {
+        None => Vec::new(),
+        Some(piece) => r
+            .texts("tied tensor", piece)?
+            .into_iter()
+            .map(|(own, table)| Ok((own.value, r.string("a table's name", table)?.value)))
+            .collect::<Decoded<_>>()?,
+    };
+    let ignores = match args.optional("ignores") {
+        None => Vec::new(),
+        Some(piece) => each(r, "`ignores`", piece, |p| {
+            Ok(r.string("a tensor's name", p)?.value)
+        })?,
+    };
     let requirements = match args.optional("require") {
         None => Vec::new(),
         Some(piece) => each(r, "`require`", piece, |p| requirement(r, p))?,
+    };
+    let equal = match args.optional("equal") {
+        None => Vec::new(),
+        Some(piece) => each(r, "`equal`", piece, |p| {
+            each(r, "keys of one value", p, |p| r.string("a key", p))
+        })?,
     };
     let parts = match args.optional("parts") {
         None => vec![PartOf {
@@ -101,7 +124,10 @@ pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
         architectures,
         prefixes,
         endings,
+        ties,
+        ignores,
         requirements,
+        equal,
         dims: definitions(r, &args, "dims", "dimension", Kind::Dim)?,
         reals: definitions(r, &args, "reals", "real", Kind::Real)?,
         activations: definitions(r, &args, "activations", "activation", Kind::Activation)?,
@@ -197,13 +223,21 @@ fn requirement<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Requirement> {
     let expected = "`Must(key: \"…\", is: …)`";
     let call = r.call("an entry of `require`", expected, piece)?;
     word(r, "requirement", &call.name, &["Must"])?;
-    let args = call.named(r, &["key", "is", "outputs"])?;
+    let args = call.named(r, &["key", "is", "default", "where", "has", "outputs"])?;
+    let default = args.optional("default").map(|piece| constant(r, piece));
+    let only = args.optional("where").map(|piece| {
+        let has = args.required(r, "has")?;
+        let has = one_or_more(r, "`has`", has, |p| constant(r, p))?;
+        Ok((r.string("`where`", piece)?, has))
+    });
     let outputs = args
         .optional("outputs")
         .map(|piece| each(r, "`outputs`", piece, |p| r.string("an output's name", p)));
     Ok(Requirement {
         key: r.string("`key`", args.required(r, "key")?)?,
         is: one_or_more(r, "`is`", args.required(r, "is")?, |p| constant(r, p))?,
+        default: default.transpose()?,
+        only: only.transpose()?,
         outputs: outputs.transpose()?,
     })
 }
@@ -283,6 +317,7 @@ fn known_activation(r: Reader<'_>, name: &str, piece: Piece<'_>) -> Decoded<()> 
         return Ok(());
     }
     let problem = Problem::Activation {
+        key: None,
         name: name.to_owned(),
     };
     Err(r

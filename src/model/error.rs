@@ -93,14 +93,23 @@ pub enum Problem {
         found: String,
         expected: String,
     },
+    /// A checkpoint with a head that the description lacks.
+    #[error(
+        "config.json: `architectures` names `{found}`, whose head the description `{name}` does not have; it has {expected}"
+    )]
+    Head {
+        name: String,
+        found: String,
+        expected: String,
+    },
     #[error("config.json has no `model_type`, so no description can be chosen by it")]
     NoModelType,
     #[error(
         "no description that comes with gemmule is for the `model_type` `{found}` of config.json"
     )]
     UnknownModelType { found: String },
-    #[error("the activation `{name}` is not known")]
-    Activation { name: String },
+    #[error("{}the activation `{name}` is not known", key.as_ref().map(|key| format!("config.json: `{key}`: ")).unwrap_or_default())]
+    Activation { name: String, key: Option<String> },
     #[error("shapes that cannot be: {0}")]
     Shape(GraphError),
     #[error("the graph is not sound: {0}")]

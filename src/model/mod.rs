@@ -14,10 +14,13 @@
 //! |---|---|
 //! | `name` | the model's name |
 //! | `model_types` | the values of `model_type` in config.json that the description is for: other checkpoints are refused, and a folder is run by the shipped description that names its own. Any, if left out |
-//! | `architectures` | `{"BertForTokenClassification": ["token_logits"]}`: what is computed by default of checkpoints with this entry in config.json's `architectures` |
+//! | `architectures` | `{"BertForTokenClassification": ["token_logits"]}`: what is computed by default of checkpoints with this entry in config.json's `architectures`. If there are some, a checkpoint with another head is an error unless outputs are asked for |
 //! | `prefixes` | what published weight names may start with; `[""]` if left out |
+//! | `ties` | `{"lm_head.weight": "embed_tokens.weight"}`: the tensor of a head, and the table that it is tied to. A `linear` that reads the table reads the head's tensor in its place if the checkpoint has one with other values |
+//! | `ignores` | names of tensors, with one `*` for any text, that checkpoints have and that change no output; of other tensors that no output reads, loading warns |
 //! | `endings` | `{".weight": ".gamma"}`: what some checkpoints write instead of an ending; one, or a list |
-//! | `require` | `Must(key: "…", is: …)`: a key of config.json that, if there, has this value, or one of a list; of several shipped descriptions for one `model_type` a checkpoint has the first whose requirements it meets; with `outputs: […]` only where one of them is asked for |
+//! | `require` | `Must(key: "…", is: …)`: a key of config.json that, if there, has this value, or one of a list; of several shipped descriptions for one `model_type` a checkpoint has the first whose requirements it meets; with `default: …` the value that the model has without the key; with `where: "…", has: …` only where another key has a value, or one of a list; with `outputs: […]` only where one of them is asked for |
+//! | `equal` | lists of keys that are names of one value: those that are there agree |
 //! | `dims` | whole numbers by name |
 //! | `reals` | real numbers by name |
 //! | `activations` | activations by name |
@@ -140,7 +143,7 @@
 //! # What it can describe, and what not
 //!
 //! Transformers with absolute or rotary positions or biases by distance, LayerNorm or RMSNorm before or after (or both), full or
-//! causal attention, also within a window and with grouped-query heads, gates, pointwise activations of the list, any head: GPT-2, Llama, Mistral without a window, Qwen3, Gemma 3's text
+//! causal attention, also within a window and with grouped-query heads, gates, pointwise activations of the list, any head: GPT-2, Llama, Mistral, Qwen3, Gemma 3's text
 //! model; encoders with decoders that attend to them: Marian, BART, mBART, M2M-100 and NLLB, T5;
 //! BERT and its like (RoBERTa, XLM-RoBERTa and its XL, CamemBERT, DistilBERT, ALBERT, ELECTRA, MPNet, NomicBERT, GTE, JinaBERT v2, ModernBERT, DeBERTa v2 and v3,
 //! EmbeddingGemma, CLIP's text tower, MiniLM, and checkpoints such as BGE and E5 that have their form). `gemmule models` lists what is shipped. A layer's body may
@@ -180,14 +183,14 @@ mod scope;
 mod shipped;
 mod syntax;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub use error::{ModelError, Problem};
 pub use expect::Expectation;
 pub use modules::{EMBEDDING, LOGITS, Module, Pooling, SPARSE, computed};
 
 use crate::{
-    graph::{Graph, WeightNames},
+    graph::{Graph, NEXT_LOGITS, WeightNames},
     tensor::SequenceEnd,
 };
 use error::{File, quoted, suggest};
@@ -199,6 +202,8 @@ use error::{File, quoted, suggest};
 pub struct Description {
     file: File,
     ast: syntax::Ast,
+    /// Tensors of tied heads that the checkpoint has with values of their own.
+    own: BTreeSet<String>,
 }
 
 impl Description {
@@ -213,7 +218,14 @@ impl Description {
             decode::description(reader, whole)?
         };
         scope::check(&file, &ast)?;
-        Ok(Self { file, ast })
+        let own = BTreeSet::new();
+        Ok(Self { file, ast, own })
+    }
+
+    /// The description for a checkpoint that has values of its own for these tensors of `ties`: linear layers read them in
+    /// place of the tables that they are tied to.
+    pub fn with_own(self, own: BTreeSet<String>) -> Self {
+        Self { own, ..self }
     }
 
     /// The model's name as the description gives it.
@@ -248,14 +260,47 @@ impl Description {
 
     /// The outputs that are built of a checkpoint where none is asked for: those of the first of its `architectures`
     /// that the description names, else the default ones.
-    pub fn outputs_for(&self, config: &serde_json::Value) -> Vec<&str> {
+    ///
+    /// # Errors
+    /// `architectures` that name a head, none of which is in the description, unless it names no architecture at all.
+    pub fn outputs_for(&self, config: &serde_json::Value) -> Result<Vec<&str>, ModelError> {
         let published = config.get("architectures").and_then(|a| a.as_array());
         let published = published.into_iter().flatten().filter_map(|a| a.as_str());
-        let named = |name: &str| self.ast.architectures.iter().find(|(n, _)| n == name);
-        match published.into_iter().find_map(named) {
-            Some((_, outputs)) => outputs.iter().map(|o| o.value.as_str()).collect(),
-            None => self.default_outputs(),
+        let published: Vec<&str> = published.collect();
+        let known = &self.ast.architectures;
+        let named = |name: &&str| known.iter().find(|(n, _)| n == name);
+        if let Some((_, outputs)) = published.iter().find_map(named) {
+            return Ok(outputs.iter().map(|o| o.value.as_str()).collect());
         }
+        let head = published.iter().find(|name| has_head(name));
+        match head.filter(|_| !known.is_empty()) {
+            None => Ok(self.default_outputs()),
+            Some(head) => {
+                let known: Vec<&str> = known.iter().map(|(name, _)| name.as_str()).collect();
+                let problem = Problem::Head {
+                    name: self.ast.name.clone(),
+                    found: (*head).to_owned(),
+                    expected: quoted(&known),
+                };
+                let outputs = quoted(&self.output_names());
+                let help = format!(
+                    "to compute the model without that head, ask for outputs by name; the description has {outputs}"
+                );
+                Err(self.file.error_elsewhere(problem).help(help))
+            }
+        }
+    }
+
+    /// Whether a checkpoint writes texts: the description has the logits of a next token, and `architectures` does not say
+    /// that the checkpoint was trained for another task.
+    pub fn writes(&self, config: &serde_json::Value) -> bool {
+        let has_logits = self.output_names().contains(&NEXT_LOGITS);
+        let outputs = self.outputs_for(config);
+        let writes = outputs.is_ok_and(|outputs| {
+            // A decoder that reads a source has its logits in another part than the outputs that are built by default.
+            outputs.contains(&NEXT_LOGITS) || outputs == self.default_outputs()
+        });
+        has_logits && writes
     }
 
     /// The graph for the sizes of `config` (a checkpoint's config.json) with the asked outputs, or
@@ -286,11 +331,12 @@ impl Description {
     ) -> Result<Model, ModelError> {
         self.check_model_type(config)?;
         let default = match computed(modules) {
-            None => self.outputs_for(config),
+            None if outputs.is_none() => self.outputs_for(config)?,
+            None => Vec::new(),
             Some(output) => vec![output],
         };
         let outputs = self.choose(outputs.unwrap_or(&default), modules)?;
-        build::model(&self.file, &self.ast, config, &outputs, modules)
+        build::model(&self.file, &self.ast, config, &outputs, modules, &self.own)
     }
 
     /// The outputs that are asked for, each known and named once.
@@ -355,6 +401,13 @@ impl Model {
     pub fn check_expectations(&self, fused: &Graph) -> Result<(), ModelError> {
         expect::check(&self.expectations, fused)
     }
+}
+
+/// Whether the name of a class of transformers is that of a model with a head: `BertForQuestionAnswering`,
+/// `GPT2DoubleHeadsModel`, but not `BertModel`.
+fn has_head(class: &str) -> bool {
+    let is_for = |at: usize| class[at + 3..].starts_with(|c: char| c.is_ascii_uppercase());
+    class.contains("Head") || class.match_indices("For").any(|(at, _)| is_for(at))
 }
 
 #[cfg(test)]

@@ -42,6 +42,9 @@ const KINDS: [(&str, &[&str]); 6] = [
     ),
 ];
 
+/// More columns than any head has. Each rotary operator keeps a frequency for each pair of them.
+const MAX_COLUMNS: u32 = 4096;
+
 /// How rotary positions turn columns.
 pub(super) struct Turning {
     /// Radians from one position to the next for each pair of columns.
@@ -64,14 +67,16 @@ impl Values<'_> {
         scaling: &[At<String>],
     ) -> Result<Turning, ModelError> {
         let columns = self.size(width)?;
-        if columns % 2 != 0 {
+        if columns % 2 != 0 || columns > MAX_COLUMNS {
             let problem = Problem::OutOfRange {
                 what: "the `width` of `rotary`".to_owned(),
                 found: columns.to_string(),
-                expected: "an even number: columns are turned in pairs".to_owned(),
+                expected: format!(
+                    "an even number up to {MAX_COLUMNS}: columns are turned in pairs"
+                ),
             };
             let label = format!("is {columns}");
-            return Err(self.file.error(problem, &width.span, label));
+            return Err(self.about(problem, &[width], label));
         }
         let theta = f64::from(self.eps(theta)?);
         let width_span = width.span.clone();
@@ -81,8 +86,15 @@ impl Values<'_> {
             .collect();
         let there = scaling
             .iter()
-            .find_map(|key| Some((key, lookup(self.config, &key.value)?)));
-        let (frequencies, factor, positions) = match there {
+            .filter_map(|key| Some((key, lookup(self.config, &key.value)?)));
+        let there: Vec<(&At<String>, &Value)> = there.collect();
+        if let [(first, one), (key, other), ..] = there.as_slice()
+            && one != other
+        {
+            let expected = format!("nothing beside `{}`: remove one of them", first.value);
+            return Err(self.wrong(&key.value, other, &expected, &key.span));
+        }
+        let (frequencies, factor, positions) = match there.first() {
             None => (plain, 1.0, self.positions(&width_span)?),
             Some((key, value)) => {
                 let published = Published {

@@ -94,10 +94,9 @@ impl Description {
     /// Whether a config.json meets what is required of all checkpoints.
     fn takes(&self, config: &Map<String, Value>) -> bool {
         let of_all = self.ast.requirements.iter().filter(|r| r.outputs.is_none());
-        of_all.into_iter().all(|requirement| {
-            let found = lookup(config, &requirement.key.value);
-            found.is_none_or(|value| requirement.is.contains(value))
-        })
+        of_all
+            .into_iter()
+            .all(|requirement| requirement.is_met_by(config))
     }
 
     /// Refuses the config.json of another model than this is for; one without a `model_type` is taken at the user's word.

@@ -22,7 +22,13 @@ pub(super) struct Ast {
     pub prefixes: Vec<String>,
     /// An ending of weight names, and what some checkpoints write in its place.
     pub endings: Vec<(String, Vec<String>)>,
+    /// The tensor of a head, and the table that the head is tied to.
+    pub ties: Vec<(String, String)>,
+    /// Names of tensors that change no output of the model, with one `*` for any text.
+    pub ignores: Vec<String>,
     pub requirements: Vec<Requirement>,
+    /// Keys that are names of one value: those that are there agree.
+    pub equal: Vec<Vec<At<String>>>,
     pub dims: Vec<Definition>,
     pub reals: Vec<Definition>,
     pub activations: Vec<Definition>,
@@ -55,6 +61,10 @@ impl Ast {
 pub(super) struct Requirement {
     pub key: At<String>,
     pub is: Vec<serde_json::Value>,
+    /// The value that the model has without the key; one of `is`, where `None`.
+    pub default: Option<serde_json::Value>,
+    /// Only where another key has one of these values.
+    pub only: Option<(At<String>, Vec<serde_json::Value>)>,
     /// Only where one of these outputs is asked for; always, where `None`.
     pub outputs: Option<Vec<At<String>>>,
 }
@@ -484,6 +494,11 @@ impl Spelling {
         }
         parts.push(Part::Text(text[at..].to_owned()));
         Ok(Self(parts))
+    }
+
+    /// The name `text`, braces included.
+    pub fn literal(text: &str) -> Self {
+        Self(vec![Part::Text(text.to_owned())])
     }
 
     pub fn names(&self) -> impl Iterator<Item = &At<String>> {

@@ -108,8 +108,7 @@ pub struct SizeOverflow {
     pub shape: Shape,
 }
 
-/// The output that a program writes by: the logits of the token behind each sequence.
-pub const NEXT_LOGITS: &str = "next_token_logits";
+pub use crate::graph::NEXT_LOGITS;
 
 impl Program {
     /// The logits by which the program writes, `[batch, vocabulary]`, and the vocabulary; `None` where it does not, or has no

@@ -483,6 +483,16 @@ fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
             Some((found, expected)) => return Err(format!("has {found}, expected {expected}")),
         },
         WeightExpr::Slopes { heads } => vec![*heads],
+        WeightExpr::ResizedHeads { heads, from, to } => {
+            let widths = [from, to].map(|width| heads.checked_mul(*width));
+            match widths
+                .iter()
+                .all(|w| w.is_some_and(|w| (1..=u64::from(MAX_WIDTH)).contains(&w)))
+            {
+                true => expr.dims(),
+                false => return Err(format!("has {heads} heads of {from} and {to} elements")),
+            }
+        }
         WeightExpr::Zeros { n } => vec![*n],
         WeightExpr::ConcatRows(parts) => {
             let mut stacked: Option<Vec<u64>> = None;

@@ -20,7 +20,6 @@ use crate::{
     DType, DeviceChoice, Engine, EngineError,
     engine::{Folder, TextEncoder, TextToken},
     model::{Description, EMBEDDING, computed},
-    program::NEXT_LOGITS,
     schedule::{CostTable, Scheduler},
 };
 
@@ -133,7 +132,7 @@ impl Model {
         };
         let folder = Folder::open(&choice.folder)?;
         let description = Description::for_config(folder.config()?)?;
-        let writes = description.output_names().contains(&NEXT_LOGITS);
+        let writes = description.writes(folder.config()?);
         let writing = match folder.modules() {
             None if writes => match devices.as_slice() {
                 &[device] => Some(builder(device).generating().build()?),
@@ -221,11 +220,11 @@ impl Model {
     ) -> Result<Vec<&'static str>, EngineError> {
         let config = folder.config()?;
         let description = Description::for_config(config)?;
-        let usual = description.outputs_for(config);
-        let embeds = match folder.modules() {
-            Some(modules) => computed(modules) == Some(EMBEDDING),
-            None => usual.contains(&EMBEDDING),
+        let usual = match folder.modules() {
+            Some(modules) => computed(modules).into_iter().collect(),
+            None => description.outputs_for(config)?,
         };
+        let embeds = usual.contains(&EMBEDDING);
         let also = [(all_tokens, STATES), (sparse, SPARSE)];
         let mut also = also.into_iter().filter(|&(is, _)| is && embeds).peekable();
         Ok(match (also.peek(), folder.modules()) {

@@ -104,12 +104,16 @@ pub const WEIGHTS: RandomWeights = RandomWeights {
 
 /// All tensors that the tiny model needs, drawn from [`WEIGHTS`].
 pub fn tiny_tensors(dtype: DType) -> Tensors {
+    tensors_of(&tiny_compiled(DType::F32), dtype)
+}
+
+/// All tensors that a program reads, drawn from [`WEIGHTS`].
+pub fn tensors_of(compiled: &Compiled, dtype: DType) -> Tensors {
     let stored_as = match dtype {
         DType::F16 => safetensors::Dtype::F16,
         DType::BF16 => safetensors::Dtype::BF16,
         _ => safetensors::Dtype::F32,
     };
-    let compiled = tiny_compiled(DType::F32);
     let weights = compiled.program.tensors.iter();
     weights
         .filter_map(|t| match &t.place {

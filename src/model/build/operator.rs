@@ -46,7 +46,7 @@ impl Builder<'_> {
                 let ids = self.input(ids, place)?;
                 let table = match table {
                     Table::Stored(table) => self.weight(table, &dims)?,
-                    Table::Sinusoid(style) => self.sinusoid(*style, dims, width)?,
+                    Table::Sinusoid(style) => self.sinusoid(*style, dims, (rows, width))?,
                 };
                 let operands = [ids, table];
                 (Op::Embedding { offset: by }, operands.to_vec())
@@ -61,6 +61,7 @@ impl Builder<'_> {
             } => {
                 let (x, out) = (self.value(x)?, values.size(out)?.into());
                 let dims = [out, self.width(&full, "linear", x, place)?];
+                let weight = &*self.untied(weight)?;
                 let weight = match (in_out, part) {
                     (_, Some((of, from))) => {
                         let (rows, first) = (values.size(of)?, values.offset(from)?);
@@ -73,6 +74,7 @@ impl Builder<'_> {
                 let Some(bias) = bias else {
                     return self.add(full, Op::Linear { epilogue }, &[x, weight], place);
                 };
+                let bias = &*self.untied(bias)?;
                 let product = format!("{full}.product");
                 let product = self.add(product, Op::Linear { epilogue }, &[x, weight], place)?;
                 (Op::AddBias, vec![product, self.weight(bias, &[out])?])
@@ -226,9 +228,14 @@ impl Builder<'_> {
                         found,
                         expected,
                     };
-                    return Err(self.file.error(problem, &span.span, "no such table"));
+                    return Err(self
+                        .values
+                        .about(problem, &[span], "no such table".to_owned()));
                 }
                 let dims = [2 * u64::from(positions.span), values.size(width)?.into()];
+                let farthest = u64::from(positions.farthest().unwrap_or(0));
+                let rows = [2 * farthest + 1, dims[1]];
+                self.check_computed("a table of positions", &rows, span)?;
                 return self.tensor(table, &dims, |name, _| WeightExpr::Positions {
                     name,
                     dims,
@@ -355,9 +362,12 @@ impl Builder<'_> {
                         found: found.0,
                         expected: found.1,
                     };
-                    return Err(self.file.error(problem, &buckets.span, "no such buckets"));
+                    let label = "no such buckets".to_owned();
+                    return Err(self.values.about(problem, &[buckets, reach], label));
                 }
                 let dims = [all.n.into(), heads];
+                let distances = [heads, 2 * u64::from(all.reach) + 1];
+                self.check_computed("a table of biases", &distances, reach)?;
                 let operand = self.tensor(table, &dims, |name, _| WeightExpr::RelativeBias {
                     name,
                     dims,

@@ -75,6 +75,115 @@ fn raw_control_characters_are_refused_without_being_shown() {
     assert!(parse(&TINY.replace('\n', "\r\n")).is_ok());
 }
 
+/// Numbers that no shape of a checkpoint limits, and that decide how much memory a model takes.
+#[test]
+fn numbers_of_config_json_that_size_computed_tables_have_a_range() {
+    let config = |more: serde_json::Value| {
+        let mut config = serde_json::json!({
+            "vocab_size": 30, "hidden_size": 16, "d_model": 16, "num_attention_heads": 2, "num_heads": 2, "num_hidden_layers": 1,
+            "encoder_layers": 1, "decoder_layers": 1, "num_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+            "intermediate_size": 24, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "d_ff": 24, "d_kv": 8, "max_position_embeddings": 40,
+            "activation_function": "relu", "type_vocab_size": 0, "position_buckets": 8, "relative_attention": true, "share_att_key": true,
+            "norm_rel_ebd": "layer_norm", "pos_att_type": ["c2p", "p2c"],
+        });
+        let own = config.as_object_mut().expect("an object");
+        own.extend(more.as_object().expect("an object").clone());
+        config
+    };
+    let refused = |model: &str, more: serde_json::Value| {
+        let description = super::Description::shipped(model).expect("it is shipped");
+        let description = description.expect("it is right");
+        super::refused(description.build(&config(more), None))
+    };
+    for (model, key, number, expected) in [
+        (
+            "m2m_100",
+            "max_position_embeddings",
+            2_000_000_000u64,
+            "at most 33554432 elements",
+        ),
+        (
+            "t5",
+            "relative_attention_max_distance",
+            16_000_000,
+            "at most 33554432 elements",
+        ),
+        (
+            "llama",
+            "head_dim",
+            2_000_000_000,
+            "expected 1 to 2147483647",
+        ),
+        ("llama", "head_dim", 100_000, "an even number up to 4096"),
+        (
+            "llama",
+            "num_hidden_layers",
+            1_000_000_000_000,
+            "more than 20000 values",
+        ),
+    ] {
+        let mut more = serde_json::Map::new();
+        more.insert(key.to_owned(), number.into());
+        // Lines are broken to the width of a terminal.
+        let text = refused(model, more.into());
+        let words = text.split_whitespace().filter(|word| *word != "│");
+        let text = words.collect::<Vec<_>>().join(" ");
+        assert!(text.contains(expected), "{text}");
+        let names_key = text.contains(&format!("`{key}` of config.json"));
+        assert!(names_key || key == "num_hidden_layers", "{text}");
+    }
+    // All others are refused, or cost no more than their digits.
+    let numbers = [
+        "vocab_size",
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "num_hidden_layers",
+        "intermediate_size",
+        "max_position_embeddings",
+        "type_vocab_size",
+        "num_labels",
+        "embedding_size",
+        "num_hidden_groups",
+        "inner_group_num",
+        "position_buckets",
+        "max_relative_positions",
+        "relative_attention_num_buckets",
+        "relative_attention_max_distance",
+        "d_model",
+        "d_kv",
+        "d_ff",
+        "num_layers",
+        "num_decoder_layers",
+        "num_heads",
+        "encoder_layers",
+        "decoder_layers",
+        "encoder_ffn_dim",
+        "pad_token_id",
+        "local_attention",
+        "global_attn_every_n_layers",
+        "sliding_window",
+        "sliding_window_pattern",
+        "max_window_layers",
+        "query_pre_attn_scalar",
+        "projection_dim",
+    ];
+    let began = std::time::Instant::now();
+    for model in super::Description::shipped_names() {
+        let description = super::Description::shipped(model).expect("it is shipped");
+        let description = description.expect("it is right");
+        for key in numbers {
+            for number in [i64::from(i32::MAX), i64::MAX, 1 << 24] {
+                let mut more = serde_json::Map::new();
+                more.insert(key.to_owned(), number.into());
+                drop(description.build(&config(more.into()), None));
+            }
+        }
+    }
+    assert!(began.elapsed().as_secs() < 60, "{:?}", began.elapsed());
+}
+
 #[test]
 fn thousands_of_expectations_are_counted_at_once() {
     let source = changed(

@@ -17,6 +17,7 @@ fn config() -> Value {
         "decoder_attention_heads": 3, "encoder_ffn_dim": 50, "decoder_ffn_dim": 60,
         "latent_size": 5, "num_layers": 2, "num_heads": 3, "d_kv": 8, "d_ff": 50, "rope_theta": 10000,
         "activation_function": "gelu_new", "n_positions": 40, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_inner": 50,
+        "relative_attention": true, "share_att_key": true, "norm_rel_ebd": "layer_norm", "pos_att_type": ["c2p", "p2c"],
     })
 }
 
@@ -210,9 +211,17 @@ fn every_family_is_limited_to_the_positions_of_config_json() {
 fn keys_of_the_family_come_before_the_common_ones() {
     let own = json!({
         "vocab_size": 10, "max_position_embeddings": 8, "dim": 8, "n_layers": 1, "n_heads": 2,
-        "hidden_dim": 16, "hidden_size": 99, "activation": "relu",
+        "hidden_dim": 16, "hidden_size": 8, "activation": "relu",
     });
     let model = build("distilbert", &own, None);
+    // Two names of one number that differ.
+    let mut other = own.clone();
+    other["hidden_size"] = json!(99);
+    let distilbert = Description::shipped("distilbert").expect("it is shipped");
+    let error = distilbert.expect("it is right").build(&other, None);
+    let expected =
+        "config.json: `hidden_size` is `99`; expected the value of `dim`, `8`, as both are one";
+    assert_eq!(error.expect_err("they differ").to_string(), expected);
     assert_eq!((model.dims["hidden"], model.dims["inner"]), (8, 16));
     assert!(model.graph.text().contains("layer.0.activated = relu"));
 }
@@ -323,14 +332,19 @@ fn a_checkpoint_published_for_a_task_computes_that_by_default() {
     let bert = Description::shipped("bert")
         .expect("it is shipped")
         .expect("it is right");
-    let of = |architecture: &str| bert.outputs_for(&json!({"architectures": [architecture]}));
+    let of = |architecture: &str| {
+        let outputs = bert.outputs_for(&json!({"architectures": [architecture]}));
+        outputs.expect("the description has the head")
+    };
     assert_eq!(of("BertForSequenceClassification"), ["sequence_logits"]);
     assert_eq!(of("BertForTokenClassification"), ["token_logits"]);
     assert_eq!(
         of("BertForMaskedLM"),
         ["last_hidden_state", "sentence_embedding"]
     );
-    assert_eq!(bert.outputs_for(&json!({})), bert.default_outputs());
+    assert_eq!(of("BertModel"), bert.default_outputs());
+    let without = bert.outputs_for(&json!({})).expect("there is no head");
+    assert_eq!(without, bert.default_outputs());
 }
 
 #[test]

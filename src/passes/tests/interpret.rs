@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use self::heads::{Heads, transpose};
 use crate::{
-    graph::{Graph, NodeId, Op, WeightExpr, slope},
+    graph::{Graph, NodeId, Op, WeightExpr, resized_heads_at, slope},
     kernels::{
         Meta,
         attention::{Attending, HeadView, Side},
@@ -155,6 +155,10 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
             .collect(),
         WeightExpr::PlusOne { name, dims } => (0..dims.iter().product())
             .map(|i| stored(name, i) + 1.0)
+            .collect(),
+        WeightExpr::ResizedHeads { heads, from, to } => (0..heads * to)
+            .flat_map(|row| (0..heads * from).map(move |column| (row, column)))
+            .map(|(row, column)| f64::from(resized_heads_at(row, column, *from, *to)))
             .collect(),
         WeightExpr::Zeros { n } => vec![0.0; *n as usize],
         WeightExpr::ConcatRows(parts) => parts.iter().flat_map(weight).collect(),

@@ -2,7 +2,7 @@
 
 use super::{LowerError, Lowering, unsupported, width};
 use crate::{
-    graph::{Graph, NodeId, Op},
+    graph::{Graph, MAX_HEAD, NodeId, Op},
     kernels::{KernelSpec, Meta, attention::HeadView, cache::AppendCache},
     program::{Cache, Place, TensorIndex},
     select::Dispatch,
@@ -85,6 +85,14 @@ impl Lowering<'_> {
         let Some(other) = other.map(|other| self.graph.node(other)) else {
             return Ok(());
         };
+        if let Op::Cache { head, .. } | Op::Remembered { head, .. } = *self.graph.op(id)
+            && head > MAX_HEAD
+        {
+            let problem = format!(
+                "its heads have {head} elements, and a KV cache takes heads of at most {MAX_HEAD}"
+            );
+            return Err(unsupported(self.graph, id, self.graph.op(id), problem));
+        }
         let problem = format!(
             "it is read by `{}` ({}), and only fused attention reads a cache; `gemmule explain` says why this was not fused",
             other.name, other.op

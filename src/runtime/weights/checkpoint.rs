@@ -66,6 +66,14 @@ pub enum CheckpointError {
         list: String,
     },
     #[error(
+        "`{file}` has the tensors `{read}` and `{other}`, which are two names of one tensor of the model, with different values; remove one of them"
+    )]
+    TwoTensors {
+        file: PathBuf,
+        read: String,
+        other: String,
+    },
+    #[error(
         "`{file}` is a pickle, which runs code of whoever wrote it when it is read, so gemmule does not; convert it where you trust it: python3 -c \"import torch, safetensors.torch as s; s.save_file(torch.load('{file}', weights_only=True), '{with}')\""
     )]
     Pickle { file: PathBuf, with: PathBuf },
@@ -220,6 +228,58 @@ impl Checkpoint {
         spellings.find_map(|n| self.entries.get(&n).map(|e| (n, e)))
     }
 
+    /// Refuses tensors under several names of one tensor that differ: only the first is read.
+    fn check_spellings(&self, name: &str) -> Result<(), CheckpointError> {
+        let spellings = self.names.spellings(name).into_iter();
+        let ties = self.names.ties.keys();
+        let ties: BTreeSet<String> = ties.flat_map(|own| self.names.spellings(own)).collect();
+        let mut there = spellings.filter_map(|n| self.entries.get(&n).map(|entry| (n, entry)));
+        let Some((read, first)) = there.next() else {
+            return Ok(());
+        };
+        for (other, entry) in there.filter(|(n, _)| !ties.contains(n)) {
+            if !self.are_equal((&read, first), (&other, entry))? {
+                let file = self.main.clone();
+                return Err(CheckpointError::TwoTensors { file, read, other });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether two tensors have the same values.
+    fn are_equal(
+        &self,
+        (a, one): (&str, &Entry),
+        (b, other): (&str, &Entry),
+    ) -> Result<bool, CheckpointError> {
+        let elements = |entry: &Entry| entry.stored.dims.iter().product::<u64>();
+        if elements(one) != elements(other) {
+            return Ok(false);
+        }
+        let values = |name: &str, entry: &Entry| {
+            let dtype = self.dtype_of(name, entry)?;
+            let shard = &self.shards[entry.shard];
+            shard.read(name, &entry.stored, dtype)
+        };
+        let ((one, _), (other, _)) = (values(a, one)?, values(b, other)?);
+        // Bits, as NaNs are equal to nothing.
+        let mut pairs = one.iter().zip(&other);
+        Ok(pairs.all(|(a, b)| a.to_bits() == b.to_bits()))
+    }
+
+    fn dtype_of(&self, name: &str, entry: &Entry) -> Result<DType, CheckpointError> {
+        match entry.stored.dtype {
+            Dtype::F32 => Ok(DType::F32),
+            Dtype::F16 => Ok(DType::F16),
+            Dtype::BF16 => Ok(DType::BF16),
+            other => Err(CheckpointError::DType {
+                file: self.shards[entry.shard].file().to_owned(),
+                tensor: name.to_owned(),
+                found: format!("{other:?}"),
+            }),
+        }
+    }
+
     fn checked(
         &self,
         name: &str,
@@ -239,18 +299,7 @@ impl Checkpoint {
                 found: entry.stored.dims.clone(),
             });
         }
-        let dtype = match entry.stored.dtype {
-            Dtype::F32 => DType::F32,
-            Dtype::F16 => DType::F16,
-            Dtype::BF16 => DType::BF16,
-            other => {
-                return Err(CheckpointError::DType {
-                    file: file(),
-                    tensor: full,
-                    found: format!("{other:?}"),
-                });
-            }
-        };
+        let dtype = self.dtype_of(&full, entry)?;
         Ok((full, entry, dtype))
     }
 
@@ -316,9 +365,24 @@ impl WeightSource for Checkpoint {
                 None => self.missing(&missing, stored.len()),
             });
         }
-        stored
-            .iter()
-            .try_for_each(|(name, dims)| self.checked(name, dims).map(|_| ()))
+        for (name, dims) in stored {
+            self.checked(name, dims)?;
+            self.check_spellings(name)?;
+        }
+        Ok(())
+    }
+
+    fn own(&self) -> Result<Vec<String>, CheckpointError> {
+        let mut own = Vec::new();
+        for (head, table) in &self.names.ties {
+            if let (Some((a, one)), Some((b, other))) = (self.find(head), self.find(table))
+                && a != b
+                && !self.are_equal((&a, one), (&b, other))?
+            {
+                own.push(head.clone());
+            }
+        }
+        Ok(own)
     }
 
     fn surplus(&self, used: &[(&str, &[u64])]) -> Vec<String> {

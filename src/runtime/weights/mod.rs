@@ -15,7 +15,7 @@ pub use found::Found;
 pub use random::RandomWeights;
 
 use crate::{
-    graph::{WeightExpr, slope},
+    graph::{WeightExpr, resized_heads_at, slope},
     tensor::DType,
 };
 
@@ -29,6 +29,14 @@ pub trait WeightSource: Send + Sync {
 
     /// Tensors that the source has and none of `used` is; published checkpoints carry some.
     fn surplus(&self, used: &[(&str, &[u64])]) -> Vec<String>;
+
+    /// Tensors of heads that are tied to tables, and that the source has with values of their own.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    fn own(&self) -> Result<Vec<String>, CheckpointError> {
+        Ok(Vec::new())
+    }
 
     /// Those of the surplus that are called as one that is used but for the number of a layer: a description that forgot
     /// an index, or a config.json with fewer layers, leaves them out. A source that makes what it is asked for has none.
@@ -111,6 +119,14 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
         WeightExpr::Slopes { heads } => {
             let mut out = room("the slopes of heads", *heads)?;
             out.extend((0..*heads).map(|head| slope(head, *heads) as f32));
+            Ok(out)
+        }
+        WeightExpr::ResizedHeads { heads, from, to } => {
+            let mut out = room("a matrix that resizes heads", elements(&expr.dims()))?;
+            for row in 0..heads * to {
+                let columns = 0..heads * from;
+                out.extend(columns.map(|column| resized_heads_at(row, column, *from, *to)));
+            }
             Ok(out)
         }
         WeightExpr::Rows {

@@ -1,0 +1,140 @@
+//! Heads as wide as the kernels of a KV cache take them.
+
+use std::collections::HashMap;
+
+use super::{Graph, GraphError, HEAD_STEP, MAX_HEAD, NodeId, Op, WeightExpr};
+use crate::kernels::gemm::Epilogue;
+
+/// Matrices that resize heads, one for each number of heads and their widths.
+type Matrices = HashMap<(u32, u32, u32), NodeId>;
+
+impl Graph {
+    /// The graph with heads of multiples of [`HEAD_STEP`] elements, as attention to a KV cache takes them: zeros behind the
+    /// elements of narrower heads change no product of queries and keys, and what they add to the context is left out.
+    /// Wider heads than [`MAX_HEAD`] stay, and so do scores by distance with vectors of their own.
+    ///
+    /// # Errors
+    /// A graph that is not sound.
+    pub fn with_padded_heads(mut self) -> Result<Self, GraphError> {
+        let nodes = self.topological();
+        let has_relative = |id: &NodeId| matches!(self.op(*id), Op::RelativeScores { .. });
+        if nodes.iter().any(has_relative) {
+            return Ok(self);
+        }
+        let mut matrices = Matrices::new();
+        for id in nodes {
+            let operands = self.operands(id);
+            let op = self.op(id).clone();
+            match op {
+                Op::Cache {
+                    name, heads, head, ..
+                } if padded(head) != head => {
+                    let x =
+                        self.resized(id, operands[0], (heads, head, padded(head)), &mut matrices)?;
+                    let (from, head) = (0, padded(head));
+                    let op = Op::Cache {
+                        name,
+                        from,
+                        heads,
+                        head,
+                    };
+                    self.rewrite(id, op, &[x])?;
+                }
+                Op::Remembered { name, heads, head } if padded(head) != head => {
+                    let head = padded(head);
+                    self.rewrite(id, Op::Remembered { name, heads, head }, &operands)?;
+                }
+                Op::SplitHeads { heads } => {
+                    // Rows of a cache are padded already.
+                    let width = self.shape(operands[0]).width().unwrap_or(0);
+                    let head = u32::try_from(width / u64::from(heads.max(1))).unwrap_or(0);
+                    let x = match padded(head) == head {
+                        true => operands[0],
+                        false => self.resized(
+                            id,
+                            operands[0],
+                            (heads, head, padded(head)),
+                            &mut matrices,
+                        )?,
+                    };
+                    self.rewrite(id, Op::SplitHeads { heads }, &[x])?;
+                }
+                Op::Scores {
+                    heads,
+                    kv_heads,
+                    head,
+                    q,
+                    k,
+                } if padded(head) != head => {
+                    let head = padded(head);
+                    let op = Op::Scores {
+                        heads,
+                        kv_heads,
+                        head,
+                        q,
+                        k,
+                    };
+                    self.rewrite(id, op, &operands)?;
+                }
+                Op::Context {
+                    heads,
+                    kv_heads,
+                    head,
+                    v,
+                    out,
+                } if padded(head) != head => {
+                    let wide = padded(head);
+                    let op = Op::Context {
+                        heads,
+                        kv_heads,
+                        head: wide,
+                        v,
+                        out,
+                    };
+                    self.rewrite(id, op, &operands)?;
+                    for merged in self.consumers(id) {
+                        self.rewrite(merged, Op::MergeHeads, &[id])?;
+                        let narrow =
+                            self.resized(merged, merged, (heads, wide, head), &mut matrices)?;
+                        self.replace(merged, narrow);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(self)
+    }
+
+    /// `x` with other heads, for the reader or the value `of`, whose name it takes.
+    fn resized(
+        &mut self,
+        of: NodeId,
+        x: NodeId,
+        (heads, from, to): (u32, u32, u32),
+        matrices: &mut Matrices,
+    ) -> Result<NodeId, GraphError> {
+        let matrix = match matrices.get(&(heads, from, to)) {
+            Some(&matrix) => matrix,
+            None => {
+                let name = format!("heads.{heads}.{from}.{to}");
+                let (heads, own) = (u64::from(heads), (heads, from, to));
+                let (from, to) = (from.into(), to.into());
+                let expr = WeightExpr::ResizedHeads { heads, from, to };
+                let matrix = self.add(name, Op::Weight(expr), &[])?;
+                matrices.insert(own, matrix);
+                matrix
+            }
+        };
+        let name = format!("{}.resized", self.node(of).name);
+        let epilogue = Epilogue::default();
+        self.add(name, Op::Linear { epilogue }, &[x, matrix])
+    }
+}
+
+/// The elements of a head as kernels take them.
+fn padded(head: u32) -> u32 {
+    match head.next_multiple_of(HEAD_STEP) {
+        padded if padded <= MAX_HEAD => padded,
+        _ => head,
+    }
+}
