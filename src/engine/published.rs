@@ -10,7 +10,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tokenizers::Encoding;
+use tokenizers::{Encoding, TruncationDirection};
 
 use super::EngineError;
 use crate::files::{self, Kind};
@@ -355,8 +355,22 @@ impl Published {
         self.limit = limit;
     }
 
+    /// The limit, and the side of a text that is cut.
+    pub(super) fn truncation(&self) -> Option<(usize, TruncationDirection)> {
+        let (limit, cuts_front) = self.limit?;
+        let direction = match cuts_front {
+            true => TruncationDirection::Left,
+            false => TruncationDirection::Right,
+        };
+        Some((limit, direction))
+    }
+
     pub(super) fn id(&self, token: &str) -> Option<u32> {
         self.ids.get(token).copied()
+    }
+
+    pub(super) fn text_bytes(&self, id: u32) -> usize {
+        self.texts.get(&id).map_or(0, String::len)
     }
 
     pub(super) fn knows(&self, id: u32) -> bool {

@@ -14,7 +14,7 @@ pub(super) async fn computed(
 ) -> Result<Vec<Answer>, Failure> {
     let mut answers = Vec::with_capacity(inputs.len());
     // Replies that are left behind by an error are dropped, which cancels them.
-    for reply in service.submit(inputs, submit)? {
+    for reply in service.submit_within(inputs, submit, app.share())? {
         answers.push(reply.await?);
     }
     app.has_values();
@@ -172,6 +172,9 @@ pub(super) async fn ranked(
         }
         .into());
     }
+    // Each pair has a copy of the query.
+    let copies = (query.len() as u64).saturating_mul(documents.len() as u64);
+    app.share().add(copies)?;
     let pair = |document: &String| Text::Pair(query.to_owned(), document.clone());
     let answers = computed(app, service, documents.iter().map(pair).collect(), submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();

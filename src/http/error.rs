@@ -176,9 +176,9 @@ impl From<ServeError> for Failure {
         let message = error.to_string();
         let (status, code) = match &error {
             ServeError::Invalid { .. } => (StatusCode::BAD_REQUEST, "invalid_request"),
-            ServeError::TooLong { .. } | ServeError::TooLarge { .. } => {
-                (StatusCode::PAYLOAD_TOO_LARGE, "too_large")
-            }
+            ServeError::TooLong { .. }
+            | ServeError::TooLarge { .. }
+            | ServeError::LargeRequest { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "too_large"),
             ServeError::Overloaded { .. } | ServeError::Hopeless => {
                 (StatusCode::TOO_MANY_REQUESTS, "overloaded")
             }

@@ -28,6 +28,7 @@ mod status;
 mod tei;
 #[cfg(test)]
 mod tests;
+mod weight;
 mod writing;
 
 use std::{
@@ -42,23 +43,21 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use http_body_util::{BodyExt, Limited};
+use http_body_util::BodyExt;
 use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
     body::{Body as _, Incoming},
     header::{CONTENT_TYPE, HeaderValue},
 };
 
+use auth::Tenant;
 pub use auth::{Keys, KeysError};
 #[doc(hidden)]
 pub use bodies::Bodies;
 pub use server::{Ended, Server};
-use tokio::{
-    sync::{Semaphore, watch},
-    task::block_in_place,
-};
+use tokio::{sync::watch, task::block_in_place};
 
-use crate::serve::{self, Model, Models, ServeError, Submit, Wanted};
+use crate::serve::{self, Held, Memory, Model, Models, ServeError, Share, Submit, Wanted};
 use body::Body;
 use error::{Failure, Style};
 use metrics::Counts;
@@ -110,8 +109,7 @@ struct App {
     models: Models,
     choice: HttpChoice,
     counts: Counts,
-    /// The turn of large requests for tokens.
-    tokenizing: Arc<Semaphore>,
+    memory: Memory,
     next_id: AtomicU64,
     /// Whether what still runs is given up.
     cut: watch::Sender<bool>,
@@ -225,6 +223,8 @@ struct Asking<'a> {
     model: OnceLock<Arc<Model>>,
     /// When the values of its answer were there.
     has_values: OnceLock<Instant>,
+    /// The memory that it is charged for.
+    share: OnceLock<Arc<Share>>,
 }
 
 impl Deref for Asking<'_> {
@@ -238,16 +238,30 @@ impl Deref for Asking<'_> {
 /// Bytes of a body of which reading and answering takes a millisecond and more.
 const LARGE: usize = 128 << 10;
 
+/// A body, with the memory that it is charged for until its request is.
+struct Received {
+    bytes: Vec<u8>,
+    held: Vec<Held>,
+}
+
+impl Received {
+    /// The bytes, for which their request is charged now.
+    fn charged(self) -> Vec<u8> {
+        self.held.into_iter().for_each(Held::end);
+        self.bytes
+    }
+}
+
 type Answered = Result<Response<Body>, Failure>;
 
 impl App {
     fn new(models: Models, choice: HttpChoice) -> Self {
         let started = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
+            memory: Memory::new(choice.most_body as u64),
             models,
             choice,
             counts: Counts::default(),
-            tokenizing: Arc::new(Semaphore::new(1)),
             next_id: AtomicU64::new(0),
             cut: watch::Sender::new(false),
             began: Instant::now(),
@@ -287,7 +301,11 @@ impl App {
             false => Err(Failure::method(request.method(), &method)),
         };
         let mut response = match answered {
-            Ok(response) => response,
+            Ok(response) => match asking.share.get() {
+                // The answer counts until its last byte was sent.
+                Some(share) => response.map(|body| body.holding(share)),
+                None => response,
+            },
             Err(failure) => failure.response(style),
         };
         if let Ok(id) = HeaderValue::from_str(&id) {
@@ -304,7 +322,13 @@ impl<'a> Asking<'a> {
             app,
             model: OnceLock::new(),
             has_values: OnceLock::new(),
+            share: OnceLock::new(),
         }
+    }
+
+    /// The memory that the request is charged for.
+    fn share(&self) -> &Arc<Share> {
+        self.share.get_or_init(|| self.memory.empty_share())
     }
 
     /// Notes the model that is asked, if there is one.
@@ -333,7 +357,7 @@ impl<'a> Asking<'a> {
     async fn routed(&self, route: Route, request: Request<Incoming>, began: Instant) -> Answered {
         let tenant = match (&self.choice.keys, route.is_open()) {
             (Some(keys), false) => keys.tenant(request.headers())?,
-            _ => 0,
+            _ => Tenant::default(),
         };
         match route {
             Route::Health => return Ok(health::health()),
@@ -353,18 +377,25 @@ impl<'a> Asking<'a> {
             _ => {}
         }
         let timeout = self.timeout(request.headers())?;
+        let left = || timeout.saturating_sub(began.elapsed());
+        let class = class(request.headers())?.min(tenant.max_priority);
+        let is_raw = openai::wants_raw(request.headers());
+        let late = |_| Failure::from(ServeError::Deadline);
+        let received = tokio::time::timeout(left(), self.body(request)).await;
+        let body = received.map_err(late)??;
+        let weight = self.memory.request(weight::weight(&body.bytes));
+        let share = tokio::time::timeout(left(), weight).await.map_err(late)??;
+        let _ = self.share.set(share);
+        let body = body.charged();
         let submit = Submit {
             truncate: false,
-            within: Some(timeout),
-            class: class(request.headers())?,
-            tenant,
+            within: Some(left()),
+            class,
+            tenant: tenant.number,
             wanted: Wanted::Usual,
         };
-        let is_raw = openai::wants_raw(request.headers());
-        let body = self.body(request).await?;
-        let left = timeout.saturating_sub(began.elapsed());
         // What is given up cancels what waits for it.
-        match tokio::time::timeout(left, self.of_body(route, &body, submit, is_raw)).await {
+        match tokio::time::timeout(left(), self.of_body(route, &body, submit, is_raw)).await {
             Ok(answered) => answered,
             Err(_) => Err(ServeError::Deadline.into()),
         }
@@ -392,21 +423,50 @@ impl<'a> Asking<'a> {
 
 impl App {
     /// The body of a request, within its limit and time.
-    async fn body(&self, request: Request<Incoming>) -> Result<Vec<u8>, Failure> {
-        let most = self.choice.most_body;
-        let hint = request.body().size_hint().lower();
-        if hint > most as u64 {
-            return Err(Failure::large_body(most));
+    async fn body(&self, request: Request<Incoming>) -> Result<Received, Failure> {
+        let max = self.choice.most_body;
+        let length = request.body().size_hint();
+        if length.lower() > max as u64 {
+            return Err(Failure::large_body(max));
         }
-        let body = Limited::new(request.into_body(), most).collect();
-        match tokio::time::timeout(self.choice.body_time, body).await {
-            Ok(Ok(body)) => Ok(body.to_bytes().to_vec()),
-            Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-                Err(Failure::large_body(most))
-            }
-            Ok(Err(error)) => Err(Failure::broken_body(&error.to_string())),
+        let held = match length.exact() {
+            Some(length) => self.memory.body(length).await,
+            None => self.memory.body(LARGE as u64).await,
+        };
+        let mut received = Received {
+            bytes: Vec::with_capacity(length.exact().map_or(0, |length| length as usize)),
+            held: vec![held],
+        };
+        let reading = self.read(request.into_body(), &mut received, length.exact().is_some());
+        match tokio::time::timeout(self.choice.body_time, reading).await {
+            Ok(read) => read.map(|()| received),
             Err(_) => Err(Failure::slow_body(self.choice.body_time)),
         }
+    }
+
+    async fn read(
+        &self,
+        mut body: Incoming,
+        into: &mut Received,
+        is_charged: bool,
+    ) -> Result<(), Failure> {
+        let max = self.choice.most_body;
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| Failure::broken_body(&error.to_string()))?;
+            let Ok(data) = frame.into_data() else {
+                continue;
+            };
+            let length = into.bytes.len() + data.len();
+            if length > max {
+                return Err(Failure::large_body(max));
+            }
+            if !is_charged && length > LARGE && into.held.len() == 1 {
+                // It did not say how long it is.
+                into.held.push(self.memory.body(max as u64).await);
+            }
+            into.bytes.extend_from_slice(&data);
+        }
+        Ok(())
     }
 
     /// The time that an answer is of use.

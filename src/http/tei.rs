@@ -1,13 +1,13 @@
 //! The routes of text-embeddings-inference (TEI).
 
-use std::sync::Arc;
+use std::{ops::ControlFlow, sync::Arc};
 
 use hyper::{Response, StatusCode, header::HeaderValue};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    Answered, Asking, Body, LARGE,
+    Answered, Asking, Body,
     embeddings::{computed, inputs, kind, normalize, not_computed, ranked, shortened},
     error::Failure,
     json, of_type, on_thread,
@@ -130,6 +130,12 @@ pub(super) async fn embed_all(app: &Asking<'_>, body: &[u8], submit: Submit) -> 
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }
 
+#[derive(Serialize)]
+struct Weight {
+    index: u32,
+    value: f32,
+}
+
 /// The entries of the vocabulary that a text weighs, with their weights.
 pub(super) async fn embed_sparse(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
     let asked: EmbedAll = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
@@ -146,12 +152,12 @@ pub(super) async fn embed_sparse(app: &Asking<'_>, body: &[u8], submit: Submit) 
     let inputs = inputs("inputs", &asked.inputs)?;
     let answers = computed(app, model.service()?, inputs, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
-    let row = |answer: &Answer| -> Vec<Value> {
+    let row = |answer: &Answer| -> Vec<Weight> {
         let weights = answer.entries.iter().zip(&answer.values);
-        let weights = weights.map(|(index, value)| json!({"index": index, "value": value}));
+        let weights = weights.map(|(&index, &value)| Weight { index, value });
         weights.collect()
     };
-    let rows: Vec<Vec<Value>> = answers.iter().map(row).collect();
+    let rows: Vec<Vec<Weight>> = answers.iter().map(row).collect();
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }
 
@@ -241,29 +247,52 @@ pub(super) async fn tokenize(app: &Asking<'_>, body: &[u8]) -> Answered {
             }
         })
         .collect::<Result<_, _>>()?;
-    // Tokens take some hundred bytes each: large requests go one by one. One that is given up keeps its turn until its thread is done.
-    let turn = match body.len() > LARGE {
-        true => Some(Arc::clone(&app.tokenizing).acquire_owned().await),
-        false => None,
-    };
+    let share = Arc::clone(app.share());
     let rows = on_thread(move || {
-        let _turn = turn;
         let mut body = b"[".to_vec();
+        let mut charged = 0;
         for (at, text) in texts.iter().enumerate() {
-            if at > 0 {
-                body.push(b',');
+            body.extend_from_slice(if at > 0 { b",[" } else { b"[" });
+            let mut is_first = true;
+            let stopped = model
+                .encoder()
+                .for_each_token(text, asked.add_special_tokens, |token| {
+                    if !std::mem::take(&mut is_first) {
+                        body.push(b',');
+                    }
+                    // Memory takes all, and the token has no maps.
+                    let _ = serde_json::to_writer(&mut body, &Token::of(token));
+                    match body.len() - charged > ANSWER_STEP {
+                        true => {
+                            // A vector that grows is copied.
+                            let grown = (body.len() - charged) as u64;
+                            charged = body.len();
+                            match share.add(grown + grown / 2) {
+                                Ok(()) => ControlFlow::Continue(()),
+                                Err(error) => ControlFlow::Break(error),
+                            }
+                        }
+                        false => ControlFlow::Continue(()),
+                    }
+                });
+            match stopped {
+                Ok(None) => {}
+                Ok(Some(error)) => return Err(Failure::from(error)),
+                Err(error) => return Err(Failure::invalid("inputs", error.to_string())),
             }
-            let tokens = model.tokens(text, asked.add_special_tokens)?.into_iter();
-            let tokens: Vec<Token> = tokens.map(Token::of).collect();
-            serde_json::to_writer(&mut body, &tokens).map_err(|e| e.to_string())?;
+            body.push(b']');
         }
         body.push(b']');
         Ok(body)
     });
-    let rows: Result<Vec<u8>, String> = rows.await?;
-    let rows = rows.map_err(|problem| Failure::invalid("inputs", problem))?;
+    let rows = rows.await??;
     Ok(of_type(StatusCode::OK, "application/json", rows))
 }
+
+/// Bytes of an answer for which a request is charged at once as it grows.
+const ANSWER_STEP: usize = 64 << 10;
+/// Bytes that decoding takes for each token, beside its text.
+const DECODED_TOKEN: u64 = 100;
 
 /// A token as TEI says it.
 #[derive(Serialize)]
@@ -310,14 +339,19 @@ pub(super) async fn decode(app: &Asking<'_>, body: &[u8]) -> Answered {
             }
         })
         .collect::<Result<_, _>>()?;
+    let share = Arc::clone(app.share());
     let texts = on_thread(move || {
-        let texts = all
-            .iter()
-            .map(|ids| model.decode(ids, asked.skip_special_tokens));
-        texts.collect::<Result<Vec<String>, String>>()
+        let mut texts = Vec::with_capacity(all.len());
+        for ids in &all {
+            let bytes = model.encoder().max_text_bytes(ids);
+            // The text, the answer, and what is decoded one token after another.
+            share.add(3 * bytes + DECODED_TOKEN * ids.len() as u64)?;
+            let text = model.decode(ids, asked.skip_special_tokens);
+            texts.push(text.map_err(|problem| Failure::invalid("ids", problem))?);
+        }
+        Ok::<Vec<String>, Failure>(texts)
     });
-    let texts = texts.await?;
-    let texts = texts.map_err(|problem| Failure::invalid("ids", problem))?;
+    let texts = texts.await??;
     Ok(json(StatusCode::OK, &texts))
 }
 
