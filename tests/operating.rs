@@ -6,6 +6,10 @@
 mod bench;
 #[path = "operating/cache.rs"]
 mod cache;
+#[path = "operating/fairness.rs"]
+mod fairness;
+#[path = "operating/memory.rs"]
+mod memory;
 #[path = "operating/replicas.rs"]
 mod replicas;
 #[path = "operating/trace.rs"]

@@ -449,7 +449,12 @@ impl TextEncoder {
     }
 
     /// Token ids of a text.
-    fn encoded(&self, index: usize, text: &str, adds_special: bool) -> Result<Encoded, EngineError> {
+    fn encoded(
+        &self,
+        index: usize,
+        text: &str,
+        adds_special: bool,
+    ) -> Result<Encoded, EngineError> {
         if text.len() > LONG {
             return self.long(index, text, adds_special);
         }

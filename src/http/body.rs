@@ -27,7 +27,10 @@ pub(super) enum Body {
 const FRAME: usize = 64 << 10;
 
 /// What a request is charged for, with the memory that it holds.
-struct Charged<T>(T, #[expect(dead_code, reason = "it ends the charge when it is dropped")] Arc<Share>);
+struct Charged<T>(
+    T,
+    #[expect(dead_code, reason = "it ends the charge when it is dropped")] Arc<Share>,
+);
 
 impl AsRef<[u8]> for Charged<Bytes> {
     fn as_ref(&self) -> &[u8] {

@@ -247,10 +247,15 @@ pub(super) async fn tokenize(app: &Asking<'_>, body: &[u8]) -> Answered {
             }
         })
         .collect::<Result<_, _>>()?;
+    let bytes: usize = texts.iter().map(String::len).sum();
+    // A word of some letters has an object of some sixty; more is charged as it comes.
+    let reserved = TOKEN_LETTER * bytes as u64;
+    app.share().reserve(reserved).await?;
     let share = Arc::clone(app.share());
     let rows = on_thread(move || {
         let mut body = b"[".to_vec();
-        let mut charged = 0;
+        // A vector that grows is copied.
+        let mut charged = reserved as usize / 3 * 2;
         for (at, text) in texts.iter().enumerate() {
             body.extend_from_slice(if at > 0 { b",[" } else { b"[" });
             let mut is_first = true;
@@ -262,9 +267,8 @@ pub(super) async fn tokenize(app: &Asking<'_>, body: &[u8]) -> Answered {
                     }
                     // Memory takes all, and the token has no maps.
                     let _ = serde_json::to_writer(&mut body, &Token::of(token));
-                    match body.len() - charged > ANSWER_STEP {
+                    match body.len() > charged + ANSWER_STEP {
                         true => {
-                            // A vector that grows is copied.
                             let grown = (body.len() - charged) as u64;
                             charged = body.len();
                             match share.add(grown + grown / 2) {
@@ -289,6 +293,8 @@ pub(super) async fn tokenize(app: &Asking<'_>, body: &[u8]) -> Answered {
     Ok(of_type(StatusCode::OK, "application/json", rows))
 }
 
+/// Bytes that tokens take for each byte of their texts, for which memory is reserved.
+const TOKEN_LETTER: u64 = 20;
 /// Bytes of an answer for which a request is charged at once as it grows.
 const ANSWER_STEP: usize = 64 << 10;
 /// Bytes that decoding takes for each token, beside its text.
@@ -339,13 +345,22 @@ pub(super) async fn decode(app: &Asking<'_>, body: &[u8]) -> Answered {
             }
         })
         .collect::<Result<_, _>>()?;
-    let share = Arc::clone(app.share());
+    let (bytes, all) = {
+        let model = Arc::clone(&model);
+        on_thread(move || {
+            let each = all.iter();
+            let bytes = each.map(|ids| {
+                // The text, the answer, and what is decoded one token after another.
+                3 * model.encoder().max_text_bytes(ids) + DECODED_TOKEN * ids.len() as u64
+            });
+            (bytes.sum(), all)
+        })
+        .await?
+    };
+    app.share().reserve(bytes).await?;
     let texts = on_thread(move || {
         let mut texts = Vec::with_capacity(all.len());
         for ids in &all {
-            let bytes = model.encoder().max_text_bytes(ids);
-            // The text, the answer, and what is decoded one token after another.
-            share.add(3 * bytes + DECODED_TOKEN * ids.len() as u64)?;
             let text = model.decode(ids, asked.skip_special_tokens);
             texts.push(text.map_err(|problem| Failure::invalid("ids", problem))?);
         }

@@ -59,7 +59,7 @@ pub(super) async fn completions(app: &Asking<'_>, body: &[u8], submit: Submit) -
         });
         ids.collect::<Result<Vec<Vec<u32>>, ServeError>>()
     });
-    let all = written(app, writer, prompts.await??, n, &writing, submit)?;
+    let all = written(app, writer, prompts.await??, n, &writing, submit).await?;
     let head = Head::new(app, &model.name, false, &asked);
     answered(app, head, &asked, n, all).await
 }
@@ -86,13 +86,13 @@ pub(super) async fn chat(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answe
     writer.has_place(n as u64, submit)?;
     let holds = Arc::clone(&model);
     let prompt = on_thread(move || holds.writer()?.conversation(&messages, &tools));
-    let all = written(app, writer, vec![prompt.await??], n, &writing, submit)?;
+    let all = written(app, writer, vec![prompt.await??], n, &writing, submit).await?;
     let head = Head::new(app, &model.name, true, &asked);
     answered(app, head, &asked, n, all).await
 }
 
 /// `n` texts of each prompt, which are being written.
-fn written(
+async fn written(
     app: &Asking<'_>,
     writer: &Writer,
     prompts: Vec<Vec<u32>>,
@@ -106,7 +106,8 @@ fn written(
     let share = app.share();
     let tokens: usize = prompts.iter().map(Vec::len).sum();
     // One copy waits, and one runs.
-    share.add(8 * (tokens as u64).saturating_mul(n as u64))?;
+    let bytes = 8 * (tokens as u64).saturating_mul(n as u64);
+    share.reserve(bytes).await?;
     each.map(|(prompt, nth)| {
         writer.go_on_within(prompt.clone(), seeded(app, writing, nth), submit, share)
     })

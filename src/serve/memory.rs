@@ -20,11 +20,13 @@ use super::ServeError;
 const BODIES: u64 = 96 << 20;
 /// Bodies up to this length do not wait behind longer ones.
 const SHORT_BODY: u64 = 64 << 10;
-/// Requests whose bodies have been read hold at most this much together.
-const WORK: u64 = 448 << 20;
-/// Part of that, as its divisor, that is left to requests that run already.
+/// Values of bodies that have been read hold at most this much together.
+const VALUES: u64 = 224 << 20;
+/// Inputs and answers hold at most this much together when their requests begin.
+const ANSWERS: u64 = 224 << 20;
+/// Part of the answers' memory, as its divisor, that is added for answers that grow.
 const GROWTH: u64 = 4;
-/// Memory for each byte of the longest body, where that is more than the above.
+/// Memory of values and of answers for each byte of the longest body, where that is more than the above.
 const FACTOR: u64 = 16;
 /// Memory that is returned to the system when a request that held as much ends.
 const LARGE: u64 = 4 << 20;
@@ -32,103 +34,120 @@ const LARGE: u64 = 4 << 20;
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The memory of all requests to a server.
+///
+/// A request waits for its body, then for its values, then for its answer, and for each but once: one that holds memory of a kind
+/// never waits for that kind or an earlier one, so that requests do not wait for each other.
 pub struct Memory {
     bodies: Arc<Ledger>,
-    work: Arc<Ledger>,
+    values: Arc<Ledger>,
+    answers: Arc<Ledger>,
 }
 
 impl Memory {
     /// Memory for requests with bodies of at most `max_body` bytes.
     pub fn new(max_body: u64) -> Self {
-        let work = WORK.max(FACTOR.saturating_mul(max_body));
+        let long = FACTOR.saturating_mul(max_body);
+        let answers = ANSWERS.max(long);
         Self {
             bodies: Arc::new(Ledger::new(BODIES.max(max_body), 0)),
-            work: Arc::new(Ledger::new(work, work / GROWTH)),
+            values: Arc::new(Ledger::new(VALUES.max(long), 0)),
+            answers: Arc::new(Ledger::new(answers, answers / GROWTH)),
         }
     }
 
     /// Waits until there is memory for a body of this many bytes.
     pub async fn body(&self, bytes: u64) -> Held {
         // Short ones may exceed the limit by a quarter.
-        let extra = self.bodies.limit + self.bodies.limit / 4;
+        let extra = self.bodies.limit / 4;
         if bytes <= SHORT_BODY && self.bodies.try_take(bytes, extra) {
             return Held::new(&self.bodies, bytes);
         }
         self.bodies.take(bytes.min(self.bodies.limit)).await
     }
 
-    /// Waits until there is memory for a request that takes this many bytes.
+    /// Waits until there is memory for the values of a body, which take this many bytes.
     ///
     /// # Errors
-    /// A request that takes more than one may.
+    /// Values that take more than those of one request may.
     pub async fn request(&self, bytes: u64) -> Result<Arc<Share>, ServeError> {
-        let limit = self.max_request();
+        let limit = self.values.limit;
         if bytes > limit {
             return Err(ServeError::LargeRequest { bytes, limit });
         }
-        let held = self.work.take(bytes).await;
-        Ok(self.share(held))
+        Ok(Share::new(self.values.take(bytes).await, &self.answers))
     }
 
     /// A share that holds nothing yet.
     pub fn empty_share(&self) -> Arc<Share> {
-        self.share(Held::new(&self.work, 0))
-    }
-
-    fn share(&self, held: Held) -> Arc<Share> {
-        Arc::new(Share {
-            limit: self.max_request(),
-            held: Mutex::new(held),
-        })
-    }
-
-    /// The most memory that a request may take when it begins, and later.
-    fn max_request(&self) -> u64 {
-        self.work.limit - self.work.growth
+        Share::new(Held::new(&self.values, 0), &self.answers)
     }
 }
 
-/// The memory of a request.
+/// The memory of a request whose body has been read.
 #[derive(Debug)]
 pub struct Share {
-    limit: u64,
-    held: Mutex<Held>,
+    #[expect(dead_code, reason = "it is held until the request ends")]
+    values: Held,
+    answer: Mutex<Held>,
 }
 
 impl Share {
-    /// Memory for a caller that bounds its requests itself.
-    pub fn unlimited() -> Arc<Self> {
-        let ledger = Arc::new(Ledger::new(u64::MAX, 0));
+    fn new(values: Held, answers: &Arc<Ledger>) -> Arc<Self> {
         Arc::new(Self {
-            limit: u64::MAX,
-            held: Mutex::new(Held::new(&ledger, 0)),
+            values,
+            answer: Mutex::new(Held::new(answers, 0)),
         })
     }
 
-    /// Charges the request for more memory, which it does not wait for.
+    /// Memory for a caller that bounds its requests itself.
+    pub fn unlimited() -> Arc<Self> {
+        let ledger = Arc::new(Ledger::new(u64::MAX, 0));
+        Self::new(Held::new(&ledger, 0), &ledger)
+    }
+
+    fn answer(&self) -> MutexGuard<'_, Held> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until there is memory for inputs and an answer of this many bytes. A request does so once.
+    ///
+    /// # Errors
+    /// More memory than one request may take.
+    pub async fn reserve(&self, bytes: u64) -> Result<(), ServeError> {
+        let ledger = Arc::clone(&self.answer().ledger);
+        if bytes > ledger.limit {
+            let limit = ledger.limit;
+            return Err(ServeError::LargeRequest { bytes, limit });
+        }
+        let mut taken = ledger.take(bytes).await;
+        self.answer().bytes += std::mem::take(&mut taken.bytes);
+        Ok(())
+    }
+
+    /// Charges the request for an answer that grows, for which it does not wait.
     ///
     /// # Errors
     /// More memory than one request may take, or than all of them leave.
     pub fn add(&self, bytes: u64) -> Result<(), ServeError> {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let sum = held.bytes.saturating_add(bytes);
-        if sum > self.limit {
-            let limit = self.limit;
+        let mut answer = self.answer();
+        let sum = answer.bytes.saturating_add(bytes);
+        let limit = answer.ledger.limit;
+        if sum > limit {
             return Err(ServeError::LargeRequest { bytes: sum, limit });
         }
-        if !held.ledger.try_take(bytes, held.ledger.limit) {
+        if !answer.ledger.try_take(bytes, answer.ledger.growth) {
             return Err(ServeError::Overloaded { retry_after: RETRY });
         }
-        held.bytes = sum;
+        answer.bytes = sum;
         Ok(())
     }
 
     /// Ends the charge for memory that the request has freed.
     pub fn free(&self, bytes: u64) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = bytes.min(held.bytes);
-        held.bytes -= bytes;
-        held.ledger.give_back(bytes);
+        let mut answer = self.answer();
+        let bytes = bytes.min(answer.bytes);
+        answer.bytes -= bytes;
+        answer.ledger.give_back(bytes);
     }
 }
 
@@ -163,7 +182,7 @@ impl Drop for Held {
 #[derive(Debug)]
 struct Ledger {
     limit: u64,
-    /// Part of the limit that is left to those that were let in.
+    /// The amount beyond the limit for those that were let in.
     growth: u64,
     taken: Mutex<Taken>,
 }
@@ -188,11 +207,11 @@ impl Ledger {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes an amount at once, up to a limit, also where others wait.
-    fn try_take(&self, bytes: u64, limit: u64) -> bool {
+    /// Takes an amount at once, also where others wait, up to `extra` beyond the limit.
+    fn try_take(&self, bytes: u64, extra: u64) -> bool {
         let mut taken = self.lock();
         let sum = taken.bytes.saturating_add(bytes);
-        let fits = sum <= limit;
+        let fits = sum <= self.limit.saturating_add(extra);
         if fits {
             taken.bytes = sum;
         }
@@ -223,7 +242,7 @@ impl Ledger {
             while let Some(&(bytes, ref sender)) = taken.waiting.front() {
                 let is_gone = sender.is_closed();
                 let sum = taken.bytes.saturating_add(bytes);
-                if !is_gone && taken.bytes > 0 && sum > self.limit - self.growth {
+                if !is_gone && taken.bytes > 0 && sum > self.limit {
                     break;
                 }
                 let Some((_, sender)) = taken.waiting.pop_front() else {
@@ -309,42 +328,52 @@ mod tests {
     #[test]
     fn requests_wait_for_memory_in_the_order_in_which_they_came() {
         let memory = Memory::new(8 << 20);
-        let limit = memory.max_request();
-        let all = block_on(memory.request(limit)).unwrap();
-        let mut second = Box::pin(memory.request(2 << 20));
-        let mut third = Box::pin(memory.request(1 << 20));
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-        assert!(second.as_mut().poll(&mut context).is_pending());
-        assert!(third.as_mut().poll(&mut context).is_pending());
-        // What runs may grow beside those that wait.
-        let grown = all.add(1);
-        assert!(matches!(grown, Err(ServeError::LargeRequest { .. })));
-        all.free(limit - (1 << 20));
-        assert!(all.add(1 << 10).is_ok());
-        assert!(block_on(second).is_ok());
-        assert!(block_on(third).is_ok());
-        drop(all);
-        assert_eq!(used(&memory.work), 0);
+        let [first, second, third] = [1, 2, 3].map(|_| block_on(memory.request(1)).unwrap());
+        block_on(first.reserve(ANSWERS)).unwrap();
+        let mut waits = Box::pin(second.reserve(2 << 20));
+        let mut behind = Box::pin(third.reserve(1 << 20));
+        assert!(waits.as_mut().poll(&mut context).is_pending());
+        assert!(behind.as_mut().poll(&mut context).is_pending());
+        let error = first.add(1).unwrap_err();
+        assert!(matches!(error, ServeError::LargeRequest { .. }));
+        first.free(2 << 20);
+        // An answer that grows has memory that those do not wait for.
+        first.add(1 << 20).unwrap();
+        assert!(waits.as_mut().poll(&mut context).is_ready());
+        assert!(behind.as_mut().poll(&mut context).is_pending());
+        first.free(2 << 20);
+        assert!(behind.as_mut().poll(&mut context).is_ready());
+        drop((waits, behind));
+        third.add(ANSWERS / GROWTH).unwrap();
+        let error = second.add(ANSWERS / 2).unwrap_err();
+        assert!(matches!(error, ServeError::Overloaded { .. }));
+        first.free(ANSWERS);
+        drop((second, third, first));
+        let began = std::time::Instant::now();
+        while used(&memory.answers) > 0 {
+            assert!(began.elapsed() < Duration::from_secs(10));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(used(&memory.values), 0);
     }
 
     #[test]
     fn a_request_that_is_given_up_keeps_no_place_and_one_that_is_too_large_never_waits() {
         let memory = Memory::new(8 << 20);
-        let limit = memory.max_request();
-        let share = block_on(memory.request(limit)).unwrap();
+        let share = block_on(memory.request(VALUES)).unwrap();
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-        let mut gone = Box::pin(memory.request(limit));
+        let mut gone = Box::pin(memory.request(VALUES));
         assert!(gone.as_mut().poll(&mut context).is_pending());
         drop(gone);
-        let mut next = Box::pin(memory.request(1 << 20));
-        assert!(next.as_mut().poll(&mut context).is_pending());
-        share.free(limit);
-        assert!(next.as_mut().poll(&mut context).is_ready());
-        let error = block_on(memory.request(limit + 1)).unwrap_err();
+        let error = block_on(memory.request(VALUES + 1)).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the request takes about 352321537 bytes of the server's memory, with its answer; expected at most 352321536, so split it into several requests"
+            "the request takes about 234881025 bytes of the server's memory, with its answer; expected at most 234881024, so split it into several requests"
         );
+        let next = memory.request(1 << 20);
+        drop(share);
+        block_on(next).unwrap();
     }
 
     #[test]

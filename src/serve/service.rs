@@ -314,22 +314,26 @@ impl Service {
         self.submit_within(inputs, submit, &Share::unlimited())
     }
 
-    /// As [`submit`](Self::submit), within the memory of a request, which is charged for inputs and answers.
+    /// Bytes that inputs take until they are answered, with answers whose size is known before.
+    pub fn memory(&self, inputs: usize, wanted: Wanted) -> u64 {
+        let answer = match wanted {
+            Wanted::AllTokens | Wanted::Sparse => 0,
+            Wanted::Usual | Wanted::Logits if self.is_scoring() => SCORE * self.width as u64,
+            Wanted::Usual | Wanted::Logits => VALUE * self.width as u64,
+        };
+        (INPUT + answer).saturating_mul(inputs as u64)
+    }
+
+    /// As [`submit`](Self::submit), within the memory of a request, which is charged for answers whose size is not known before.
     ///
     /// # Errors
-    /// As `submit`, and too little memory.
+    /// As `submit`.
     pub fn submit_within(
         &self,
         inputs: Vec<Text>,
         submit: Submit,
         share: &Arc<Share>,
     ) -> Result<Vec<Reply>, ServeError> {
-        let answer = match submit.wanted {
-            Wanted::AllTokens | Wanted::Sparse => 0,
-            Wanted::Usual | Wanted::Logits if self.is_scoring() => SCORE * self.width as u64,
-            Wanted::Usual | Wanted::Logits => VALUE * self.width as u64,
-        };
-        share.add((INPUT + answer).saturating_mul(inputs.len() as u64))?;
         for (index, text) in inputs.iter().enumerate() {
             self.check(index, text)?;
         }

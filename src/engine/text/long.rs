@@ -89,7 +89,9 @@ fn next_piece<E>(
     let shorter = text[least..preferred].char_indices().rev();
     let shorter = shorter.map(|(at, c)| (least + at, c)).filter_map(candidate);
     let longer = text[preferred..longest].char_indices();
-    let longer = longer.map(|(at, c)| (preferred + at, c)).filter_map(candidate);
+    let longer = longer
+        .map(|(at, c)| (preferred + at, c))
+        .filter_map(candidate);
     for at in shorter.take(MAX_TRIES).chain(longer.take(MAX_TRIES)) {
         let from = boundary(text, at.saturating_sub(CONTEXT));
         let to = boundary(text, (at + CONTEXT).min(text.len()));
@@ -136,7 +138,12 @@ impl TextEncoder {
     }
 
     /// The encoding of a piece by a tokenizer without a limit.
-    fn piece(&self, index: usize, piece: &str, adds_special: bool) -> Result<Encoding, EngineError> {
+    fn piece(
+        &self,
+        index: usize,
+        piece: &str,
+        adds_special: bool,
+    ) -> Result<Encoding, EngineError> {
         self.contained(index, || {
             self.unlimited()
                 .encode_fast(EncodeInput::from(piece), adds_special)
@@ -170,7 +177,11 @@ impl TextEncoder {
             kept.push(ids);
             let around = around.as_ref().map_or(0, Around::len);
             let is_enough = limit.is_some_and(|limit| n + around > limit);
-            Ok(if is_enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+            Ok(if is_enough {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            })
         };
         match cuts_front {
             false => self.for_each_piece(index, text, add)?,

@@ -124,5 +124,8 @@ fn a_long_text_that_cannot_be_parted_is_an_error_unless_it_is_short_enough() {
     let texts = format!("{} {}", text(5 * LONG), text(5 * LONG));
     let error = encoder.encode_one(Input::Pair(&texts, &texts), Prompt::Default);
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("bytes that the tokenizer has to see together; expected at most 524288"), "{error}");
+    assert!(
+        error.contains("bytes that the tokenizer has to see together; expected at most 524288"),
+        "{error}"
+    );
 }
