@@ -15,7 +15,7 @@ use super::{Outcome, allow_connections, say, simulate::Chosen, write_file};
 use crate::{
     DType, DeviceChoice, EngineError,
     files::{self, Kind},
-    http::{Ended, HttpChoice, Keys, Server},
+    http::{Ended, HttpChoice, Keys, Origin, Server},
     schedule::{CostTable, scheduler},
     serve::{
         Cache, CacheChoice, Devices, Model, ModelChoice, ModelConfig, Models, Recorder, ServeConfig,
@@ -111,7 +111,18 @@ pub(super) struct Args {
     /// Only those may ask who have a key: a name and the key's SHA-256 a line
     #[arg(long, value_name = "FILE")]
     api_keys: Option<PathBuf>,
-    /// The largest body that is read, in bytes
+    /// Let web pages of this origin use the server from browsers, such as https://example.com, or `*` for pages of any origin
+    /// (several times for several origins)
+    #[arg(long, value_name = "ORIGIN")]
+    cors_origin: Vec<Origin>,
+    /// Cut texts that are too long, where a request does not send `truncate` itself; without, they are errors
+    #[arg(long)]
+    auto_truncate: bool,
+    /// Score /predict by a sigmoid of one label and a softmax of several, as text-embeddings-inference does; by default
+    /// `problem_type` of config.json decides, as in transformers
+    #[arg(long)]
+    tei_scores: bool,
+    /// The largest body that is read, in bytes, compressed or not
     #[arg(long, value_name = "BYTES", default_value = "8388608")]
     body_bytes: NonZeroUsize,
     /// How long requests are taken on after SIGTERM, so that balancers see that /ready fails, in milliseconds
@@ -154,6 +165,9 @@ pub(super) fn run(args: Args) -> Outcome {
         most_body: args.body_bytes.get(),
         timeout: Duration::from_millis(args.timeout_ms),
         keys,
+        cors: args.cors_origin.clone(),
+        auto_truncate: args.auto_truncate,
+        tei_scores: args.tei_scores,
         drain_delay: Duration::from_millis(args.drain_delay_ms),
         drain_limit: Duration::from_millis(args.drain_limit_ms),
         threads: (cores / 2).clamp(1, 8),

@@ -7,6 +7,7 @@
 
 mod json;
 mod modules;
+mod score;
 
 use std::path::{Path, PathBuf};
 
@@ -20,6 +21,7 @@ use crate::{
 };
 use json::Json;
 use modules::{Entry, dense, entries, logit_score, messages, pooling, splade};
+pub use score::ClassScore;
 
 /// A checkpoint's folder.
 #[derive(Clone, Debug)]
@@ -35,6 +37,8 @@ pub struct Folder {
     pub(super) lower_case: bool,
     max_seq_length: Option<usize>,
     prompts: Vec<(String, String)>,
+    /// Number of prompts, the first ones, that no file of the folder defines.
+    n_implicit_prompts: usize,
     default_prompt: Option<String>,
     score: Option<Score>,
     pub(super) messages: Option<Messages>,
@@ -128,6 +132,7 @@ impl Folder {
             lower_case: false,
             max_seq_length: None,
             prompts: Vec::new(),
+            n_implicit_prompts: 0,
             default_prompt: None,
             score: None,
             messages: None,
@@ -210,6 +215,33 @@ impl Folder {
                 })
             }
         }
+    }
+
+    /// Index of the first of `names` that a file of the folder defines as a prompt.
+    pub fn prompt_index(&self, names: &[&str]) -> Option<usize> {
+        let own = |name: &&str| {
+            let at = self.prompts.iter().position(|(n, _)| n == name)?;
+            (at >= self.n_implicit_prompts).then_some(at)
+        };
+        names.iter().find_map(own)
+    }
+
+    /// Name of the prompt at this index.
+    pub fn prompt_name(&self, index: usize) -> Option<&str> {
+        self.prompts.get(index).map(|(name, _)| name.as_str())
+    }
+
+    /// Names of the prompts that a file of the folder defines, sorted.
+    pub fn prompt_names(&self) -> Vec<&str> {
+        let own = self.prompts.iter().skip(self.n_implicit_prompts);
+        let mut names: Vec<&str> = own.map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// Whether texts become messages of a conversation.
+    pub fn has_messages(&self) -> bool {
+        self.messages.is_some()
     }
 
     fn pooled<'s>(&'s self, prompt: &'s str) -> Result<&'s str, EngineError> {
@@ -359,16 +391,18 @@ impl Folder {
     }
 
     fn read_prompts(&mut self, own: Option<&Json>) -> Result<(), EngineError> {
-        // These are there in every folder.
+        // Every folder has these two.
         self.prompts = ["query", "document"]
             .map(|name| (name.to_owned(), String::new()))
             .into();
+        self.n_implicit_prompts = self.prompts.len();
         let Some(own) = own else { return Ok(()) };
         let prompts = match own.get("prompts") {
             None => Vec::new(),
             Some(Value::Object(prompts)) => prompts.iter().collect(),
             Some(_) => return Err(own.wrong("prompts", "texts by name")),
         };
+        let n_own = prompts.len();
         for (name, text) in prompts {
             let text = text.as_str();
             let text =
@@ -376,6 +410,7 @@ impl Folder {
             self.prompts.retain(|(n, _)| n != name);
             self.prompts.push((name.clone(), text.to_owned()));
         }
+        self.n_implicit_prompts = self.prompts.len() - n_own;
         self.default_prompt = own.text("default_prompt_name")?.map(str::to_owned);
         let known = |name: &String| self.prompts.iter().any(|(n, _)| n == name);
         match &self.default_prompt {

@@ -54,7 +54,7 @@ pub use contain::panics_are_contained;
 pub use device::{ChosenBy, DeviceChoice, DeviceName, default_dtype};
 pub use error::EngineError;
 pub use estimate::estimated_costs;
-pub use folder::{Folder, Prompt, Score};
+pub use folder::{ClassScore, Folder, Prompt, Score};
 pub use generator::{
     Admission, AdmitError, DecodeStep, Event, Failure, Generate, Generator, GeneratorBytes, Reason,
     Request, Stop, Ticket, Written, generation_config,
@@ -63,7 +63,7 @@ pub use growing::GrowingText;
 pub use model_file::{ModelFile, description};
 pub use pipeline::{Pending, Pipeline};
 pub use session::{Outputs, Session};
-pub use text::{Encoded, Input, TextEncoder, TextToken};
+pub use text::{CutSide, Encoded, Input, TextEncoder, TextToken};
 pub use timings::{
     TimedOn, TimingsError, parse_timings, read_timings, timings_for, timings_to_ron, write_timings,
 };

@@ -10,7 +10,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tokenizers::{Encoding, TruncationDirection};
+use tokenizers::Encoding;
 
 use super::EngineError;
 use crate::files::{self, Kind};
@@ -355,14 +355,9 @@ impl Published {
         self.limit = limit;
     }
 
-    /// The limit, and the side of a text that is cut.
-    pub(super) fn truncation(&self) -> Option<(usize, TruncationDirection)> {
-        let (limit, cuts_front) = self.limit?;
-        let direction = match cuts_front {
-            true => TruncationDirection::Left,
-            false => TruncationDirection::Right,
-        };
-        Some((limit, direction))
+    /// Maximum number of tokens of a text.
+    pub(super) fn max_tokens(&self) -> Option<usize> {
+        self.limit.map(|(limit, _)| limit)
     }
 
     pub(super) fn id(&self, token: &str) -> Option<u32> {
@@ -413,6 +408,11 @@ impl Published {
             let span = (from + cut.span.0, from + cut.span.1);
             tokens.push((id(&cut.text), cut.text, span));
         }
+    }
+
+    /// Sets whether texts that are too long lose their beginning instead of their end.
+    pub(super) fn cut_front(&mut self, cuts_front: bool) {
+        self.limit = self.limit.map(|(limit, _)| (limit, cuts_front));
     }
 
     /// Tokens of a text, with those around it if they are asked for, cut to the limit.

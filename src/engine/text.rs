@@ -1,3 +1,4 @@
+mod coder;
 mod long;
 
 use std::{
@@ -6,31 +7,31 @@ use std::{
 };
 
 use tokenizers::{
-    EncodeInput, Encoding, InputSequence, NormalizerWrapper, Tokenizer, TruncationDirection,
-    TruncationParams,
+    EncodeInput, Encoding, NormalizerWrapper, Tokenizer, TruncationParams,
     normalizers::{Lowercase, Sequence},
 };
 
-use self::long::LONG;
 use super::{
-    EngineError, Folder, Prompt,
-    contain::contain,
-    conversation::Conversation,
-    published::{Published, published},
-    words::Words,
+    EngineError, Folder, Prompt, contain::contain, conversation::Conversation,
+    published::published, words::Words,
 };
+pub use coder::CutSide;
+use coder::{Coder, cut_side};
+use long::LONG;
+
 use crate::{
     files::{self, Kind},
     runtime::batch::{Batch, BatchError},
 };
 
-/// Maximum length in bytes of two texts that are tokenized together.
-const MAX_PAIR: usize = 512 << 10;
-
 /// The tokenizer of a checkpoint, with what its folder says of texts: how long they may be, whether they are in lower
 /// case, and what stands before them.
 pub struct TextEncoder {
     tokenizer: Coder,
+    /// Copy of the tokenizer that cuts texts on the other side, made when a request asks for it.
+    other_side: OnceLock<Coder>,
+    /// Side on which the tokenizer cuts texts.
+    cut_side: CutSide,
     /// The same one without a limit, made when somebody wants to see all tokens of a text.
     unlimited: OnceLock<Coder>,
     folder: Folder,
@@ -94,55 +95,6 @@ pub struct TextToken {
     pub span: Option<(usize, usize)>,
 }
 
-/// What makes tokens of texts.
-#[derive(Clone)]
-enum Coder {
-    Json(Box<Tokenizer>, Option<Arc<Words>>),
-    Pieces(Box<Published>),
-}
-
-impl Coder {
-    fn encode(&self, input: EncodeInput<'_>, adds_special: bool) -> tokenizers::Result<Encoding> {
-        match self {
-            Self::Json(tokenizer, _) => tokenizer.encode(input, adds_special),
-            Self::Pieces(pieces) => one_text(input).map(|text| pieces.encode(&text, adds_special)),
-        }
-    }
-
-    /// As `encode`, which tokens there are and what was cut off; their names and places are left out where that is faster.
-    fn encode_fast(
-        &self,
-        input: EncodeInput<'_>,
-        adds_special: bool,
-    ) -> tokenizers::Result<Encoding> {
-        let Self::Json(tokenizer, words) = self else {
-            return self.encode(input, adds_special);
-        };
-        let known = words
-            .as_ref()
-            .map(|w| w.encode(tokenizer, &input, adds_special));
-        match known.transpose()?.flatten() {
-            Some(encoding) => Ok(encoding),
-            None => tokenizer.encode_fast(input, adds_special),
-        }
-    }
-
-    fn decode(&self, ids: &[u32], skips_special: bool) -> tokenizers::Result<String> {
-        match self {
-            Self::Json(tokenizer, _) => tokenizer.decode(ids, skips_special),
-            Self::Pieces(pieces) => Ok(pieces.decode(ids, skips_special)?),
-        }
-    }
-}
-
-/// The text of an input that is one.
-fn one_text(input: EncodeInput<'_>) -> tokenizers::Result<String> {
-    match input {
-        EncodeInput::Single(InputSequence::Raw(text)) => Ok(text.into_owned()),
-        _ => Err("its tokenizer, a SentencePiece model for translation, takes no pairs of texts; give one text".into()),
-    }
-}
-
 impl TextEncoder {
     /// Loads `tokenizer.json` of a checkpoint's folder.
     ///
@@ -188,10 +140,8 @@ impl TextEncoder {
             true => folder.limit(inputs.positions)?,
             false => None,
         };
-        let direction = match folder.cuts_the_front()? {
-            true => TruncationDirection::Left,
-            false => TruncationDirection::Right,
-        };
+        let cut_side = cut_side(&folder)?;
+        let direction = cut_side.direction();
         // The tokenizers crate takes some settings as they are and panics on them, here or later.
         let loaded = contain(|| {
             let mut tokenizer = Tokenizer::from_bytes(&bytes)?;
@@ -221,6 +171,8 @@ impl TextEncoder {
         let words = Words::of(&tokenizer).map(Arc::new);
         Ok(Self {
             tokenizer: Coder::Json(Box::new(tokenizer), words),
+            other_side: OnceLock::new(),
+            cut_side,
             unlimited: OnceLock::new(),
             conversation: Conversation::of(&folder)?,
             folder,
@@ -240,14 +192,16 @@ impl TextEncoder {
             });
         }
         let inputs = folder.inputs();
-        let cuts_front = folder.cuts_the_front()?;
+        let cut_side = cut_side(&folder)?;
         let limit = match cuts {
             true => folder.limit(inputs.positions)?,
             false => None,
         };
-        pieces.limit(limit.map(|limit| (limit, cuts_front)));
+        pieces.limit(limit.map(|limit| (limit, cut_side == CutSide::Left)));
         Ok(Self {
             tokenizer: Coder::Pieces(Box::new(pieces)),
+            other_side: OnceLock::new(),
+            cut_side,
             unlimited: OnceLock::new(),
             conversation: Conversation::of(&folder)?,
             folder,
@@ -288,8 +242,11 @@ impl TextEncoder {
     /// A text that the tokenizer refuses or panics on.
     pub fn prompts<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<u32>>, EngineError> {
         let each = texts.iter().enumerate();
-        each.map(|(index, text)| self.encoded(index, text.as_ref(), true).map(|e| e.ids))
-            .collect()
+        each.map(|(index, text)| {
+            let encoded = self.encoded(index, text.as_ref(), true, self.cut_side);
+            encoded.map(|encoded| encoded.ids)
+        })
+        .collect()
     }
 
     /// Token ids of a text in which special tokens are written out, as a [`ChatTemplate`](super::ChatTemplate) writes them: none is
@@ -298,7 +255,7 @@ impl TextEncoder {
     /// # Errors
     /// A text that the tokenizer refuses or panics on.
     pub fn prompt_as_written(&self, text: &str) -> Result<Vec<u32>, EngineError> {
-        Ok(self.encoded(0, text, false)?.ids)
+        Ok(self.encoded(0, text, false, self.cut_side)?.ids)
     }
 
     /// The id of a token as the checkpoint's files have it, such as `__de__`.
@@ -380,6 +337,11 @@ impl TextEncoder {
         })
     }
 
+    fn other_side(&self) -> &Coder {
+        self.other_side
+            .get_or_init(|| self.tokenizer.cutting(self.cut_side.other()))
+    }
+
     fn unlimited(&self) -> &Coder {
         if self.limit().is_none() {
             return &self.tokenizer;
@@ -395,13 +357,11 @@ impl TextEncoder {
         })
     }
 
-    /// The maximum number of tokens of a text, where tokenizer.json's settings have one, and the side that is cut.
-    fn limit(&self) -> Option<(usize, TruncationDirection)> {
+    /// Maximum number of tokens of a text, if there is one.
+    fn limit(&self) -> Option<usize> {
         match &self.tokenizer {
-            Coder::Json(tokenizer, _) => tokenizer
-                .get_truncation()
-                .map(|limit| (limit.max_length, limit.direction)),
-            Coder::Pieces(pieces) => pieces.truncation(),
+            Coder::Json(tokenizer, _) => tokenizer.get_truncation().map(|limit| limit.max_length),
+            Coder::Pieces(pieces) => pieces.max_tokens(),
         }
     }
 
@@ -429,22 +389,46 @@ impl TextEncoder {
     /// # Errors
     /// A text that the tokenizer refuses or panics on, and those of [`Folder::prompt`].
     pub fn encode_one(&self, input: Input<'_>, prompt: Prompt) -> Result<Encoded, EngineError> {
-        let prompt = self.folder.prompt(prompt)?;
-        self.coded(0, input, prompt)
+        self.encode_cut(input, prompt, self.cut_side)
     }
 
-    fn coded(&self, index: usize, input: Input<'_>, prompt: &str) -> Result<Encoded, EngineError> {
+    /// As [`encode_one`](Self::encode_one), cutting a text that is too long on the given side.
+    ///
+    /// # Errors
+    /// As `encode_one`.
+    pub fn encode_cut(
+        &self,
+        input: Input<'_>,
+        prompt: Prompt,
+        side: CutSide,
+    ) -> Result<Encoded, EngineError> {
+        let prompt = self.folder.prompt(prompt)?;
+        self.coded(0, input, prompt, side)
+    }
+
+    /// Side on which texts are cut, by the checkpoint's files.
+    pub fn cut_side(&self) -> CutSide {
+        self.cut_side
+    }
+
+    fn coded(
+        &self,
+        index: usize,
+        input: Input<'_>,
+        prompt: &str,
+        side: CutSide,
+    ) -> Result<Encoded, EngineError> {
         if let Some(conversation) = &self.conversation {
-            return self.written_down(conversation, index, input, prompt);
+            return self.written_down(conversation, index, input, prompt, side);
         }
         match (input, prompt) {
             (Input::Pair(..), _) if self.writes => Err(EngineError::Folder {
                 file: self.folder.trunk().join("config.json"),
                 problem: "its model goes on from texts, and there is no modules.json that says how it scores pairs of texts; a ranker of this kind has a LogitScore module, and a chat template for a query and a document: `CrossEncoder(DIR).save(DIR)` of sentence-transformers writes them".to_owned(),
             }),
-            (Input::Text(text), "") => self.encoded(index, text, true),
-            (Input::Text(text), _) => self.encoded(index, &format!("{prompt}{text}"), true),
-            (Input::Pair(a, b), _) => self.pair(index, format!("{prompt}{a}"), b),
+            (Input::Text(text), "") => self.encoded(index, text, true, side),
+            (Input::Text(text), _) => self.encoded(index, &format!("{prompt}{text}"), true, side),
+            (Input::Pair(a, b), _) => self.pair(index, format!("{prompt}{a}"), b, side),
         }
     }
 
@@ -454,32 +438,13 @@ impl TextEncoder {
         index: usize,
         text: &str,
         adds_special: bool,
+        side: CutSide,
     ) -> Result<Encoded, EngineError> {
         if text.len() > LONG {
-            return self.long(index, text, adds_special);
+            return self.long(index, text, adds_special, side);
         }
-        let (encoding, is_cut) = self.encoding(index, EncodeInput::from(text), adds_special)?;
-        Ok(self.with_types(&encoding, is_cut))
-    }
-
-    /// Token ids of two texts.
-    fn pair(&self, index: usize, first: String, second: &str) -> Result<Encoded, EngineError> {
-        // Which of two long texts is cut by a token more depends on all of their tokens.
-        let (first, second) = match first.len() > LONG && second.len() > LONG {
-            true => (first.as_str(), second),
-            false => (self.needed(index, &first)?, self.needed(index, second)?),
-        };
-        let bytes = first.len() + second.len();
-        if bytes > MAX_PAIR {
-            return Err(EngineError::Text {
-                index,
-                problem: format!(
-                    "its two texts have {bytes} bytes that the tokenizer has to see together; expected at most {MAX_PAIR}, so shorten them"
-                ),
-            });
-        }
-        let input = EncodeInput::from((first.to_owned(), second.to_owned()));
-        let (encoding, is_cut) = self.encoding(index, input, true)?;
+        let input = EncodeInput::from(text);
+        let (encoding, is_cut) = self.encoding(index, input, adds_special, side)?;
         Ok(self.with_types(&encoding, is_cut))
     }
 
@@ -501,11 +466,12 @@ impl TextEncoder {
         index: usize,
         input: Input<'_>,
         prompt: &str,
+        side: CutSide,
     ) -> Result<Encoded, EngineError> {
         let text = conversation.write(input, prompt)?;
         let Encoded {
             mut ids, is_cut, ..
-        } = self.encoded(index, &text, false)?;
+        } = self.encoded(index, &text, false, side)?;
         if is_cut {
             let whole = |filler| {
                 let filled = match input {
@@ -539,8 +505,9 @@ impl TextEncoder {
         index: usize,
         input: EncodeInput<'_>,
         adds_special: bool,
+        side: CutSide,
     ) -> Result<(Encoding, bool), EngineError> {
-        let encoding = self.encoding_of(index, input.clone(), adds_special)?;
+        let mut encoding = self.encoding_of(index, input.clone(), adds_special)?;
         let mut is_cut = !encoding.get_overflowing().is_empty();
         if let Coder::Json(tokenizer, _) = &self.tokenizer
             && let Some(limit) = tokenizer.get_truncation()
@@ -548,9 +515,14 @@ impl TextEncoder {
             && !is_cut
         {
             // The crate stops at the limit, and where no token is added behind it says nothing of what it left out.
+            let input = input.clone();
             let whole =
                 self.contained(index, || self.unlimited().encode_fast(input, adds_special))?;
             is_cut = whole.len() > encoding.len();
+        }
+        if is_cut && side != self.cut_side {
+            let encode = || self.other_side().encode_fast(input, adds_special);
+            encoding = self.contained(index, encode)?;
         }
         Ok((encoding, is_cut))
     }
@@ -591,7 +563,7 @@ impl TextEncoder {
         let prompt = self.folder.prompt(prompt)?;
         let mut all = Vec::new();
         for (index, input) in inputs.enumerate() {
-            let coded = self.coded(index, input, prompt)?;
+            let coded = self.coded(index, input, prompt, self.cut_side)?;
             if coded.is_cut {
                 tracing::warn!(
                     "text {index} is cut to {} tokens, the most that the checkpoint takes",

@@ -6,7 +6,7 @@ use hyper::Method;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
-use super::{App, Asking, Body, HttpChoice, Route, openapi};
+use super::{App, Asking, Body, HttpChoice, Route, openapi, request::Fields};
 use crate::serve::{Models, Submit};
 
 /// Models that are asked by bodies alone.
@@ -39,11 +39,14 @@ impl Bodies {
     /// # Panics
     /// An answer that the document does not have, and one in JSON that is none.
     pub fn post(&self, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
-        let (route, ..) = Route::of(path);
+        let (route, ..) = Route::of(path, &Method::POST);
         let submit = Submit::default();
         self.runtime.block_on(async {
             let asking = Asking::of(&self.app);
-            let answered = asking.of_body(route, body, submit, false).await;
+            let answered = match Fields::read(route, body) {
+                Ok(fields) => asking.of_body(route, fields, submit, false).await,
+                Err(failure) => Err(failure),
+            };
             let response = answered.unwrap_or_else(|failure| failure.response(route.style()));
             let status = response.status().as_u16();
             let told = &self.document["paths"][path]["post"]["responses"];

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::{Asking, error::Failure};
-use crate::serve::{Answer, ServeError, Service, Submit, Text};
+use super::{Asking, error::Failure, request::Fields};
+use crate::serve::{Answer, CutSide, ServeError, Service, Submit, Text};
 
 /// Answers for inputs, in their order. All or none: an input that fails is the request's failure.
 pub(super) async fn computed(
@@ -77,28 +77,41 @@ pub(super) fn inputs(param: &'static str, value: &Value) -> Result<Vec<Text>, Fa
     }
 }
 
-/// Refuses what would change the result and is not computed; `neutral`, in JSON, is the value that asks for nothing, as are
-/// null, false and what is empty.
-pub(super) fn neutral_only(
-    name: &'static str,
-    value: &Value,
-    neutral: &str,
-) -> Result<(), Failure> {
-    let is_neutral = value.is_null()
-        || *value == Value::Bool(false)
-        || value.as_f64().is_some_and(|v| neutral.parse() == Ok(v))
-        || serde_json::from_str::<Value>(neutral).is_ok_and(|neutral| neutral == *value)
-        || matches!(value, Value::Object(o) if o.is_empty())
-        || matches!(value, Value::Array(a) if a.is_empty());
-    match is_neutral {
-        true => Ok(()),
-        false => Err(not_computed(name)),
-    }
+/// Reads whether a text that is too long is cut, and on which side, by the fields of this object.
+pub(super) fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure> {
+    let side = match fields.text("truncation_direction")?.as_deref() {
+        None => submit.cut_side,
+        Some("Left" | "left") => Some(CutSide::Left),
+        Some("Right" | "right") => Some(CutSide::Right),
+        Some(other) => {
+            let problem = format!("`truncation_direction` is `{other}`; expected Left or Right");
+            return Err(Failure::invalid("truncation_direction", problem));
+        }
+    };
+    Ok(Submit {
+        truncate: fields.flag("truncate")?.unwrap_or(submit.truncate),
+        cut_side: side,
+        ..submit
+    })
 }
 
-/// A field that would change the result, and does not here.
-pub(super) fn not_computed(name: &str) -> Failure {
-    Failure::invalid(name, format!("`{name}` is not computed here; leave it out"))
+/// Index of a prompt that is to stand before all inputs. `param` is the field that names it.
+pub(super) fn prompted(
+    service: &Service,
+    param: &'static str,
+    names: &[&str],
+    inputs: &[Text],
+) -> Result<usize, Failure> {
+    let index = service.prompt(param, names)?;
+    match inputs.iter().any(|input| matches!(input, Text::Ids(_))) {
+        false => Ok(index),
+        true => {
+            let problem = format!(
+                "`{param}` puts a prompt before texts, and the input has token ids, which are taken as they are; send texts, or leave `{param}` out"
+            );
+            Err(Failure::invalid(param, problem))
+        }
+    }
 }
 
 pub(super) fn kind(value: &Value) -> &'static str {

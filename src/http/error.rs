@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hyper::{
     Method, Response, StatusCode,
-    header::{ALLOW, HeaderName, HeaderValue, RETRY_AFTER},
+    header::{ACCEPT_ENCODING, ALLOW, HeaderName, HeaderValue, RETRY_AFTER},
 };
 use serde_json::json;
 
@@ -30,7 +30,7 @@ pub(super) struct Failure {
     param: Option<String>,
     message: String,
     retry_after: Option<Duration>,
-    allow: Option<Method>,
+    allow: Option<String>,
 }
 
 impl Failure {
@@ -71,10 +71,22 @@ impl Failure {
         Self::new(StatusCode::NOT_FOUND, "not_found", message)
     }
 
-    pub fn method(found: &Method, expected: &Method) -> Self {
-        let message = format!("this route is asked by {expected}, not by {found}");
+    /// `expected` are the methods of the path.
+    pub fn method(found: &Method, expected: &[Method]) -> Self {
+        let names = |between: &str| {
+            let names: Vec<&str> = expected.iter().map(Method::as_str).collect();
+            names.join(between)
+        };
+        let browser = match *found {
+            Method::OPTIONS => "; for web pages start the server with --cors-origin",
+            _ => "",
+        };
+        let message = format!(
+            "this route is asked by {}, not by {found}{browser}",
+            names(" or ")
+        );
         Self {
-            allow: Some(expected.clone()),
+            allow: Some(names(", ")),
             ..Self::new(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "method_not_allowed",
@@ -86,6 +98,35 @@ impl Failure {
     pub fn large_body(most: usize) -> Self {
         let message = format!("the body has more than {most} bytes; split the request");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+    }
+
+    /// A body that has more than `max` bytes when it is decompressed.
+    pub fn large_inflated(max: usize) -> Self {
+        let message = format!("the body has more than {max} bytes decompressed; split the request");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+    }
+
+    pub fn broken_gzip(problem: &str) -> Self {
+        let message =
+            format!("the body is not the gzip data that `content-encoding` says it is: {problem}");
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+    }
+
+    pub fn encoding(found: &str) -> Self {
+        let found: String = found.chars().take(80).collect();
+        let message = format!(
+            "`content-encoding` is `{found}`; expected gzip or identity, or no such header"
+        );
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        Self::new(status, "unsupported_encoding", message)
+    }
+
+    pub fn origin(found: &str) -> Self {
+        let found: String = found.chars().take(200).collect();
+        let message = format!(
+            "pages of `{found}` may not use this server; it has to be started with --cors-origin {found}"
+        );
+        Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
     }
 
     pub fn slow_body(within: Duration) -> Self {
@@ -100,7 +141,7 @@ impl Failure {
     }
 
     pub fn json(error: &serde_json::Error) -> Self {
-        let message = format!("the body is no JSON that this route takes: {error}");
+        let message = format!("the body is not a JSON object that this route takes: {error}");
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
     }
 
@@ -129,6 +170,7 @@ impl Failure {
         } = &self;
         let kind = match status.as_u16() {
             401 => "authentication_error",
+            403 => "permission_error",
             404 => "not_found_error",
             429 => "rate_limit_error",
             400..500 => "invalid_request_error",
@@ -161,9 +203,12 @@ impl Failure {
             let name = HeaderName::from_static("retry-after-ms");
             headers.insert(name, HeaderValue::from(ms));
         }
+        if self.status == StatusCode::UNSUPPORTED_MEDIA_TYPE {
+            headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip, identity"));
+        }
         let allow = self
             .allow
-            .and_then(|m| HeaderValue::from_str(m.as_str()).ok());
+            .and_then(|methods| HeaderValue::from_str(&methods).ok());
         if let Some(allow) = allow {
             headers.insert(ALLOW, allow);
         }

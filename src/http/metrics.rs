@@ -15,8 +15,8 @@ use hyper::{Response, StatusCode};
 use super::{App, Body, Route, of_type};
 use crate::serve::{Histogram, Kind, Lookup, Model, Tier};
 
-const CODES: [u16; 14] = [
-    200, 400, 401, 404, 405, 408, 413, 422, 424, 429, 500, 503, 504, 0,
+const CODES: [u16; 17] = [
+    200, 204, 400, 401, 403, 404, 405, 408, 413, 415, 422, 424, 429, 500, 503, 504, 0,
 ];
 
 /// By route and status.
@@ -162,7 +162,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
                     continue;
                 }
                 let code = code.to_string();
-                let labels = [("route", route.name()), ("code", &code)];
+                let labels = [("route", route.label()), ("code", &code)];
                 let labels = labels.into_iter().chain(model.map(|name| ("model", name)));
                 page.line("requests_total", &labels.collect::<Vec<_>>(), n as f64);
             }
@@ -176,7 +176,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
     for route in routes() {
         let seconds = &app.counts.seconds[route as usize];
         if seconds.read().1 > 0 {
-            page.histogram("request_seconds", &[("route", route.name())], seconds);
+            page.histogram("request_seconds", &[("route", route.label())], seconds);
         }
     }
     page.head(

@@ -6,6 +6,7 @@
 //! | `POST /v1/embeddings` | a text, a list, token ids, lists of them; `float`, `base64` or raw bytes; `dimensions` |
 //! | `POST /v1/completions`, `POST /v1/chat/completions` | whole, or as server-sent events; `n`, `logprobs` |
 //! | `POST /embed`, `/embed_all`, `/embed_sparse`, `/predict`, `/rerank`, `/similarity`, `/tokenize`, `/decode`, `GET /info` | TEI's shapes |
+//! | `POST /` | the TEI route that fits the model and the body |
 //! | `POST /v1/rerank`, `/v2/rerank` | Jina's and Cohere's shapes |
 //! | `GET /v1/models`, `/v1/models/{model}`, `/health`, `/ready`, `/metrics`, `/openapi.json` | |
 //! | `GET /`, `/status.json` | the status page, and what it shows |
@@ -16,12 +17,17 @@
 mod auth;
 mod bodies;
 mod body;
+mod cors;
 mod embeddings;
 mod error;
+mod fields;
+mod gzip;
 mod health;
 mod metrics;
 mod openai;
 mod openapi;
+mod received;
+mod request;
 mod server;
 mod socket;
 mod status;
@@ -43,24 +49,26 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use http_body_util::BodyExt;
 use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
     body::{Body as _, Incoming},
-    header::{CONTENT_TYPE, HeaderValue},
+    header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue},
 };
 
 use auth::Tenant;
 pub use auth::{Keys, KeysError};
 #[doc(hidden)]
 pub use bodies::Bodies;
+pub use cors::{Origin, OriginError};
 pub use server::{Ended, Server};
 use tokio::{sync::watch, task::block_in_place};
 
-use crate::serve::{self, Held, Memory, Model, Models, ServeError, Share, Submit, Wanted};
+use crate::serve::{self, Memory, Model, Models, ServeError, Share, Submit, Wanted};
 use body::Body;
 use error::{Failure, Style};
+use gzip::Encoding;
 use metrics::Counts;
+use request::Fields;
 
 /// How a server speaks.
 #[derive(Clone, Debug)]
@@ -79,6 +87,12 @@ pub struct HttpChoice {
     pub write_time: Duration,
     /// Who may ask; `None` for everybody.
     pub keys: Option<Keys>,
+    /// Origins of web pages that may use the server.
+    pub cors: Vec<Origin>,
+    /// Whether texts that are too long are cut where a request does not say.
+    pub auto_truncate: bool,
+    /// Whether `/predict` scores by a sigmoid of one label and a softmax of several, as TEI does, whatever the folder asks for.
+    pub tei_scores: bool,
     /// How long requests are taken on after the server has said that it is not ready.
     pub drain_delay: Duration,
     /// How long requests that run have then.
@@ -97,6 +111,9 @@ impl Default for HttpChoice {
             idle_time: Duration::from_secs(75),
             write_time: Duration::from_secs(30),
             keys: None,
+            cors: Vec::new(),
+            auto_truncate: false,
+            tei_scores: false,
             drain_delay: Duration::from_secs(5),
             drain_limit: Duration::from_secs(25),
             threads: 2,
@@ -142,12 +159,13 @@ enum Route {
     Metrics,
     OpenApi,
     Page,
+    Base,
     Status,
     Unknown,
 }
 
 impl Route {
-    const ALL: [(Route, &'static str, Method); 22] = [
+    const ALL: [(Route, &'static str, Method); 23] = [
         (Route::Embeddings, "/v1/embeddings", Method::POST),
         (Route::Completions, "/v1/completions", Method::POST),
         (Route::ChatCompletions, "/v1/chat/completions", Method::POST),
@@ -169,27 +187,46 @@ impl Route {
         (Route::Metrics, "/metrics", Method::GET),
         (Route::OpenApi, "/openapi.json", Method::GET),
         (Route::Page, "/", Method::GET),
+        (Route::Base, "/", Method::POST),
         (Route::Status, "/status.json", Method::GET),
     ];
 
-    /// The route of a path, its method, and what stands in the path's variable place.
-    fn of(path: &str) -> (Self, Method, &str) {
-        for (route, known, method) in Self::ALL {
-            match known.split_once('{') {
-                None if known == path => return (route, method, ""),
-                Some((before, _)) => match path.strip_prefix(before) {
-                    Some(rest) if !rest.is_empty() => return (route, method, rest),
-                    _ => {}
-                },
-                None => {}
-            }
+    /// What stands in the variable place of a path; `None` where it is another path.
+    fn matched<'p>(known: &str, path: &'p str) -> Option<&'p str> {
+        match known.split_once('{') {
+            None => (known == path).then_some(""),
+            Some((before, _)) => path.strip_prefix(before).filter(|rest| !rest.is_empty()),
         }
-        (Self::Unknown, Method::GET, "")
+    }
+
+    /// The routes of a path with their methods.
+    fn all_of(path: &str) -> impl Iterator<Item = (Self, Method, &str)> {
+        Self::ALL
+            .into_iter()
+            .filter_map(move |(route, known, method)| {
+                Some((route, method, Self::matched(known, path)?))
+            })
+    }
+
+    /// The route of a path and a method, its own method, and what stands in the path's variable place. A method that the path does
+    /// not have gives the first route of the path.
+    fn of<'p>(path: &'p str, method: &Method) -> (Self, Method, &'p str) {
+        let exact = Self::all_of(path).find(|(_, own, _)| own == method);
+        let found = exact.or_else(|| Self::all_of(path).next());
+        found.unwrap_or((Self::Unknown, Method::GET, ""))
     }
 
     fn name(self) -> &'static str {
         let found = Self::ALL.iter().find(|(route, ..)| *route == self);
         found.map_or("other", |(_, name, _)| name)
+    }
+
+    /// The name that tells the route apart in metrics.
+    fn label(self) -> &'static str {
+        match self {
+            Self::Base => "POST /",
+            route => route.name(),
+        }
     }
 
     fn style(self) -> Style {
@@ -202,6 +239,7 @@ impl Route {
             | Self::Similarity
             | Self::Tokenize
             | Self::Decode
+            | Self::Base
             | Self::Info => Style::Tei,
             Self::RerankV2 => Style::Cohere,
             _ => Style::OpenAi,
@@ -238,20 +276,6 @@ impl Deref for Asking<'_> {
 /// Bytes of a body of which reading and answering takes a millisecond and more.
 const LARGE: usize = 128 << 10;
 
-/// A body, with the memory that it is charged for until its request is.
-struct Received {
-    bytes: Vec<u8>,
-    held: Vec<Held>,
-}
-
-impl Received {
-    /// The bytes, for which their request is charged now.
-    fn charged(self) -> Vec<u8> {
-        self.held.into_iter().for_each(Held::end);
-        self.bytes
-    }
-}
-
 type Answered = Result<Response<Body>, Failure>;
 
 impl App {
@@ -272,16 +296,28 @@ impl App {
     /// Answers a request, whatever is in it.
     async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let began = Instant::now();
-        let (route, method, _) = Route::of(request.uri().path());
+        let (route, method, _) = Route::of(request.uri().path(), request.method());
+        let methods: Vec<Method> = Route::all_of(request.uri().path())
+            .map(|(_, method, _)| method)
+            .collect();
+        let allowed = cors::allowed(&self.choice.cors, request.headers());
+        let is_preflight = request.method() == Method::OPTIONS
+            && !self.choice.cors.is_empty()
+            && route != Route::Unknown;
         let style = route.style();
         let id = self.request_id(request.headers());
         // Who asks for a head alone is answered as if it asked for all; hyper leaves the body out.
         let is_head = request.method() == Method::HEAD && method == Method::GET;
         // What takes long to read and to write down leaves its thread to other connections.
         let length = request.body().size_hint().exact();
-        let is_large = method == Method::POST && length.is_none_or(|bytes| bytes > LARGE as u64);
+        let is_coded = request.headers().contains_key(CONTENT_ENCODING);
+        let is_large =
+            method == Method::POST && (is_coded || length.is_none_or(|bytes| bytes > LARGE as u64));
         let asking = Asking::of(&self);
         let answered = match request.method() == method || is_head || route == Route::Unknown {
+            false if is_preflight => {
+                cors::preflight(&self.choice.cors, request.headers(), &methods)
+            }
             true => {
                 let mut routed = pin!(asking.routed(route, request, began));
                 let mut cut = pin!(server::ends(self.cut.subscribe()));
@@ -298,7 +334,7 @@ impl App {
                 })
                 .await
             }
-            false => Err(Failure::method(request.method(), &method)),
+            false => Err(Failure::method(request.method(), &methods)),
         };
         let mut response = match answered {
             Ok(response) => match asking.share.get() {
@@ -311,6 +347,7 @@ impl App {
         if let Ok(id) = HeaderValue::from_str(&id) {
             response.headers_mut().insert("x-request-id", id);
         }
+        cors::mark(&self.choice.cors, allowed, response.headers_mut());
         asking.count(route, response.status(), began);
         response
     }
@@ -370,7 +407,7 @@ impl<'a> Asking<'a> {
             _ if !self.models.is_loaded() => return Err(Failure::not_ready(serve::LOADING)),
             Route::Models => return Ok(openai::models(&self.models)),
             Route::Model => {
-                let (.., name) = Route::of(request.uri().path());
+                let (.., name) = Route::of(request.uri().path(), request.method());
                 return openai::model(&self.models, &unescaped(name));
             }
             Route::Info => return tei::info(&self.models),
@@ -381,94 +418,58 @@ impl<'a> Asking<'a> {
         let class = class(request.headers())?.min(tenant.max_priority);
         let is_raw = openai::wants_raw(request.headers());
         let late = |_| Failure::from(ServeError::Deadline);
-        let received = tokio::time::timeout(left(), self.body(request)).await;
-        let body = received.map_err(late)??;
+        let encoding = Encoding::from_headers(request.headers())?;
+        let received = tokio::time::timeout(left(), self.body(request, encoding)).await;
+        let mut body = received.map_err(late)??;
+        body.bytes = encoding.decoded(body.bytes, self.choice.most_body)?;
         let weight = self.memory.request(weight::weight(&body.bytes));
         let share = tokio::time::timeout(left(), weight).await.map_err(late)??;
         let _ = self.share.set(share);
-        let body = body.charged();
+        let fields = Fields::read(route, &body.charged())?;
         let submit = Submit {
-            truncate: false,
+            truncate: self.choice.auto_truncate,
+            cut_side: None,
+            prompt: None,
             within: Some(left()),
             class,
             tenant: tenant.number,
             wanted: Wanted::Usual,
         };
         // What is given up cancels what waits for it.
-        match tokio::time::timeout(left(), self.of_body(route, &body, submit, is_raw)).await {
+        match tokio::time::timeout(left(), self.of_body(route, fields, submit, is_raw)).await {
             Ok(answered) => answered,
             Err(_) => Err(ServeError::Deadline.into()),
         }
     }
 
     /// Answers a request that has a body.
-    async fn of_body(&self, route: Route, body: &[u8], submit: Submit, is_raw: bool) -> Answered {
+    async fn of_body(
+        &self,
+        route: Route,
+        fields: Fields,
+        submit: Submit,
+        is_raw: bool,
+    ) -> Answered {
         match route {
-            Route::Embeddings => openai::embeddings(self, body, submit, is_raw).await,
-            Route::Completions => writing::completions(self, body, submit).await,
-            Route::ChatCompletions => writing::chat(self, body, submit).await,
-            Route::Embed => tei::embed(self, body, submit).await,
-            Route::EmbedAll => tei::embed_all(self, body, submit).await,
-            Route::EmbedSparse => tei::embed_sparse(self, body, submit).await,
-            Route::Similarity => tei::similarity(self, body, submit).await,
-            Route::Tokenize => tei::tokenize(self, body).await,
-            Route::Decode => tei::decode(self, body).await,
-            Route::Predict => tei::predict(self, body, submit).await,
-            Route::TeiRerank => tei::rerank(self, body, submit).await,
-            Route::RerankV2 => openai::rerank_v2(self, body, submit).await,
-            _ => openai::rerank(self, body, submit).await,
+            Route::Embeddings => openai::embeddings(self, fields, submit, is_raw).await,
+            Route::Completions => writing::completions(self, fields, submit).await,
+            Route::ChatCompletions => writing::chat(self, fields, submit).await,
+            Route::Embed => tei::embed(self, fields, submit).await,
+            Route::EmbedAll => tei::embed_all(self, fields, submit).await,
+            Route::EmbedSparse => tei::embed_sparse(self, fields, submit).await,
+            Route::Similarity => tei::similarity(self, fields, submit).await,
+            Route::Tokenize => tei::tokenize(self, fields).await,
+            Route::Decode => tei::decode(self, fields).await,
+            Route::Predict => tei::predict(self, fields, submit).await,
+            Route::TeiRerank => tei::rerank(self, fields, submit).await,
+            Route::RerankV2 => openai::rerank_v2(self, fields, submit).await,
+            Route::Base => tei::base(self, fields, submit).await,
+            _ => openai::rerank(self, fields, submit).await,
         }
     }
 }
 
 impl App {
-    /// The body of a request, within its limit and time.
-    async fn body(&self, request: Request<Incoming>) -> Result<Received, Failure> {
-        let max = self.choice.most_body;
-        let length = request.body().size_hint();
-        if length.lower() > max as u64 {
-            return Err(Failure::large_body(max));
-        }
-        let held = match length.exact() {
-            Some(length) => self.memory.body(length).await,
-            None => self.memory.body(LARGE as u64).await,
-        };
-        let mut received = Received {
-            bytes: Vec::with_capacity(length.exact().map_or(0, |length| length as usize)),
-            held: vec![held],
-        };
-        let reading = self.read(request.into_body(), &mut received, length.exact().is_some());
-        match tokio::time::timeout(self.choice.body_time, reading).await {
-            Ok(read) => read.map(|()| received),
-            Err(_) => Err(Failure::slow_body(self.choice.body_time)),
-        }
-    }
-
-    async fn read(
-        &self,
-        mut body: Incoming,
-        into: &mut Received,
-        is_charged: bool,
-    ) -> Result<(), Failure> {
-        let max = self.choice.most_body;
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| Failure::broken_body(&error.to_string()))?;
-            let Ok(data) = frame.into_data() else {
-                continue;
-            };
-            let length = into.bytes.len() + data.len();
-            if length > max {
-                return Err(Failure::large_body(max));
-            }
-            if !is_charged && length > LARGE && into.held.len() == 1 {
-                // It did not say how long it is.
-                into.held.push(self.memory.body(max as u64).await);
-            }
-            into.bytes.extend_from_slice(&data);
-        }
-        Ok(())
-    }
-
     /// The time that an answer is of use.
     fn timeout(&self, headers: &HeaderMap) -> Result<Duration, Failure> {
         for name in ["x-request-timeout-ms", "x-envoy-expected-rq-timeout-ms"] {

@@ -6,32 +6,18 @@ use hyper::{
     HeaderMap, Response, StatusCode,
     header::{ACCEPT, HeaderValue},
 };
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
     Answered, Asking, Body,
-    embeddings::{base64, computed, inputs, ranked, shortened},
+    embeddings::{base64, computed, cut, inputs, prompted, ranked, shortened},
     error::Failure,
+    fields::shown,
     json, of_type, on_thread,
+    request::Fields,
 };
-use crate::serve::{Answer, Model, Models, Submit};
-
-/// Fields that say nothing of the result, as `user`, are left out.
-#[derive(Deserialize)]
-pub(super) struct Asked {
-    #[serde(default)]
-    model: Option<String>,
-    #[serde(default)]
-    input: Value,
-    #[serde(default)]
-    encoding_format: Option<String>,
-    #[serde(default)]
-    dimensions: Option<usize>,
-    /// Not OpenAI's: cuts texts that are too long.
-    #[serde(default)]
-    truncate: bool,
-}
+use crate::serve::{Answer, Model, Models, Service, Submit, Text};
 
 #[derive(Serialize)]
 struct Embeddings<'a> {
@@ -71,14 +57,57 @@ pub(super) fn wants_raw(headers: &HeaderMap) -> bool {
     first.is_some_and(|kind| kind.trim().eq_ignore_ascii_case(RAW))
 }
 
+/// Names of prompts that serve the same end as the given one, which is the first of them.
+fn alike(name: &str) -> Vec<&str> {
+    const ALIKE: [&[&str]; 2] = [
+        &[
+            "query",
+            "search_query",
+            "retrieval.query",
+            "retrieval_query",
+        ],
+        &[
+            "document",
+            "passage",
+            "search_document",
+            "retrieval.passage",
+            "retrieval_document",
+            "corpus",
+        ],
+    ];
+    let others = ALIKE.iter().find(|names| names.contains(&name));
+    let others = others.into_iter().flat_map(|names| names.iter().copied());
+    [name].into_iter().chain(others).collect()
+}
+
+/// The prompt for what a request says that its texts are, by Cohere's and NVIDIA's `input_type` or Jina's `task`.
+fn prompt(
+    fields: &mut Fields,
+    service: &Service,
+    inputs: &[Text],
+) -> Result<Option<usize>, Failure> {
+    let mut found = None;
+    for param in ["input_type", "task"] {
+        let Some(name) = fields.text(param)? else {
+            continue;
+        };
+        let index = prompted(service, param, &alike(&name), inputs)?;
+        if found.is_some_and(|other| other != index) {
+            let problem = "`input_type` and `task` name different prompts; send one of them";
+            return Err(Failure::invalid("task", problem.to_owned()));
+        }
+        found = Some(index);
+    }
+    Ok(found)
+}
+
 pub(super) async fn embeddings(
     app: &Asking<'_>,
-    body: &[u8],
+    mut fields: Fields,
     submit: Submit,
     is_raw: bool,
 ) -> Answered {
-    let asked: Asked = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    let is_base64 = match asked.encoding_format.as_deref() {
+    let is_base64 = match fields.text("encoding_format")?.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,
         Some(other) => {
@@ -86,22 +115,25 @@ pub(super) async fn embeddings(
             return Err(Failure::invalid("encoding_format", problem));
         }
     };
-    let model = app.asks(app.models.embedding(asked.model.as_deref()))?;
+    let dimensions = fields.count("dimensions", 1..=i64::MAX)?;
+    let submit = cut(&mut fields, submit)?;
+    let inputs = inputs("input", &fields.value("input"))?;
+    let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let service = model.service()?;
-    // What is wrong with this is known before anything runs.
-    shortened(vec![0.0; service.width()], asked.dimensions)?;
     let submit = Submit {
-        truncate: asked.truncate,
+        prompt: prompt(&mut fields, service, &inputs)?,
         ..submit
     };
-    let answers = computed(app, service, inputs("input", &asked.input)?, submit).await?;
+    // Checked before anything runs.
+    shortened(vec![0.0; service.width()], dimensions)?;
+    let answers = computed(app, service, inputs, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     if is_raw {
-        return raw(answers, asked.dimensions, tokens);
+        return raw(answers, dimensions, tokens);
     }
     let mut data = Vec::with_capacity(answers.len());
     for (index, answer) in answers.into_iter().enumerate() {
-        let values = shortened(answer.values, asked.dimensions)?;
+        let values = shortened(answer.values, dimensions)?;
         data.push(Embedding {
             object: "embedding",
             index,
@@ -158,45 +190,47 @@ pub(super) fn model(models: &Models, name: &str) -> Answered {
     Ok(json(StatusCode::OK, &described(&model)))
 }
 
-/// What is ranked: a text, or an object with one.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Document {
-    Text(String),
-    Object { text: String },
+/// Texts to rank: each is a text, or an object with one.
+fn documents(fields: &mut Fields) -> Result<Vec<String>, Failure> {
+    let list = match fields.value("documents") {
+        Value::Array(list) => list,
+        other => {
+            let problem = format!("`documents` is {}; expected a list of texts", shown(&other));
+            return Err(Failure::invalid("documents", problem));
+        }
+    };
+    let text = |(at, document): (usize, Value)| {
+        let found = match document {
+            Value::String(text) => return Ok(text),
+            Value::Object(mut object) => match object.remove("text") {
+                Some(Value::String(text)) => return Ok(text),
+                Some(other) => format!("an object whose `text` is {}", shown(&other)),
+                None => "an object without `text`".to_owned(),
+            },
+            other => shown(&other),
+        };
+        let problem = format!(
+            "item {at} of `documents` is {found}; expected a text, or an object with a `text`"
+        );
+        Err(Failure::invalid("documents", problem))
+    };
+    list.into_iter().enumerate().map(text).collect()
 }
 
-#[derive(Deserialize)]
-pub(super) struct Rerank {
-    #[serde(default)]
-    model: Option<String>,
-    query: String,
-    documents: Vec<Document>,
-    #[serde(default)]
-    top_n: Option<usize>,
-    #[serde(default)]
-    return_documents: bool,
-    #[serde(default)]
-    truncate: bool,
-}
-
-pub(super) async fn rerank(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
-    let asked: Rerank = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    let model = app.asks(app.models.scoring(asked.model.as_deref()))?;
-    let service = model.service()?;
-    let text = |document| match document {
-        Document::Text(text) | Document::Object { text } => text,
-    };
-    let documents: Vec<String> = asked.documents.into_iter().map(text).collect();
-    let submit = Submit {
-        truncate: asked.truncate,
-        ..submit
-    };
-    let (ranks, tokens) = ranked(app, service, &asked.query, &documents, submit).await?;
+/// Ranks documents as Jina's API and the first version of Cohere's do.
+pub(super) async fn rerank(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+    let query = fields.required_text("query")?;
+    let documents = documents(&mut fields)?;
+    // Clients of vLLM send 0 for all.
+    let top_n = fields.count("top_n", 0..=i64::MAX)?.filter(|&n| n > 0);
+    let return_documents = fields.flag("return_documents")?.unwrap_or(false);
+    let submit = cut(&mut fields, submit)?;
+    let model = app.asks(app.models.scoring(fields.text("model")?.as_deref()))?;
+    let (ranks, tokens) = ranked(app, model.service()?, &query, &documents, submit).await?;
     let results: Vec<Value> = ranks
         .into_iter()
-        .take(asked.top_n.unwrap_or(usize::MAX))
-        .map(|(index, score)| match asked.return_documents {
+        .take(top_n.unwrap_or(usize::MAX))
+        .map(|(index, score)| match return_documents {
             true => json!({
                 "index": index, "relevance_score": score, "document": {"text": documents[index]},
             }),
@@ -210,36 +244,19 @@ pub(super) async fn rerank(app: &Asking<'_>, body: &[u8], submit: Submit) -> Ans
     Ok(json(StatusCode::OK, &answer))
 }
 
-/// Cohere's second shape. Documents are always cut, as there.
-#[derive(Deserialize)]
-pub(super) struct RerankV2 {
-    model: String,
-    query: String,
-    documents: Vec<String>,
-    #[serde(default)]
-    top_n: Option<usize>,
-    #[serde(default)]
-    max_tokens_per_doc: Option<usize>,
-}
+/// Tokens of a document that Cohere's API reads by default.
+const DEFAULT_TOKENS_PER_DOC: usize = 4096;
 
-/// The tokens of a document that are read, where a request does not say so.
-const USUAL_TOKENS: usize = 4096;
-
-pub(super) async fn rerank_v2(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
-    let asked: RerankV2 = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    let model = app.asks(app.models.scoring(Some(&asked.model)))?;
+/// Ranks documents as the second version of Cohere's API does, which cuts those that are too long.
+pub(super) async fn rerank_v2(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+    let name = fields.required_text("model")?;
+    let query = fields.required_text("query")?;
+    let mut documents = fields.texts("documents")?;
+    let top_n = fields.count("top_n", 1..=i64::MAX)?;
+    let max_tokens = fields.count("max_tokens_per_doc", 1..=i64::MAX)?;
+    let model = app.asks(app.models.scoring(Some(&name)))?;
     let service = model.service()?;
-    for (name, value) in [
-        ("top_n", asked.top_n),
-        ("max_tokens_per_doc", asked.max_tokens_per_doc),
-    ] {
-        if value == Some(0) {
-            let problem = format!("`{name}` is 0; expected at least 1");
-            return Err(Failure::invalid(name, problem));
-        }
-    }
-    let most = asked.max_tokens_per_doc.unwrap_or(USUAL_TOKENS);
-    let mut documents = asked.documents;
+    let most = max_tokens.unwrap_or(DEFAULT_TOKENS_PER_DOC);
     // Pairs are cut to the model's own limit anyway; a token has at least a byte.
     let limit = service.longest().map_or(usize::MAX, |n| n as usize);
     if most < limit && documents.iter().any(|document| document.len() > most) {
@@ -269,10 +286,10 @@ pub(super) async fn rerank_v2(app: &Asking<'_>, body: &[u8], submit: Submit) -> 
         truncate: true,
         ..submit
     };
-    let (ranks, tokens) = ranked(app, service, &asked.query, &documents, submit).await?;
+    let (ranks, tokens) = ranked(app, service, &query, &documents, submit).await?;
     let results: Vec<Value> = ranks
         .into_iter()
-        .take(asked.top_n.unwrap_or(usize::MAX))
+        .take(top_n.unwrap_or(usize::MAX))
         .map(|(index, score)| json!({"index": index, "relevance_score": score}))
         .collect();
     let answer = json!({

@@ -3,9 +3,18 @@
 //! It is written by hand, because most bodies are unions (a text, a list, ids) that a derive would not see either. Tests hold the
 //! fields of bodies to those that are read, and send what the document allows and forbids (schemathesis).
 
+mod schema;
+
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
-use super::{Route, error::Style};
+use super::{
+    Route,
+    error::Style,
+    fields::{Elsewhere, FIELDS},
+};
+use schema::*;
 
 /// What a client should know of a route.
 struct Described {
@@ -90,6 +99,11 @@ fn operation(route: Route, path: &str) -> Value {
         "responses": responses,
     });
     if let Some(body) = described.body {
+        let body = match route {
+            // Each of the bodies that it takes is closed.
+            Route::Base => body,
+            route => closed(route, "", body),
+        };
         operation["requestBody"] =
             json!({"required": true, "content": content(&[("application/json", body)])});
     }
@@ -120,6 +134,7 @@ fn statuses(route: Route) -> Vec<(u16, &'static str)> {
                 (404, "There is no such model, or it does something else."),
                 (408, "The body did not come in time."),
                 (413, "The body is too large, or an input is too long."),
+                (415, "The body is compressed in another way than by gzip."),
                 (
                     429,
                     "There is too much to do; `Retry-After` says when to ask again.",
@@ -136,58 +151,33 @@ fn statuses(route: Route) -> Vec<(u16, &'static str)> {
     }
 }
 
-fn named(schema: &str) -> Value {
-    json!({"$ref": format!("#/components/schemas/{schema}")})
-}
-
-fn list(of: Value) -> Value {
-    json!({"type": "array", "items": of})
-}
-
-/// An object with some fields that must be there; others may be sent, and are not read.
-fn object(required: &[&str], properties: Value) -> Value {
-    json!({"type": "object", "required": required, "properties": properties})
-}
-
-fn text() -> Value {
-    json!({"type": "string"})
-}
-
-fn some_text() -> Value {
-    json!({"type": "string", "minLength": 1})
-}
-
-fn whole(least: u64) -> Value {
-    json!({"type": "integer", "minimum": least})
-}
-
-fn number() -> Value {
-    json!({"type": "number"})
-}
-
-fn yes_or_no() -> Value {
-    json!({"type": "boolean"})
-}
-
-fn or_null(mut schema: Value) -> Value {
-    if let Some(kind) = schema.get("type").cloned() {
-        schema["type"] = json!([kind, "null"]);
-        return schema;
+/// The schema of an object of fields, with the fields that a route accepts and does not compute. Any other field may be null.
+/// `prefix` is the path of the object and a dot.
+fn closed(route: Route, prefix: &str, mut schema: Value) -> Value {
+    let mut accepted: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for field in FIELDS.iter().filter(|field| !field.is_computed(route)) {
+        let own = field.name.strip_prefix(prefix);
+        let Some(name) = own.filter(|name| !name.contains('.')) else {
+            continue;
+        };
+        let neutral = field.neutral();
+        let values = match field.elsewhere {
+            Elsewhere::Ignored => json!({}),
+            Elsewhere::Refused(_) if neutral.is_empty() => continue,
+            Elsewhere::Refused(_) => {
+                let null = [Value::Null].into_iter();
+                only(null.chain(neutral).collect())
+            }
+        };
+        accepted.entry(values.to_string()).or_default().push(name);
     }
-    json!({"anyOf": [schema, {"type": "null"}]})
-}
-
-fn json_answer(schema: Value) -> Vec<(&'static str, Value)> {
-    vec![("application/json", schema)]
-}
-
-/// Only these values: others would change the result, and are refused.
-fn only(values: Value) -> Value {
-    json!({"enum": values})
-}
-
-fn direction() -> Value {
-    only(json!([null, "Right"]))
+    let patterns = accepted.into_iter().map(|(values, names)| {
+        let values: Value = serde_json::from_str(&values).unwrap_or_default();
+        (format!("^({})$", names.join("|")), values)
+    });
+    schema["patternProperties"] = Value::Object(patterns.collect());
+    schema["additionalProperties"] = json!({"type": "null"});
+    schema
 }
 
 fn described(route: Route) -> Described {
@@ -206,7 +196,10 @@ fn described(route: Route) -> Described {
                     "input": named("Input"),
                     "encoding_format": only(json!([null, "float", "base64"])),
                     "dimensions": or_null(whole(1)),
-                    "truncate": yes_or_no(),
+                    "input_type": or_null(text()),
+                    "task": or_null(text()),
+                    "truncate": flag(),
+                    "truncation_direction": direction(),
                 }),
             )),
             vec![
@@ -223,8 +216,10 @@ fn described(route: Route) -> Described {
                 let mut body = writing();
                 body["required"] = json!(["prompt"]);
                 body["properties"]["prompt"] = named("Input");
-                body["properties"]["logprobs"] =
-                    or_null(json!({"type": "integer", "minimum": 0, "maximum": 20}));
+                body["properties"]["best_of"] = or_null(whole(1));
+                body["properties"]["logprobs"] = json!({"anyOf": [
+                    {"type": ["integer", "null"], "minimum": 0, "maximum": 20}, {"const": false},
+                ]});
                 body
             }),
             vec![
@@ -242,7 +237,7 @@ fn described(route: Route) -> Described {
                 body["properties"]["tools"] =
                     or_null(json!({"type": "array", "items": {"type": "object"}}));
                 body["properties"]["tool_choice"] = only(json!([null, "auto", "none"]));
-                body["properties"]["logprobs"] = or_null(yes_or_no());
+                body["properties"]["logprobs"] = flag();
                 body["properties"]["top_logprobs"] =
                     or_null(json!({"type": "integer", "minimum": 0, "maximum": 20}));
                 body
@@ -254,12 +249,11 @@ fn described(route: Route) -> Described {
         ),
         Route::Embed => of(
             "Embeds texts (TEI)",
-            Some(object(
+            Some(tei(
                 &["inputs"],
                 json!({
-                    "inputs": named("Input"), "truncate": or_null(yes_or_no()), "normalize": yes_or_no(),
-                    "dimensions": or_null(whole(1)), "prompt_name": only(json!([null])),
-                    "truncation_direction": direction(),
+                    "inputs": named("Input"), "normalize": flag(), "dimensions": or_null(whole(1)),
+                    "prompt_name": or_null(text()),
                 }),
             )),
             json_answer(list(list(number()))),
@@ -279,7 +273,7 @@ fn described(route: Route) -> Described {
         ),
         Route::Predict => of(
             "Scores texts or pairs by label (TEI)",
-            Some(object(
+            Some(tei(
                 &["inputs"],
                 json!({
                     "inputs": {"anyOf": [
@@ -288,20 +282,18 @@ fn described(route: Route) -> Described {
                         {"type": "array", "minItems": 1, "items":
                             {"type": "array", "items": some_text(), "minItems": 1, "maxItems": 2}},
                     ]},
-                    "truncate": or_null(yes_or_no()), "raw_scores": yes_or_no(),
-                    "truncation_direction": direction(),
+                    "raw_scores": flag(),
                 }),
             )),
             json_answer(json!({"anyOf": [list(named("Label")), list(list(named("Label")))]})),
         ),
         Route::TeiRerank => of(
             "Ranks texts by a query (TEI)",
-            Some(object(
+            Some(tei(
                 &["query", "texts"],
                 json!({
                     "query": text(), "texts": {"type": "array", "items": text(), "minItems": 1},
-                    "truncate": or_null(yes_or_no()), "return_text": yes_or_no(),
-                    "raw_scores": yes_or_no(), "truncation_direction": direction(),
+                    "return_text": flag(), "raw_scores": flag(),
                 }),
             )),
             json_answer(list(object(
@@ -314,14 +306,15 @@ fn described(route: Route) -> Described {
             Some(object(
                 &["inputs"],
                 json!({
-                    "inputs": object(&["source_sentence", "sentences"], json!({
+                    "model": or_null(text()),
+                    "inputs": closed(route, "inputs.", object(&["source_sentence", "sentences"], json!({
                         "source_sentence": some_text(),
                         "sentences": {"type": "array", "items": some_text(), "minItems": 1},
-                    })),
-                    "parameters": or_null(object(&[], json!({
-                        "truncate": or_null(yes_or_no()), "prompt_name": only(json!([null])),
-                        "truncation_direction": direction(),
                     }))),
+                    "parameters": or_null(closed(route, "parameters.", object(&[], json!({
+                        "truncate": flag(), "prompt_name": or_null(text()),
+                        "truncation_direction": direction(),
+                    })))),
                 }),
             )),
             json_answer(list(number())),
@@ -332,7 +325,8 @@ fn described(route: Route) -> Described {
                 &["inputs"],
                 json!({
                     "inputs": {"anyOf": [text(), {"type": "array", "items": text(), "minItems": 1}]},
-                    "add_special_tokens": yes_or_no(), "prompt_name": only(json!([null])),
+                    "model": or_null(text()), "add_special_tokens": flag(),
+                    "prompt_name": or_null(text()),
                 }),
             )),
             json_answer(list(list(named("Token")))),
@@ -346,7 +340,7 @@ fn described(route: Route) -> Described {
                         {"type": "array", "items": whole(0), "minItems": 1},
                         {"type": "array", "items": list(whole(0)), "minItems": 1},
                     ]},
-                    "skip_special_tokens": yes_or_no(),
+                    "model": or_null(text()), "skip_special_tokens": flag(),
                 }),
             )),
             json_answer(list(text())),
@@ -360,7 +354,8 @@ fn described(route: Route) -> Described {
                     "documents": {"type": "array", "minItems": 1, "items": {"anyOf": [
                         text(), object(&["text"], json!({"text": text()})),
                     ]}},
-                    "top_n": or_null(whole(0)), "return_documents": yes_or_no(), "truncate": yes_or_no(),
+                    "top_n": or_null(whole(0)), "return_documents": flag(), "truncate": flag(),
+                    "truncation_direction": direction(),
                 }),
             )),
             json_answer(object(
@@ -393,6 +388,21 @@ fn described(route: Route) -> Described {
                     }))),
                 }),
             )),
+        ),
+        Route::Base => of(
+            "The TEI route that fits the model and the body",
+            Some({
+                let bodies = [
+                    Route::Embed,
+                    Route::Predict,
+                    Route::TeiRerank,
+                    Route::Similarity,
+                ];
+                let bodies = bodies
+                    .map(|route| closed(route, "", described(route).body.unwrap_or_default()));
+                json!({"anyOf": bodies})
+            }),
+            json_answer(list(json!({}))),
         ),
         Route::Info => of(
             "The first model (TEI)",
@@ -457,17 +467,10 @@ fn described(route: Route) -> Described {
 }
 
 fn all_of_texts() -> Value {
-    object(
+    tei(
         &["inputs"],
-        json!({
-            "inputs": named("Input"), "truncate": or_null(yes_or_no()), "prompt_name": only(json!([null])),
-            "truncation_direction": direction(),
-        }),
+        json!({"inputs": named("Input"), "prompt_name": or_null(text())}),
     )
-}
-
-fn state() -> Value {
-    object(&["status"], json!({"status": text()}))
 }
 
 /// What both routes of texts take.
@@ -477,78 +480,29 @@ fn writing() -> Value {
         &[],
         json!({
             "model": or_null(text()),
-            "max_tokens": or_null(whole(1)),
-            "max_completion_tokens": or_null(whole(1)),
+            "max_tokens": max_tokens(),
+            "max_completion_tokens": max_tokens(),
             "temperature": or_null(json!({"type": "number", "minimum": 0})),
-            "top_p": or_null(json!({"type": "number", "exclusiveMinimum": 0, "maximum": 1})),
+            "top_p": or_null(json!({"type": "number", "minimum": 0, "maximum": 1})),
             "seed": or_null(json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX})),
             "n": or_null(json!({"type": "integer", "minimum": 1, "maximum": 128})),
             "stop": {"anyOf": [
                 {"type": "null"}, {"type": "string", "minLength": 1},
                 {"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1}},
             ]},
-            "stream": or_null(yes_or_no()),
-            "stream_options": or_null(object(&[], json!({"include_usage": yes_or_no()}))),
+            "stream": flag(),
+            "stream_options": or_null(closed(Route::Completions, "stream_options.", object(
+                &[], json!({"include_usage": flag()}),
+            ))),
             "presence_penalty": or_null(penalty.clone()),
             "frequency_penalty": or_null(penalty),
-            "logit_bias": or_null(json!({
-                "type": "object", "propertyNames": {"pattern": "^[0-9]+$"},
-                "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-            })),
+            "logit_bias": {"anyOf": [
+                {
+                    "type": ["object", "null"], "propertyNames": {"pattern": "^[0-9]+$"},
+                    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+                },
+                {"type": "array", "maxItems": 0},
+            ]},
         }),
     )
-}
-
-/// Shapes that have a name.
-fn schemas() -> Value {
-    let error = |code: Value| {
-        object(
-            &["message", "type", "param", "code"],
-            json!({"message": text(), "type": text(), "param": or_null(text()), "code": code}),
-        )
-    };
-    let scores = json!({"type": ["object", "null"]});
-    json!({
-        "Input": {"anyOf": [
-            some_text(),
-            {"type": "array", "minItems": 1, "items": some_text()},
-            {"type": "array", "minItems": 1, "items": whole(0)},
-            {"type": "array", "minItems": 1, "items": {"type": "array", "minItems": 1, "items": whole(0)}},
-        ]},
-        "Embeddings": object(&["object", "data", "model", "usage"], json!({
-            "object": text(), "model": text(), "usage": named("Usage"),
-            "data": list(object(&["object", "index", "embedding"], json!({
-                "object": text(), "index": whole(0), "embedding": {"anyOf": [list(number()), text()]},
-            }))),
-        })),
-        "Usage": object(&["prompt_tokens", "total_tokens"], json!({
-            "prompt_tokens": whole(0), "completion_tokens": whole(0), "total_tokens": whole(0),
-        })),
-        "Message": object(&["role", "content"], json!({
-            "role": text(),
-            "content": {"anyOf": [
-                {"type": ["string", "null"]},
-                list(object(&["type", "text"], json!({"type": {"const": "text"}, "text": text()}))),
-            ]},
-        })),
-        "Texts": object(&["id", "object", "created", "model", "choices", "usage"], json!({
-            "id": text(), "object": text(), "created": whole(0), "model": text(), "usage": named("Usage"),
-            "choices": list(object(&["index", "finish_reason", "logprobs"], json!({
-                "index": whole(0), "finish_reason": only(json!(["stop", "length"])), "logprobs": scores,
-                "text": text(),
-                "message": object(&["role", "content"], json!({"role": text(), "content": text()})),
-            }))),
-        })),
-        "Label": object(&["label", "score"], json!({"label": text(), "score": number()})),
-        "Token": object(&["id", "text", "special", "start", "stop"], json!({
-            "id": whole(0), "text": text(), "special": yes_or_no(),
-            "start": or_null(whole(0)), "stop": or_null(whole(0)),
-        })),
-        "Model": object(&["id", "object", "created", "owned_by"], json!({
-            "id": text(), "object": text(), "created": whole(0), "owned_by": text(),
-        })),
-        "Error": object(&["error"], json!({"error": error(text())})),
-        "TeiError": object(&["error", "error_type"], json!({"error": text(), "error_type": text()})),
-        "CohereError": object(&["message"], json!({"message": text()})),
-    })
 }

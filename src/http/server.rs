@@ -372,7 +372,7 @@ impl App {
                     )
                 })
             }
-            (PATH, method) => Err(Failure::method(method, &Method::POST)),
+            (PATH, method) => Err(Failure::method(method, &[Method::POST])),
             _ => Err(Failure::no_command(PATH)),
         };
         done.unwrap_or_else(|failure| failure.response(Style::OpenAi))

@@ -3,83 +3,65 @@
 use std::{ops::ControlFlow, sync::Arc};
 
 use hyper::{Response, StatusCode, header::HeaderValue};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    Answered, Asking, Body,
-    embeddings::{computed, inputs, kind, normalize, not_computed, ranked, shortened},
+    Answered, Asking, Body, Route,
+    embeddings::{computed, cut, inputs, kind, normalize, prompted, ranked, shortened},
     error::Failure,
     json, of_type, on_thread,
+    request::Fields,
 };
-use crate::serve::{Answer, Kind, Models, Score, Submit, Text, TextToken, Wanted};
+use crate::serve::{
+    Answer, ClassScore, Kind, Model, Models, Service, Submit, Text, TextToken, Wanted,
+};
 
-fn yes() -> bool {
-    true
+/// The prompt that a request names by this field of TEI.
+fn prompt(
+    fields: &mut Fields,
+    service: &Service,
+    inputs: &[Text],
+    param: &'static str,
+) -> Result<Option<usize>, Failure> {
+    let name = fields.text("prompt_name")?;
+    let index = name.map(|name| prompted(service, param, &[&name], inputs));
+    index.transpose()
 }
 
-#[derive(Deserialize)]
-pub(super) struct Embed {
-    #[serde(default)]
-    inputs: Value,
-    #[serde(default)]
-    truncate: Option<bool>,
-    #[serde(default = "yes")]
-    normalize: bool,
-    #[serde(default)]
-    dimensions: Option<usize>,
-    #[serde(default)]
-    prompt_name: Option<String>,
-    #[serde(default)]
-    truncation_direction: Option<String>,
-}
-
-/// Prompts and the side that is cut are the folder's affair.
-fn usual_text(prompt: Option<&str>, direction: Option<&str>) -> Result<(), Failure> {
-    let asked = [
-        ("prompt_name", prompt),
-        ("truncation_direction", direction.filter(|&d| d != "Right")),
-    ];
-    match asked.into_iter().find(|(_, value)| value.is_some()) {
-        None => Ok(()),
-        Some((name, _)) => Err(not_computed(name)),
-    }
-}
-
-/// Scores of one text as TEI gives them, whatever the folder lets logits go through: a sigmoid of one label's, and what several have
-/// sums to one.
-fn scored(logits: &mut [f32], are_raw: bool) {
-    match logits {
-        _ if are_raw => {}
-        [one] => *one = Score::Sigmoid.of(*one),
-        several => {
-            let top = several.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            several.iter_mut().for_each(|x| *x = (*x - top).exp());
-            let sum: f32 = several.iter().sum();
-            several.iter_mut().for_each(|x| *x /= sum);
-        }
-    }
-}
-
-pub(super) async fn embed(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
-    let asked: Embed = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    usual_text(
-        asked.prompt_name.as_deref(),
-        asked.truncation_direction.as_deref(),
-    )?;
-    let model = app.asks(app.models.embedding(None))?;
+/// Answers `POST /`, the base address of a TEI server, as the route that fits the model and the body.
+pub(super) async fn base(app: &Asking<'_>, fields: Fields, submit: Submit) -> Answered {
+    let has_service = |model: &Model| matches!(model.kind, Kind::Service(_));
+    let model = app.models.named(fields.peek("model"), has_service)?;
     let service = model.service()?;
-    shortened(vec![0.0; service.width()], asked.dimensions)?;
+    let route = match () {
+        () if fields.has("query") || fields.has("texts") => Route::TeiRerank,
+        () if service.is_scoring() => Route::Predict,
+        () if fields.is_object("inputs") => Route::Similarity,
+        () if service.is_embedding() => Route::Embed,
+        () => Route::EmbedSparse,
+    };
+    Box::pin(app.of_body(route, fields.narrowed(route)?, submit, false)).await
+}
+
+pub(super) async fn embed(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+    let submit = cut(&mut fields, submit)?;
+    let normalizes = fields.flag("normalize")?.unwrap_or(true);
+    let dimensions = fields.count("dimensions", 1..=i64::MAX)?;
+    let inputs = inputs("inputs", &fields.value("inputs"))?;
+    let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
+    let service = model.service()?;
+    shortened(vec![0.0; service.width()], dimensions)?;
     let submit = Submit {
-        truncate: asked.truncate.unwrap_or_default(),
+        prompt: prompt(&mut fields, service, &inputs, "prompt_name")?,
         ..submit
     };
-    let answers = computed(app, service, inputs("inputs", &asked.inputs)?, submit).await?;
+    let answers = computed(app, service, inputs, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     let mut rows = Vec::with_capacity(answers.len());
     for answer in answers {
-        let mut values = shortened(answer.values, asked.dimensions)?;
-        if asked.normalize {
+        let mut values = shortened(answer.values, dimensions)?;
+        if normalizes {
             normalize(&mut values);
         }
         rows.push(values);
@@ -94,33 +76,18 @@ fn with_tokens(mut response: Response<Body>, tokens: usize) -> Response<Body> {
     response
 }
 
-#[derive(Deserialize)]
-pub(super) struct EmbedAll {
-    #[serde(default)]
-    inputs: Value,
-    #[serde(default)]
-    truncate: Option<bool>,
-    #[serde(default)]
-    prompt_name: Option<String>,
-    #[serde(default)]
-    truncation_direction: Option<String>,
-}
-
 /// The vectors of all tokens, special ones included, before pooling.
-pub(super) async fn embed_all(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
-    let asked: EmbedAll = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    usual_text(
-        asked.prompt_name.as_deref(),
-        asked.truncation_direction.as_deref(),
-    )?;
-    let model = app.asks(app.models.embedding(None))?;
+pub(super) async fn embed_all(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+    let submit = cut(&mut fields, submit)?;
+    let inputs = inputs("inputs", &fields.value("inputs"))?;
+    let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
+    let service = model.service()?;
     let submit = Submit {
-        truncate: asked.truncate.unwrap_or_default(),
         wanted: Wanted::AllTokens,
+        prompt: prompt(&mut fields, service, &inputs, "prompt_name")?,
         ..submit
     };
-    let inputs = inputs("inputs", &asked.inputs)?;
-    let answers = computed(app, model.service()?, inputs, submit).await?;
+    let answers = computed(app, service, inputs, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     let rows = answers.iter().map(|answer| {
         let width = answer.values.len() / answer.tokens.max(1);
@@ -137,20 +104,17 @@ struct Weight {
 }
 
 /// The entries of the vocabulary that a text weighs, with their weights.
-pub(super) async fn embed_sparse(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
-    let asked: EmbedAll = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    usual_text(
-        asked.prompt_name.as_deref(),
-        asked.truncation_direction.as_deref(),
-    )?;
-    let model = app.asks(app.models.sparse(None))?;
+pub(super) async fn embed_sparse(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+    let submit = cut(&mut fields, submit)?;
+    let inputs = inputs("inputs", &fields.value("inputs"))?;
+    let model = app.asks(app.models.sparse(fields.text("model")?.as_deref()))?;
+    let service = model.service()?;
     let submit = Submit {
-        truncate: asked.truncate.unwrap_or_default(),
         wanted: Wanted::Sparse,
+        prompt: prompt(&mut fields, service, &inputs, "prompt_name")?,
         ..submit
     };
-    let inputs = inputs("inputs", &asked.inputs)?;
-    let answers = computed(app, model.service()?, inputs, submit).await?;
+    let answers = computed(app, service, inputs, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     let row = |answer: &Answer| -> Vec<Weight> {
         let weights = answer.entries.iter().zip(&answer.values);
@@ -161,53 +125,26 @@ pub(super) async fn embed_sparse(app: &Asking<'_>, body: &[u8], submit: Submit) 
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }
 
-#[derive(Deserialize)]
-pub(super) struct Similarity {
-    inputs: Compared,
-    #[serde(default)]
-    parameters: Option<Parameters>,
-}
-
-#[derive(Deserialize)]
-pub(super) struct Compared {
-    source_sentence: String,
-    sentences: Vec<String>,
-}
-
-#[derive(Default, Deserialize)]
-pub(super) struct Parameters {
-    #[serde(default)]
-    truncate: Option<bool>,
-    #[serde(default)]
-    prompt_name: Option<String>,
-    #[serde(default)]
-    truncation_direction: Option<String>,
-}
-
 /// The cosine of the angle between a text and each other one.
-pub(super) async fn similarity(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
-    let asked: Similarity = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    let parameters = asked.parameters.unwrap_or_default();
-    usual_text(
-        parameters.prompt_name.as_deref(),
-        parameters.truncation_direction.as_deref(),
-    )?;
-    let Compared {
-        source_sentence,
-        sentences,
-    } = asked.inputs;
+pub(super) async fn similarity(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+    let mut parameters = fields.object("parameters", "parameters.")?;
+    let submit = cut(&mut parameters, submit)?;
+    let mut compared = fields.object("inputs", "inputs.")?;
+    let source = compared.required_text("source_sentence")?;
+    let sentences = compared.texts("sentences")?;
     if sentences.is_empty() {
-        let problem = "`sentences` is an empty list; expected at least one text".to_owned();
-        return Err(Failure::invalid("sentences", problem));
+        let problem = "`inputs.sentences` is an empty list; expected at least one text".to_owned();
+        return Err(Failure::invalid("inputs.sentences", problem));
     }
-    let model = app.asks(app.models.embedding(None))?;
+    let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
+    let service = model.service()?;
+    let texts = [source].into_iter().chain(sentences);
+    let inputs: Vec<Text> = texts.map(Text::One).collect();
     let submit = Submit {
-        truncate: parameters.truncate.unwrap_or_default(),
+        prompt: prompt(&mut parameters, service, &inputs, "parameters.prompt_name")?,
         ..submit
     };
-    let texts = [source_sentence].into_iter().chain(sentences);
-    let inputs = texts.map(Text::One).collect();
-    let mut answers = computed(app, model.service()?, inputs, submit).await?;
+    let mut answers = computed(app, service, inputs, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     answers.iter_mut().for_each(|a| normalize(&mut a.values));
     let Some((source, others)) = answers.split_first() else {
@@ -222,25 +159,18 @@ pub(super) async fn similarity(app: &Asking<'_>, body: &[u8], submit: Submit) ->
     Ok(with_tokens(json(StatusCode::OK, &cosines), tokens))
 }
 
-#[derive(Deserialize)]
-pub(super) struct Tokenize {
-    #[serde(default)]
-    inputs: Value,
-    #[serde(default = "yes")]
-    add_special_tokens: bool,
-    #[serde(default)]
-    prompt_name: Option<String>,
-}
-
 /// The tokens of texts, whatever the model does with them.
-pub(super) async fn tokenize(app: &Asking<'_>, body: &[u8]) -> Answered {
-    let asked: Tokenize = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    usual_text(asked.prompt_name.as_deref(), None)?;
-    let model = app.asks(app.models.named(None, |_| true))?;
-    let texts: Vec<String> = inputs("inputs", &asked.inputs)?
+pub(super) async fn tokenize(app: &Asking<'_>, mut fields: Fields) -> Answered {
+    let adds_special = fields.flag("add_special_tokens")?.unwrap_or(true);
+    let model = app.models.named(fields.text("model")?.as_deref(), |_| true);
+    let model = app.asks(model)?;
+    let name = fields.text("prompt_name")?;
+    let prompt = name.map(|name| model.prompt_text("prompt_name", &name));
+    let prompt = prompt.transpose()?.unwrap_or_default().to_owned();
+    let texts: Vec<String> = inputs("inputs", &fields.value("inputs"))?
         .into_iter()
         .map(|input| match input {
-            Text::One(text) => Ok(text),
+            Text::One(text) => Ok(format!("{prompt}{text}")),
             Text::Pair(..) | Text::Ids(_) => {
                 let problem = "`inputs` has token ids; expected a text or a list of texts";
                 Err(Failure::invalid("inputs", problem.to_owned()))
@@ -259,26 +189,24 @@ pub(super) async fn tokenize(app: &Asking<'_>, body: &[u8]) -> Answered {
         for (at, text) in texts.iter().enumerate() {
             body.extend_from_slice(if at > 0 { b",[" } else { b"[" });
             let mut is_first = true;
-            let stopped = model
-                .encoder()
-                .for_each_token(text, asked.add_special_tokens, |token| {
-                    if !std::mem::take(&mut is_first) {
-                        body.push(b',');
-                    }
-                    // Memory takes all, and the token has no maps.
-                    let _ = serde_json::to_writer(&mut body, &Token::of(token));
-                    match body.len() > charged + ANSWER_STEP {
-                        true => {
-                            let grown = (body.len() - charged) as u64;
-                            charged = body.len();
-                            match share.add(grown + grown / 2) {
-                                Ok(()) => ControlFlow::Continue(()),
-                                Err(error) => ControlFlow::Break(error),
-                            }
+            let stopped = model.encoder().for_each_token(text, adds_special, |token| {
+                if !std::mem::take(&mut is_first) {
+                    body.push(b',');
+                }
+                // Memory takes all, and the token has no maps.
+                let _ = serde_json::to_writer(&mut body, &Token::of(token));
+                match body.len() > charged + ANSWER_STEP {
+                    true => {
+                        let grown = (body.len() - charged) as u64;
+                        charged = body.len();
+                        match share.add(grown + grown / 2) {
+                            Ok(()) => ControlFlow::Continue(()),
+                            Err(error) => ControlFlow::Break(error),
                         }
-                        false => ControlFlow::Continue(()),
                     }
-                });
+                    false => ControlFlow::Continue(()),
+                }
+            });
             match stopped {
                 Ok(None) => {}
                 Ok(Some(error)) => return Err(Failure::from(error)),
@@ -323,19 +251,12 @@ impl Token {
     }
 }
 
-#[derive(Deserialize)]
-pub(super) struct Decode {
-    #[serde(default)]
-    ids: Value,
-    #[serde(default = "yes")]
-    skip_special_tokens: bool,
-}
-
 /// The texts of token ids.
-pub(super) async fn decode(app: &Asking<'_>, body: &[u8]) -> Answered {
-    let asked: Decode = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    let model = app.asks(app.models.named(None, |_| true))?;
-    let all: Vec<Vec<u32>> = inputs("ids", &asked.ids)?
+pub(super) async fn decode(app: &Asking<'_>, mut fields: Fields) -> Answered {
+    let skips_special = fields.flag("skip_special_tokens")?.unwrap_or(true);
+    let model = app.models.named(fields.text("model")?.as_deref(), |_| true);
+    let model = app.asks(model)?;
+    let all: Vec<Vec<u32>> = inputs("ids", &fields.value("ids"))?
         .into_iter()
         .map(|input| match input {
             Text::Ids(ids) => Ok(ids),
@@ -361,25 +282,13 @@ pub(super) async fn decode(app: &Asking<'_>, body: &[u8]) -> Answered {
     let texts = on_thread(move || {
         let mut texts = Vec::with_capacity(all.len());
         for ids in &all {
-            let text = model.decode(ids, asked.skip_special_tokens);
+            let text = model.decode(ids, skips_special);
             texts.push(text.map_err(|problem| Failure::invalid("ids", problem))?);
         }
         Ok::<Vec<String>, Failure>(texts)
     });
     let texts = texts.await??;
     Ok(json(StatusCode::OK, &texts))
-}
-
-#[derive(Deserialize)]
-pub(super) struct Predict {
-    #[serde(default)]
-    inputs: Value,
-    #[serde(default)]
-    truncate: Option<bool>,
-    #[serde(default)]
-    raw_scores: bool,
-    #[serde(default)]
-    truncation_direction: Option<String>,
 }
 
 /// A text, `[query, document]`, or a list of one-element or two-element lists.
@@ -412,14 +321,19 @@ fn predicted(value: &Value) -> Result<(Vec<Text>, bool), Failure> {
     }
 }
 
-pub(super) async fn predict(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
-    let asked: Predict = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    usual_text(None, asked.truncation_direction.as_deref())?;
-    let model = app.asks(app.models.scoring(None))?;
+/// Scores of texts or pairs by label.
+pub(super) async fn predict(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+    let submit = cut(&mut fields, submit)?;
+    let are_raw = fields.flag("raw_scores")?.unwrap_or(false);
+    let (inputs, is_list) = predicted(&fields.value("inputs"))?;
+    let model = app.asks(app.models.scoring(fields.text("model")?.as_deref()))?;
     let service = model.service()?;
-    let (inputs, is_list) = predicted(&asked.inputs)?;
+    let score = match (are_raw, app.choice.tei_scores) {
+        (true, _) => ClassScore::Identity,
+        (false, true) => ClassScore::usual(service.width()),
+        (false, false) => service.class_score(),
+    };
     let submit = Submit {
-        truncate: asked.truncate.unwrap_or_default(),
         wanted: Wanted::Logits,
         ..submit
     };
@@ -427,7 +341,7 @@ pub(super) async fn predict(app: &Asking<'_>, body: &[u8], submit: Submit) -> An
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     let names = service.labels();
     let labels = answers.iter_mut().map(|answer| {
-        scored(&mut answer.values, asked.raw_scores);
+        score.apply(&mut answer.values);
         let mut scores: Vec<(usize, f32)> = answer.values.iter().copied().enumerate().collect();
         scores.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         let score =
@@ -445,36 +359,26 @@ pub(super) async fn predict(app: &Asking<'_>, body: &[u8], submit: Submit) -> An
     Ok(with_tokens(response, tokens))
 }
 
-#[derive(Deserialize)]
-pub(super) struct Rerank {
-    query: String,
-    texts: Vec<String>,
-    #[serde(default)]
-    truncate: Option<bool>,
-    #[serde(default)]
-    return_text: bool,
-    #[serde(default)]
-    raw_scores: bool,
-    #[serde(default)]
-    truncation_direction: Option<String>,
-}
-
-pub(super) async fn rerank(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
-    let asked: Rerank = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-    usual_text(None, asked.truncation_direction.as_deref())?;
-    let model = app.asks(app.models.scoring(None))?;
-    let service = model.service()?;
+/// Ranks texts by a query. Scores are those of TEI, whatever the folder asks for.
+pub(super) async fn rerank(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+    let submit = cut(&mut fields, submit)?;
+    let are_raw = fields.flag("raw_scores")?.unwrap_or(false);
+    let return_text = fields.flag("return_text")?.unwrap_or(false);
+    let query = fields.required_text("query")?;
+    let texts = fields.texts("texts")?;
+    let model = app.asks(app.models.scoring(fields.text("model")?.as_deref()))?;
     let submit = Submit {
-        truncate: asked.truncate.unwrap_or_default(),
         wanted: Wanted::Logits,
         ..submit
     };
-    let (mut ranks, tokens) = ranked(app, service, &asked.query, &asked.texts, submit).await?;
-    for (_, score) in &mut ranks {
-        scored(std::slice::from_mut(score), asked.raw_scores);
+    let (mut ranks, tokens) = ranked(app, model.service()?, &query, &texts, submit).await?;
+    if !are_raw {
+        for (_, score) in &mut ranks {
+            ClassScore::Sigmoid.apply(std::slice::from_mut(score));
+        }
     }
-    let rank = |(index, score)| match asked.return_text {
-        true => json!({"index": index, "score": score, "text": asked.texts[index]}),
+    let rank = |(index, score)| match return_text {
+        true => json!({"index": index, "score": score, "text": texts[index]}),
         false => json!({"index": index, "score": score}),
     };
     let ranks: Vec<Value> = ranks.into_iter().map(rank).collect();

@@ -1,3 +1,5 @@
+mod fields;
+
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
@@ -13,7 +15,8 @@ use super::{
     Bodies, Body, Ended, HttpChoice, Route, Server,
     embeddings::{base64, inputs, normalize, shortened},
     error::{Failure, Style},
-    openai, openapi, tei, unescaped,
+    fields::FIELDS,
+    openapi, unescaped,
 };
 use crate::{
     DeviceChoice,
@@ -75,41 +78,17 @@ fn a_vector_of_zeros_stays_one() {
     assert_eq!(zeros, [0.0; 3]);
 }
 
-/// Notes the fields that a body asks for, and reads nothing.
-struct Fields<'a>(&'a mut Vec<&'static str>);
-
-impl<'de> serde::Deserializer<'de> for Fields<'_> {
-    type Error = serde::de::value::Error;
-
-    fn deserialize_any<V: serde::de::Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
-        Err(serde::de::Error::custom("only the fields are wanted"))
-    }
-
-    fn deserialize_struct<V: serde::de::Visitor<'de>>(
-        self,
-        _: &'static str,
-        fields: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, Self::Error> {
-        self.0.extend(fields);
-        self.deserialize_any(visitor)
-    }
-
-    serde::forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct
-        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
-    }
-}
-
-fn fields<T: serde::de::DeserializeOwned>() -> Vec<&'static str> {
-    let mut fields = Vec::new();
-    assert!(T::deserialize(Fields(&mut fields)).is_err());
-    fields.sort_unstable();
-    fields
+/// Fields of a body that a route computes, sorted.
+fn computed(route: Route) -> Vec<&'static str> {
+    let all = FIELDS.iter().filter(|field| field.is_computed(route));
+    let mut names: Vec<&str> = all.map(|field| field.name).collect();
+    names.retain(|name| !name.contains('.'));
+    names.sort_unstable();
+    names
 }
 
 #[test]
-fn the_document_has_every_route_and_the_fields_that_are_read() {
+fn the_document_has_every_route_and_the_computed_fields() {
     let document = openapi::document();
     let of = |path: &str| {
         &document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
@@ -124,26 +103,22 @@ fn the_document_has_every_route_and_the_fields_that_are_read() {
         );
         let sample = path.replace("{model}", "a%2Fb");
         assert_eq!(
-            Route::of(&sample),
+            Route::of(&sample, &method),
             (route, method, if sample == path { "" } else { "a%2Fb" })
         );
     }
-    for (path, read) in [
-        ("/v1/embeddings", fields::<openai::Asked>()),
-        ("/v1/rerank", fields::<openai::Rerank>()),
-        ("/v2/rerank", fields::<openai::RerankV2>()),
-        ("/embed", fields::<tei::Embed>()),
-        ("/embed_all", fields::<tei::EmbedAll>()),
-        ("/embed_sparse", fields::<tei::EmbedAll>()),
-        ("/predict", fields::<tei::Predict>()),
-        ("/rerank", fields::<tei::Rerank>()),
-        ("/similarity", fields::<tei::Similarity>()),
-        ("/tokenize", fields::<tei::Tokenize>()),
-        ("/decode", fields::<tei::Decode>()),
-    ] {
-        let mut told: Vec<&String> = of(path)["properties"].as_object().unwrap().keys().collect();
+    for (route, path, method) in Route::ALL {
+        if method != hyper::Method::POST || route == Route::Base {
+            continue;
+        }
+        let mut told: Vec<&str> = of(path)["properties"]
+            .as_object()
+            .unwrap()
+            .keys()
+            .map(String::as_str)
+            .collect();
         told.sort_unstable();
-        assert_eq!(told, read, "{path}");
+        assert_eq!(told, computed(route), "{path}");
     }
     assert_eq!(unescaped("a%2Fb%zz%"), "a/b%zz%");
     // Every reference has its shape.
@@ -194,7 +169,15 @@ fn each_error_has_a_status_and_a_text_in_each_style() {
         Failure::large_body(8 << 20),
         Failure::slow_body(seconds(30)),
         Failure::broken_body("connection closed"),
-        Failure::method(&hyper::Method::GET, &hyper::Method::POST),
+        Failure::method(&hyper::Method::GET, &[hyper::Method::POST]),
+        Failure::method(
+            &hyper::Method::OPTIONS,
+            &[hyper::Method::GET, hyper::Method::POST],
+        ),
+        Failure::large_inflated(8 << 20),
+        Failure::broken_gzip("unexpected end of file"),
+        Failure::encoding("br"),
+        Failure::origin("https://example.com"),
         Failure::no_command("/admin/reload"),
         Failure::reload(&ReloadError::Fixed),
         Failure::reload(&ReloadError::Busy),
@@ -337,7 +320,10 @@ fn values() -> impl Strategy<Value = Value> {
             Just("content"),
             Just("source_sentence"),
             Just("sentences"),
-            Just("type")
+            Just("type"),
+            Just("include_usage"),
+            Just("truncation_direction"),
+            Just("5")
         ];
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
@@ -355,46 +341,19 @@ fn no_body_breaks_a_route() {
     .unwrap();
     let bodies = Arc::new(bodies);
     let paths: Vec<&str> = Bodies::paths().collect();
-    let names = [
-        "model",
-        "input",
-        "inputs",
-        "prompt",
-        "messages",
-        "query",
-        "texts",
-        "documents",
-        "ids",
-        "dimensions",
-        "truncate",
-        "n",
-        "logprobs",
-        "top_logprobs",
-        "stop",
-        "seed",
-        "stream",
-        "temperature",
-        "top_p",
-        "max_tokens",
-        "top_n",
-        "max_tokens_per_doc",
-        "stream_options",
-        "encoding_format",
-        "parameters",
-        "frequency_penalty",
-        "presence_penalty",
-        "logit_bias",
-        "tools",
-        "tool_choice",
-    ];
-    let fields = prop::collection::btree_map(prop::sample::select(names.to_vec()), values(), 0..5);
+    let body = prop::sample::select(paths).prop_flat_map(|path| {
+        let (route, ..) = Route::of(path, &hyper::Method::POST);
+        let fields = prop::sample::select(computed(route));
+        let fields = prop::collection::btree_map(fields, values(), 0..5);
+        (Just(path), fields)
+    });
     let damage = prop::option::of((any::<prop::sample::Index>(), any::<u8>()));
     let config = ProptestConfig {
         cases: 300,
         failure_persistence: None,
         ..ProptestConfig::default()
     };
-    proptest!(config, |(path in prop::sample::select(paths), fields in fields, damage in damage)| {
+    proptest!(config, |((path, fields) in body, damage in damage)| {
         let mut body = serde_json::to_vec(&fields).unwrap();
         if let Some((at, byte)) = damage {
             let at = at.index(body.len());

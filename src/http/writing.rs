@@ -26,22 +26,18 @@ use super::{
     embeddings::inputs,
     error::Failure,
     json, on_thread,
+    request::Fields,
 };
 use crate::serve::{
     Ending, Message, Piece, Pieces, Scored, ServeError, Share, Submit, Text, Writer, Writing,
 };
 
-pub(super) async fn completions(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
-    let asked = Asked::parse(body)?;
+pub(super) async fn completions(app: &Asking<'_>, fields: Fields, submit: Submit) -> Answered {
+    let asked = Asked::parse(fields, false)?;
     let model = app.asks(app.models.writing(asked.model.as_deref()))?;
     let writer = model.writer()?;
     let prompts = inputs("prompt", &asked.prompt)?;
-    if !asked.tools()?.is_empty() {
-        let problem =
-            "`tools` are of conversations; ask /v1/chat/completions, or write them into the prompt";
-        return Err(Failure::invalid("tools", problem.to_owned()));
-    }
-    let (n, writing) = (asked.n()?, asked.writing(false)?);
+    let (n, writing) = (asked.n(), asked.writing(false));
     if asked.streams() && prompts.len() != 1 {
         let problem = format!("there are {} prompts; a stream is of one", prompts.len());
         return Err(Failure::invalid("prompt", problem));
@@ -64,8 +60,8 @@ pub(super) async fn completions(app: &Asking<'_>, body: &[u8], submit: Submit) -
     answered(app, head, &asked, n, all).await
 }
 
-pub(super) async fn chat(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answered {
-    let mut asked = Asked::parse(body)?;
+pub(super) async fn chat(app: &Asking<'_>, fields: Fields, submit: Submit) -> Answered {
+    let mut asked = Asked::parse(fields, true)?;
     let model = app.asks(app.models.writing(asked.model.as_deref()))?;
     let writer = model.writer()?;
     let said = asked
@@ -81,7 +77,7 @@ pub(super) async fn chat(app: &Asking<'_>, body: &[u8], submit: Submit) -> Answe
         .enumerate()
         .map(|(at, said)| said.message(at));
     let messages = messages.collect::<Result<Vec<Message>, Failure>>()?;
-    let (n, writing) = (asked.n()?, asked.writing(true)?);
+    let (n, writing) = (asked.n(), asked.writing(true));
     let tools = asked.tools()?.to_vec();
     writer.has_place(n as u64, submit)?;
     let holds = Arc::clone(&model);

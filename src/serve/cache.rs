@@ -292,6 +292,10 @@ pub(super) fn key(model: &Key, text: &Text, submit: Submit) -> Key {
     let mut digest = Sha256::new();
     digest.update(model);
     digest.update([u8::from(submit.truncate), submit.wanted as u8]);
+    let side = submit.cut_side.map_or(0, |side| 1 + side as u8);
+    digest.update([side]);
+    let prompt = submit.prompt.map_or(0, |prompt| 1 + prompt as u64);
+    digest.update(prompt.to_le_bytes());
     let mut part = |kind: u8, bytes: &[u8]| {
         digest.update([kind]);
         digest.update((bytes.len() as u64).to_le_bytes());
@@ -468,7 +472,10 @@ impl<L, F> Flights<L, F> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::Wanted, *};
+    use super::{
+        super::{CutSide, Wanted},
+        *,
+    };
 
     #[test]
     fn answers_kept_outside_are_the_same_bits_or_none() {
@@ -505,12 +512,28 @@ mod tests {
             wanted: Wanted::Sparse,
             ..whole
         };
+        let left = Submit {
+            cut_side: Some(CutSide::Left),
+            ..cut
+        };
+        let right = Submit {
+            cut_side: Some(CutSide::Right),
+            ..cut
+        };
+        let prompted = |prompt| Submit {
+            prompt: Some(prompt),
+            ..whole
+        };
         let model = [1; 32];
         let one = |text: &str| Text::One(text.to_owned());
         let pair = |a: &str, b: &str| Text::Pair(a.to_owned(), b.to_owned());
         let keys = [
             key(&model, &one("ab"), whole),
             key(&model, &one("ab"), cut),
+            key(&model, &one("ab"), left),
+            key(&model, &one("ab"), right),
+            key(&model, &one("ab"), prompted(0)),
+            key(&model, &one("ab"), prompted(1)),
             key(&model, &one("ab"), sparse),
             key(&[2; 32], &one("ab"), whole),
             key(&model, &one("abc"), whole),

@@ -49,7 +49,7 @@ impl Memory {
         let long = FACTOR.saturating_mul(max_body);
         let answers = ANSWERS.max(long);
         Self {
-            bodies: Arc::new(Ledger::new(BODIES.max(max_body), 0)),
+            bodies: Arc::new(Ledger::new(BODIES.max(2 * max_body), 0)),
             values: Arc::new(Ledger::new(VALUES.max(long), 0)),
             answers: Arc::new(Ledger::new(answers, answers / GROWTH)),
         }

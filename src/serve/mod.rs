@@ -31,4 +31,4 @@ pub use trace::Recorder;
 pub use turns::{Devices, Seat, Turn, Turns};
 pub use writer::{Ending, Piece, Pieces, Scored, Writer, Writing};
 
-pub use crate::engine::{Message, Score, TextToken, Tool};
+pub use crate::engine::{ClassScore, CutSide, Message, TextToken, Tool};

@@ -14,6 +14,7 @@ use super::{
     Cache, Devices, Metrics, Recorder, ServeError, Service, ServiceChoice, Writer,
     known_or_measured,
     service::{LOST, ROWS, SPARSE, STATES},
+    tokenize::prompt,
 };
 use crate::{
     DType, DeviceChoice, Engine, EngineError,
@@ -290,6 +291,21 @@ impl Model {
     pub fn tokens(&self, text: &str, adds_special: bool) -> Result<Vec<TextToken>, String> {
         let tokens = self.encoder().tokens(text, adds_special);
         tokens.map_err(|e| e.to_string())
+    }
+
+    /// Text of a prompt of the folder, which stands before an input as it is.
+    ///
+    /// # Errors
+    /// No such prompt, and a model that reads a prompt as a message of its own; `param` is the field that names it.
+    pub fn prompt_text(&self, param: &'static str, name: &str) -> Result<&str, ServeError> {
+        let folder = self.encoder().folder();
+        if folder.has_messages() {
+            let problem = format!(
+                "`{param}` is `{name}`, and the model reads texts and prompts through a chat template; leave `{param}` out to see the tokens of the text alone"
+            );
+            return Err(ServeError::Invalid { param, problem });
+        }
+        Ok(prompt(folder, param, &[name])?.1)
     }
 
     /// The text of tokens, with special ones if they are not skipped.

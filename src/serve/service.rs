@@ -22,12 +22,12 @@ use super::{
     Cache, Lookup, Metrics, Recorder, Seat, ServeError, Share, Text, Tier,
     backlog::Backlog,
     cache::{Boarded, Deep, Key, digest, key},
-    tokenize::Pool,
+    tokenize::{Pool, prompt},
     trace::began,
 };
 use crate::{
     Batch, Engine, EngineError,
-    engine::{LOGITS, Pipeline, TextEncoder},
+    engine::{ClassScore, CutSide, LOGITS, Pipeline, TextEncoder},
     model::EMBEDDING,
     schedule::{CostTable, Desk, Scheduler},
 };
@@ -89,6 +89,10 @@ pub struct ServiceChoice {
 pub struct Submit {
     /// Whether a text that is too long is cut; without, it is an error.
     pub truncate: bool,
+    /// Side on which it is cut; by default the one that the checkpoint's files name.
+    pub cut_side: Option<CutSide>,
+    /// Prompt before each text, from [`Service::prompt`]; by default the folder's default prompt.
+    pub prompt: Option<usize>,
     /// How long its answer is of use.
     pub within: Option<Duration>,
     pub class: u8,
@@ -144,6 +148,7 @@ pub struct Service {
     has_states: bool,
     has_sparse: bool,
     labels: Vec<String>,
+    class_score: ClassScore,
 }
 
 impl Service {
@@ -199,6 +204,10 @@ impl Service {
             folder.score(width as u64)
         });
         let labels = encoder.folder().labels(width);
+        let class_score = match output == LOGITS {
+            true => encoder.folder().class_score(width)?,
+            false => ClassScore::Identity,
+        };
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 desk: Desk::new(&vec![choice.batch_bytes; 1 + others.len()], DEPTH),
@@ -264,6 +273,7 @@ impl Service {
             has_states,
             has_sparse,
             labels,
+            class_score,
         })
     }
 
@@ -290,6 +300,20 @@ impl Service {
     /// What its labels are called, of a model that scores by label.
     pub fn labels(&self) -> &[String] {
         &self.labels
+    }
+
+    /// Function that turns its logits into scores of a classifier.
+    pub fn class_score(&self) -> ClassScore {
+        self.class_score
+    }
+
+    /// Index of the first of `names` that is a prompt of the model's folder.
+    ///
+    /// # Errors
+    /// No such prompt, or one that the model's pooling leaves out; `param` is the field that names it.
+    pub fn prompt(&self, param: &'static str, names: &[&str]) -> Result<usize, ServeError> {
+        let (index, _) = prompt(self.encoder().folder(), param, names)?;
+        Ok(index)
     }
 
     /// The most tokens of an input, where the model has a limit.

@@ -9,7 +9,7 @@ use std::{
 use super::{ServeError, Submit};
 use crate::{
     EngineError,
-    engine::{Encoded, Input, Prompt, TextEncoder},
+    engine::{CutSide, Encoded, Folder, Input, Prompt, TextEncoder},
 };
 
 /// What is to be computed of.
@@ -129,22 +129,57 @@ impl Pool {
     }
 }
 
-/// Token ids of a text; `index` is its place in the request.
+/// Index and text of the first of `names` that is a prompt of the folder.
+///
+/// # Errors
+/// No such prompt, or one that pooling leaves out; `param` is the field that names it.
+pub(super) fn prompt<'f>(
+    folder: &'f Folder,
+    param: &'static str,
+    names: &[&str],
+) -> Result<(usize, &'f str), ServeError> {
+    let Some(index) = folder.prompt_index(names) else {
+        let name = names.first().copied().unwrap_or_default();
+        let known = match folder.prompt_names().as_slice() {
+            [] => "no prompts".to_owned(),
+            known => format!("the prompts {}", known.join(", ")),
+        };
+        let problem = format!(
+            "`{param}` is `{name}`, and the model's folder has {known}; leave `{param}` out to take the text as it is"
+        );
+        return Err(ServeError::Invalid { param, problem });
+    };
+    let name = folder.prompt_name(index).unwrap_or_default();
+    match folder.prompt(Prompt::Named(name)) {
+        Ok(text) => Ok((index, text)),
+        Err(error) => Err(ServeError::invalid(param, error.to_string())),
+    }
+}
+
+/// Token ids of a text, whose index in the request is `index`.
 pub(super) fn encode(
     encoder: &TextEncoder,
     text: &Text,
     index: usize,
-    truncate: bool,
+    submit: Submit,
     limit: Option<u32>,
 ) -> Result<Encoded, ServeError> {
+    let side = submit.cut_side.unwrap_or(encoder.cut_side());
+    let prompt = submit
+        .prompt
+        .and_then(|at| encoder.folder().prompt_name(at));
+    let prompt = prompt.map_or(Prompt::Default, Prompt::Named);
     let encoded = match text {
-        Text::One(text) => encoder.encode_one(Input::Text(text), Prompt::Default),
-        Text::Pair(a, b) => encoder.encode_one(Input::Pair(a, b), Prompt::Default),
+        Text::One(text) => encoder.encode_cut(Input::Text(text), prompt, side),
+        Text::Pair(a, b) => encoder.encode_cut(Input::Pair(a, b), prompt, side),
         Text::Ids(ids) => {
-            let mut ids = ids.clone();
             let limit = limit.map_or(usize::MAX, |limit| limit as usize);
             let is_cut = ids.len() > limit;
-            ids.truncate(limit);
+            let n = ids.len().min(limit);
+            let ids = match side {
+                CutSide::Left => ids[ids.len() - n..].to_vec(),
+                CutSide::Right => ids[..n].to_vec(),
+            };
             Ok(Encoded {
                 ids,
                 types: None,
@@ -165,7 +200,7 @@ pub(super) fn encode(
             format!("input {index} is empty; expected at least one token"),
         ));
     }
-    if encoded.is_cut && !truncate {
+    if encoded.is_cut && !submit.truncate {
         let limit = encoded.ids.len();
         return Err(ServeError::TooLong { index, limit });
     }

@@ -148,10 +148,12 @@ fn a_tenant_with_few_clients_is_answered_beside_one_with_many() {
     assert_eq!(alone.1, 0);
     let is_over = AtomicBool::new(false);
     let (few, many) = thread::scope(|scope| {
-        // Its priority does not count, as its key has none.
-        let urgent = "x-priority: 255\r\n";
-        let forever = Duration::from_secs(60);
-        let many = scope.spawn(|| load(to, 96, "secret", urgent, 400, forever, &is_over));
+        let many = scope.spawn(|| {
+            // Its priority does not count, as its key has none.
+            let urgent = "x-priority: 255\r\n";
+            let time = Duration::from_secs(60);
+            load(to, 96, "secret", urgent, 400, time, &is_over)
+        });
         thread::sleep(Duration::from_millis(1500));
         let few = load(to, 4, "password", "", 20, time, &never);
         is_over.store(true, Ordering::Relaxed);

@@ -5,9 +5,9 @@
 
 use std::{convert::Infallible, ops::ControlFlow};
 
-use tokenizers::{EncodeInput, Encoding, TruncationDirection};
+use tokenizers::{EncodeInput, Encoding};
 
-use super::{Coder, Encoded, TextEncoder, TextToken};
+use super::{Coder, CutSide, Encoded, TextEncoder, TextToken};
 use crate::engine::EngineError;
 
 /// Length in bytes above which a text is tokenized in pieces.
@@ -16,6 +16,8 @@ pub(super) const LONG: usize = 64 << 10;
 const PIECE: usize = 32 << 10;
 /// Maximum length of a piece in bytes.
 const MAX_PIECE: usize = 256 << 10;
+/// Maximum length in bytes of two texts that are tokenized together.
+const MAX_PAIR: usize = 512 << 10;
 /// Length of the text on each side of a cut that is tokenized to check it.
 const CONTEXT: usize = 128;
 /// Number of cuts that are checked on each side of the preferred length of a piece.
@@ -150,19 +152,15 @@ impl TextEncoder {
         })
     }
 
-    /// Token ids of a long text, cut as the tokenizer is set up to.
+    /// Token ids of a long text, cut on the given side to the tokenizer's limit.
     pub(super) fn long(
         &self,
         index: usize,
         text: &str,
         adds_special: bool,
+        side: CutSide,
     ) -> Result<Encoded, EngineError> {
-        let (limit, cuts_front) = match self.limit() {
-            Some((limit, direction)) => {
-                (Some(limit), matches!(direction, TruncationDirection::Left))
-            }
-            None => (None, false),
-        };
+        let (limit, cuts_front) = (self.limit(), side == CutSide::Left);
         let mut around: Option<Around> = None;
         let mut kept: Vec<Vec<u32>> = Vec::new();
         let (mut n, mut first) = (0, None);
@@ -226,10 +224,45 @@ impl TextEncoder {
         })
     }
 
+    /// Token ids of two texts.
+    pub(super) fn pair(
+        &self,
+        index: usize,
+        first: String,
+        second: &str,
+        side: CutSide,
+    ) -> Result<Encoded, EngineError> {
+        // Which of two long texts is cut by a token more depends on all of their tokens.
+        let (first, second) = match first.len() > LONG && second.len() > LONG {
+            true => (first.as_str(), second),
+            false => (
+                self.needed(index, &first, side)?,
+                self.needed(index, second, side)?,
+            ),
+        };
+        let bytes = first.len() + second.len();
+        if bytes > MAX_PAIR {
+            return Err(EngineError::Text {
+                index,
+                problem: format!(
+                    "its two texts have {bytes} bytes that the tokenizer has to see together; expected at most {MAX_PAIR}, so shorten them"
+                ),
+            });
+        }
+        let input = EncodeInput::from((first.to_owned(), second.to_owned()));
+        let (encoding, is_cut) = self.encoding(index, input, true, side)?;
+        Ok(self.with_types(&encoding, is_cut))
+    }
+
     /// The part of a long text whose tokens are kept where it is cut together with another one: more tokens than the tokenizer's
     /// limit, from the end that is kept.
-    pub(super) fn needed<'t>(&self, index: usize, text: &'t str) -> Result<&'t str, EngineError> {
-        let Some((limit, direction)) = self.limit().filter(|_| text.len() > LONG) else {
+    fn needed<'t>(
+        &self,
+        index: usize,
+        text: &'t str,
+        side: CutSide,
+    ) -> Result<&'t str, EngineError> {
+        let Some(limit) = self.limit().filter(|_| text.len() > LONG) else {
             return Ok(text);
         };
         let mut pieces = Vec::new();
@@ -237,7 +270,7 @@ impl TextEncoder {
             pieces.push(piece);
             Ok(ControlFlow::Continue(()))
         })?;
-        let is_left = matches!(direction, TruncationDirection::Left);
+        let is_left = side == CutSide::Left;
         if is_left {
             pieces.reverse();
         }

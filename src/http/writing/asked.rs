@@ -1,68 +1,38 @@
 //! The bodies of requests for texts, and what they may ask for.
 
-use std::collections::BTreeMap;
-
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::super::{
-    embeddings::{kind, neutral_only},
+    embeddings::kind,
     error::Failure,
+    fields::shown,
+    request::{Fields, as_whole},
 };
 use crate::serve::{Message, Tool, Writing};
 
-#[derive(Deserialize)]
 pub(super) struct Asked {
-    #[serde(default)]
     pub model: Option<String>,
-    #[serde(default)]
     pub prompt: Value,
-    #[serde(default)]
     pub messages: Option<Vec<Said>>,
-    #[serde(default)]
-    max_tokens: Option<usize>,
-    #[serde(default)]
-    max_completion_tokens: Option<usize>,
-    #[serde(default)]
+    /// New tokens; -1 for all positions that are left.
+    max_tokens: Option<i64>,
     temperature: Option<f32>,
-    #[serde(default)]
     top_p: Option<f32>,
-    #[serde(default)]
     seed: Option<i64>,
-    #[serde(default)]
-    frequency_penalty: Option<f32>,
-    #[serde(default)]
-    presence_penalty: Option<f32>,
+    frequency_penalty: f32,
+    presence_penalty: f32,
     /// By token id.
-    #[serde(default)]
-    logit_bias: Option<BTreeMap<String, f32>>,
-    #[serde(default)]
+    logit_bias: Vec<(u32, f32)>,
     tools: Option<Vec<Tool>>,
-    #[serde(default)]
     tool_choice: Value,
-    #[serde(default)]
-    stop: Value,
-    #[serde(default)]
-    stream: Option<bool>,
-    #[serde(default)]
-    stream_options: Option<StreamOptions>,
-    /// How many texts go on from each prompt.
-    #[serde(default)]
-    n: Option<usize>,
-    /// A number in completions, true or false in conversations.
-    #[serde(default)]
-    logprobs: Value,
-    #[serde(default)]
-    top_logprobs: Option<usize>,
-    /// What is left, of which some would change the result.
-    #[serde(flatten)]
-    others: Map<String, Value>,
-}
-
-#[derive(Deserialize)]
-pub(super) struct StreamOptions {
-    #[serde(default)]
+    stop: Vec<String>,
+    stream: bool,
     include_usage: bool,
+    /// Number of texts for each prompt.
+    n: usize,
+    /// Number of alternatives that come with the log-probability of each token, if log-probabilities are asked for.
+    alternatives: Option<usize>,
 }
 
 #[derive(Deserialize)]
@@ -75,162 +45,199 @@ pub(super) struct Said {
     others: Map<String, Value>,
 }
 
-/// What would change the result and is not computed, with the value that asks for nothing.
-const NOT_COMPUTED: [(&str, &str); 27] = [
-    ("best_of", "1"),
-    ("echo", "false"),
-    ("suffix", "null"),
-    ("functions", "null"),
-    ("function_call", "\"none\""),
-    ("response_format", "{\"type\":\"text\"}"),
-    ("audio", "null"),
-    ("modalities", "[\"text\"]"),
-    ("prediction", "null"),
-    ("web_search_options", "null"),
-    // What other servers take beside OpenAI's.
-    ("top_k", "-1"),
-    ("min_p", "0"),
-    ("repetition_penalty", "1"),
-    ("length_penalty", "1"),
-    ("use_beam_search", "false"),
-    ("min_tokens", "0"),
-    ("ignore_eos", "false"),
-    ("stop_token_ids", "null"),
-    ("bad_words", "null"),
-    ("allowed_token_ids", "null"),
-    ("guided_json", "null"),
-    ("guided_regex", "null"),
-    ("guided_choice", "null"),
-    ("guided_grammar", "null"),
-    ("chat_template", "null"),
-    ("chat_template_kwargs", "null"),
-    ("continue_final_message", "false"),
-];
-/// Penalties by counts and the bias of a logit at most, as OpenAI has them.
-const MOST_PENALTY: f32 = 2.0;
-const MOST_BIAS: f32 = 100.0;
+/// Largest penalty by counts, and largest bias of a logit, in OpenAI's API.
+const MAX_PENALTY: f32 = 2.0;
+const MAX_BIAS: f64 = 100.0;
+/// New tokens of a completion by default, as in OpenAI's API.
+const DEFAULT_TOKENS: usize = 16;
+/// Largest number of texts of one prompt, and of alternatives of a token, in OpenAI's API.
+const MAX_TEXTS: i64 = 128;
+const MAX_ALTERNATIVES: i64 = 20;
+const MAX_STOPS: usize = 16;
 
-/// New tokens of a completion that says nothing of them, as OpenAI has it.
-const USUAL_TOKENS: usize = 16;
-/// Texts of one prompt at most, and alternatives of a token, as OpenAI has it.
-const MOST_TEXTS: usize = 128;
-const MOST_ALTERNATIVES: usize = 20;
+/// `max_tokens` or a field of its kind. Some clients send -1 for no limit.
+fn max_tokens(fields: &mut Fields, name: &'static str) -> Result<Option<i64>, Failure> {
+    let value = fields.value(name);
+    if value.is_null() {
+        return Ok(None);
+    }
+    match as_whole(&value).filter(|&n| n == -1 || n > 0) {
+        Some(n) => Ok(Some(n)),
+        None => {
+            let problem = format!(
+                "`{name}` is {}; expected a whole number, at least 1, or -1 for all positions that are left",
+                shown(&value)
+            );
+            Err(Failure::invalid(name, problem))
+        }
+    }
+}
+
+/// Texts before which the writing ends.
+fn stops(value: Value) -> Result<Vec<String>, Failure> {
+    let wrong = |found: &str| {
+        let problem =
+            format!("`stop` is {found}; expected a text, or a list of at most {MAX_STOPS} texts");
+        Err(Failure::invalid("stop", problem))
+    };
+    let list = match value {
+        Value::Null => return Ok(Vec::new()),
+        Value::String(stop) => return Ok(vec![stop]),
+        Value::Array(list) => list,
+        other => return wrong(&shown(&other)),
+    };
+    if list.len() > MAX_STOPS {
+        return wrong(&format!("a list of {} items", list.len()));
+    }
+    let mut stops = Vec::with_capacity(list.len());
+    for (at, stop) in list.into_iter().enumerate() {
+        match stop {
+            Value::String(stop) => stops.push(stop),
+            other => return wrong(&format!("a list whose item {at} is {}", shown(&other))),
+        }
+    }
+    Ok(stops)
+}
+
+/// What is added to the logits of tokens.
+fn biases(value: &Value) -> Result<Vec<(u32, f32)>, Failure> {
+    let wrong = |problem: String| Failure::invalid("logit_bias", problem);
+    let all = match value {
+        Value::Null => return Ok(Vec::new()),
+        Value::Array(list) if list.is_empty() => return Ok(Vec::new()),
+        Value::Object(all) => all,
+        other => {
+            let found = shown(other);
+            return Err(wrong(format!(
+                "`logit_bias` is {found}; expected an object of numbers by token id"
+            )));
+        }
+    };
+    let bias = |(id, bias): (&String, &Value)| {
+        let token = id
+            .parse()
+            .map_err(|_| wrong(format!("`logit_bias` has `{id}`, which is no token id")))?;
+        match bias.as_f64().filter(|bias| bias.abs() <= MAX_BIAS) {
+            Some(bias) => Ok((token, bias as f32)),
+            None => Err(wrong(format!(
+                "`logit_bias` of token {id} is {}; expected a number from -{MAX_BIAS} to {MAX_BIAS}",
+                shown(bias)
+            ))),
+        }
+    };
+    let mut biases = all.iter().map(bias).collect::<Result<Vec<_>, _>>()?;
+    biases.sort_by_key(|&(token, _)| token);
+    Ok(biases)
+}
+
+/// The alternatives of each token that a completion asks for by a number.
+fn alternatives(fields: &mut Fields) -> Result<Option<usize>, Failure> {
+    let value = fields.value("logprobs");
+    if value.is_null() || value == Value::Bool(false) {
+        return Ok(None);
+    }
+    match as_whole(&value).filter(|n| (0..=MAX_ALTERNATIVES).contains(n)) {
+        Some(n) => Ok(usize::try_from(n).ok()),
+        None => {
+            let problem = format!(
+                "`logprobs` is {}; expected a whole number from 0 to {MAX_ALTERNATIVES}",
+                shown(&value)
+            );
+            Err(Failure::invalid("logprobs", problem))
+        }
+    }
+}
+
+/// The alternatives of each token that a conversation asks for by two fields.
+fn chat_alternatives(fields: &mut Fields) -> Result<Option<usize>, Failure> {
+    let wanted = fields.flag("logprobs")?.unwrap_or(false);
+    let n = fields.count("top_logprobs", 0..=MAX_ALTERNATIVES)?;
+    match (wanted, n) {
+        (true, n) => Ok(Some(n.unwrap_or(0))),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(n)) => {
+            let problem = format!("`top_logprobs` is {n}, which needs `\"logprobs\": true`");
+            Err(Failure::invalid("top_logprobs", problem))
+        }
+    }
+}
+
+/// Refuses to write more texts than are returned.
+fn check_best_of(fields: &mut Fields, n: usize) -> Result<(), Failure> {
+    let best_of = fields.count("best_of", 1..=i64::MAX)?;
+    match best_of.filter(|&best_of| best_of != 1 && best_of != n) {
+        None => Ok(()),
+        Some(best_of) => {
+            let problem = format!(
+                "`best_of` is {best_of}; expected {n}, the number of texts that are returned, as texts are not ranked here"
+            );
+            Err(Failure::invalid("best_of", problem))
+        }
+    }
+}
 
 impl Asked {
-    pub fn parse(body: &[u8]) -> Result<Self, Failure> {
-        let asked: Self = serde_json::from_slice(body).map_err(|e| Failure::json(&e))?;
-        for (name, neutral) in NOT_COMPUTED {
-            if let Some(value) = asked.others.get(name) {
-                neutral_only(name, value, neutral)?;
-            }
+    /// Reads the fields of a completion or a conversation.
+    ///
+    /// # Errors
+    /// The first field with a value that it cannot have.
+    pub fn parse(mut fields: Fields, is_chat: bool) -> Result<Self, Failure> {
+        let penalty = -MAX_PENALTY..=MAX_PENALTY;
+        let mut options = fields.object("stream_options", "stream_options.")?;
+        let n = fields.count("n", 1..=MAX_TEXTS)?.unwrap_or(1);
+        if !is_chat {
+            check_best_of(&mut fields, n)?;
         }
-        Ok(asked)
-    }
-
-    /// The texts that go on from each prompt.
-    pub fn n(&self) -> Result<usize, Failure> {
-        let n = self.n.unwrap_or(1);
-        match (1..=MOST_TEXTS).contains(&n) {
-            true => Ok(n),
-            false => {
-                let problem = format!("`n` is {n}; expected from 1 to {MOST_TEXTS}");
-                Err(Failure::invalid("n", problem))
-            }
-        }
-    }
-
-    /// How many alternatives come with each token's log-probability, if that was asked for.
-    fn alternatives(&self, is_chat: bool) -> Result<Option<usize>, Failure> {
-        let (param, asked) = match (is_chat, &self.logprobs) {
-            (_, Value::Null) => ("top_logprobs", None),
-            (true, Value::Bool(false)) => ("top_logprobs", None),
-            (true, Value::Bool(true)) => ("top_logprobs", Some(self.top_logprobs.unwrap_or(0))),
-            (false, Value::Number(n)) if n.is_u64() => {
-                ("logprobs", n.as_u64().and_then(|n| usize::try_from(n).ok()))
-            }
-            (_, other) => {
-                let expected = match is_chat {
-                    true => "true or false",
-                    false => "a whole number",
-                };
-                let problem = format!("`logprobs` is {other}; expected {expected}");
-                return Err(Failure::invalid("logprobs", problem));
-            }
-        };
-        if asked.is_none() && self.top_logprobs.is_some() {
-            let problem = "`top_logprobs` says how many come with `logprobs`, a conversation's; send `\"logprobs\": true` there, and in completions a number".to_owned();
-            return Err(Failure::invalid("top_logprobs", problem));
-        }
-        match asked.filter(|&n| n > MOST_ALTERNATIVES) {
-            None => Ok(asked),
-            Some(n) => {
-                let problem = format!("`{param}` is {n}; expected at most {MOST_ALTERNATIVES}");
-                Err(Failure::invalid(param, problem))
-            }
-        }
-    }
-
-    pub fn writing(&self, is_chat: bool) -> Result<Writing, Failure> {
-        let stop = match &self.stop {
-            Value::Null => Vec::new(),
-            Value::String(stop) => vec![stop.clone()],
-            Value::Array(stops) => {
-                let texts = stops.iter().map(|stop| stop.as_str().map(str::to_owned));
-                let texts = texts.collect::<Option<Vec<String>>>();
-                texts.filter(|texts| texts.len() <= 16).ok_or_else(|| {
-                    let problem = "`stop` is no list of at most 16 texts".to_owned();
-                    Failure::invalid("stop", problem)
-                })?
-            }
-            other => {
-                let problem = format!("`stop` is {}; expected a text or a list", kind(other));
-                return Err(Failure::invalid("stop", problem));
-            }
-        };
-        Ok(Writing {
-            max_tokens: self
-                .max_completion_tokens
-                .or(self.max_tokens)
-                .or((!is_chat).then_some(USUAL_TOKENS)),
-            temperature: self.temperature,
-            top_p: self.top_p,
-            seed: self.seed.map(|seed| seed as u64),
-            frequency_penalty: Self::penalty("frequency_penalty", self.frequency_penalty)?,
-            presence_penalty: Self::penalty("presence_penalty", self.presence_penalty)?,
-            bias: self.bias()?,
-            stop,
-            goes_on: !is_chat,
-            log_probabilities: self.alternatives(is_chat)?,
+        let old_name = max_tokens(&mut fields, "max_tokens")?;
+        Ok(Self {
+            model: fields.text("model")?,
+            prompt: fields.value("prompt"),
+            messages: fields.parsed("messages")?,
+            max_tokens: max_tokens(&mut fields, "max_completion_tokens")?.or(old_name),
+            temperature: fields.number("temperature", 0.0..=f32::INFINITY)?,
+            top_p: fields.number("top_p", 0.0..=1.0)?,
+            seed: fields.whole("seed", i64::MIN..=i64::MAX)?,
+            frequency_penalty: fields
+                .number("frequency_penalty", penalty.clone())?
+                .unwrap_or(0.0),
+            presence_penalty: fields.number("presence_penalty", penalty)?.unwrap_or(0.0),
+            logit_bias: biases(&fields.value("logit_bias"))?,
+            tools: fields.parsed("tools")?,
+            tool_choice: fields.value("tool_choice"),
+            stop: stops(fields.value("stop"))?,
+            stream: fields.flag("stream")?.unwrap_or(false),
+            include_usage: options.flag("include_usage")?.unwrap_or(false),
+            n,
+            alternatives: match is_chat {
+                true => chat_alternatives(&mut fields)?,
+                false => alternatives(&mut fields)?,
+            },
         })
     }
 
-    /// A penalty within its limits; none where it is not given.
-    fn penalty(name: &str, asked: Option<f32>) -> Result<f32, Failure> {
-        let found = asked.unwrap_or(0.0);
-        match found.abs() <= MOST_PENALTY {
-            true => Ok(found),
-            false => {
-                let problem = format!("`{name}` is {found}; expected from -2 to 2");
-                Err(Failure::invalid(name, problem))
-            }
-        }
+    /// Number of texts for each prompt.
+    pub fn n(&self) -> usize {
+        self.n
     }
 
-    /// What is added to the logits of tokens.
-    fn bias(&self) -> Result<Vec<(u32, f32)>, Failure> {
-        let wrong = |problem: String| Failure::invalid("logit_bias", problem);
-        let all = self.logit_bias.iter().flatten().map(|(id, &bias)| {
-            let token = id
-                .parse()
-                .map_err(|_| wrong(format!("`logit_bias` has `{id}`, which is no token id")))?;
-            match bias.abs() <= MOST_BIAS {
-                true => Ok((token, bias)),
-                false => Err(wrong(format!(
-                    "`logit_bias` of token {id} is {bias}; expected from -100 to 100"
-                ))),
-            }
-        });
-        all.collect()
+    pub fn writing(&self, is_chat: bool) -> Writing {
+        Writing {
+            max_tokens: match self.max_tokens {
+                None => (!is_chat).then_some(DEFAULT_TOKENS),
+                // Negative for all that are left.
+                Some(n) => usize::try_from(n).ok(),
+            },
+            temperature: self.temperature,
+            // The smallest share keeps the most probable token alone, as 0 does in OpenAI's API.
+            top_p: self.top_p.map(|p| p.max(f32::MIN_POSITIVE)),
+            seed: self.seed.map(|seed| seed as u64),
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
+            bias: self.logit_bias.clone(),
+            stop: self.stop.clone(),
+            goes_on: !is_chat,
+            log_probabilities: self.alternatives,
+        }
     }
 
     /// The tools that the model may call. That it calls one, or which, cannot be forced upon it.
@@ -249,17 +256,16 @@ impl Asked {
     }
 
     pub fn streams(&self) -> bool {
-        self.stream == Some(true)
+        self.stream
     }
 
-    /// Whether the last event of a stream says how many tokens there were.
+    /// Whether the last event of a stream has the numbers of tokens.
     pub fn wants_usage(&self) -> bool {
-        let options = self.stream_options.as_ref();
-        options.is_some_and(|options| options.include_usage)
+        self.include_usage
     }
 
     pub fn wants_scores(&self) -> bool {
-        !matches!(self.logprobs, Value::Null | Value::Bool(false))
+        self.alternatives.is_some()
     }
 }
 

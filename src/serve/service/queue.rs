@@ -211,8 +211,8 @@ impl Shared {
             return;
         }
         let began = Instant::now();
-        let truncate = lead.submit().truncate;
-        let encoded = |index| encode(&self.encoder, text, index, truncate, self.limits.longest);
+        let submit = lead.submit();
+        let encoded = |index| encode(&self.encoder, text, index, submit, self.limits.longest);
         let found = encoded(lead.index());
         let took = began.elapsed();
         self.metrics.tokenize.add(took.as_secs_f64());

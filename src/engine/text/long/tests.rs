@@ -55,8 +55,16 @@ fn a_long_text_has_the_tokens_of_the_whole() {
             let Ok(whole) = whole else {
                 continue;
             };
-            let long = encoder.long(0, &text, adds_special).unwrap();
+            let long = encoder
+                .long(0, &text, adds_special, encoder.cut_side())
+                .unwrap();
             assert!(long.ids == whole.get_ids(), "{name}");
+            let other = encoder.cut_side().other();
+            let whole = encoder
+                .other_side()
+                .encode_fast(EncodeInput::from(text.as_str()), adds_special);
+            let long = encoder.long(0, &text, adds_special, other).unwrap();
+            assert!(long.ids == whole.unwrap().get_ids(), "{name}");
             compared += 1;
             let all = encoder
                 .contained(0, || {
@@ -111,15 +119,18 @@ fn a_long_text_that_cannot_be_parted_is_an_error_unless_it_is_short_enough() {
     let encoder = encoders();
     let (_, encoder) = encoder.iter().find(|(name, _)| name == "st-mean").unwrap();
     let word = "a".repeat(MAX_PIECE);
-    let one = encoder.long(0, &word, true).unwrap();
+    let one = encoder.long(0, &word, true, CutSide::Right).unwrap();
     assert_eq!(one.ids.len(), 3);
-    let error = encoder.long(0, &word.repeat(2), true).unwrap_err();
+    let error = encoder
+        .long(0, &word.repeat(2), true, CutSide::Right)
+        .unwrap_err();
     assert_eq!(
         error.to_string(),
         "text 0 cannot be tokenized: it has 524288 bytes, of which no 262144 in a row have a place where the tokenizer would part them; shorten it or add spaces"
     );
     // Another text that is too long ends before that.
-    let cut = encoder.long(0, &format!("{} {}", text(LONG), word.repeat(2)), true);
+    let both = format!("{} {}", text(LONG), word.repeat(2));
+    let cut = encoder.long(0, &both, true, CutSide::Right);
     assert!(cut.unwrap().is_cut);
     let texts = format!("{} {}", text(5 * LONG), text(5 * LONG));
     let error = encoder.encode_one(Input::Pair(&texts, &texts), Prompt::Default);

@@ -1,0 +1,420 @@
+//! Every field of request bodies that the server knows, for all routes.
+//!
+//! A field is computed by some routes. Elsewhere it is ignored if it cannot change a response; otherwise it is refused unless
+//! its value asks for nothing. A field that is not in the table is refused, since it might change a response. Null is accepted
+//! for every field.
+//!
+//! [`Fields`](super::request::Fields) checks bodies against this table; the OpenAPI document and the table of
+//! `docs/serving.md` are held to it by tests.
+
+use serde_json::Value;
+
+use super::{Route, error::Failure};
+use crate::names::nearest;
+
+pub(super) struct Field {
+    /// Name in the body; a dot separates a nested field from its object.
+    pub name: &'static str,
+    /// Routes that compute it.
+    pub routes: &'static [Route],
+    pub elsewhere: Elsewhere,
+}
+
+/// What a route does with a field that it does not compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Elsewhere {
+    /// Ignores it, as no value changes a response.
+    Ignored,
+    /// Refuses it unless it is null or one of these values, a JSON array.
+    Refused(&'static str),
+}
+
+const fn computed(name: &'static str, routes: &'static [Route]) -> Field {
+    computed_or(name, routes, "[]")
+}
+
+/// A field that some routes compute, with the values that other routes accept.
+const fn computed_or(name: &'static str, routes: &'static [Route], neutral: &'static str) -> Field {
+    Field {
+        name,
+        routes,
+        elsewhere: Elsewhere::Refused(neutral),
+    }
+}
+
+const fn ignored(name: &'static str) -> Field {
+    Field {
+        name,
+        routes: &[],
+        elsewhere: Elsewhere::Ignored,
+    }
+}
+
+/// A field of other servers that changes a response, with the values that do not.
+const fn refused(name: &'static str, neutral: &'static str) -> Field {
+    computed_or(name, &[], neutral)
+}
+
+const ALL: &[Route] = &[
+    Route::Embeddings,
+    Route::Completions,
+    Route::ChatCompletions,
+    Route::Embed,
+    Route::EmbedAll,
+    Route::EmbedSparse,
+    Route::Predict,
+    Route::TeiRerank,
+    Route::Similarity,
+    Route::Tokenize,
+    Route::Decode,
+    Route::Rerank,
+    Route::RerankV2,
+];
+const EMBEDDINGS: &[Route] = &[Route::Embeddings];
+const GENERATION: &[Route] = &[Route::Completions, Route::ChatCompletions];
+const COMPLETIONS: &[Route] = &[Route::Completions];
+const CHAT: &[Route] = &[Route::ChatCompletions];
+const SIMILARITY: &[Route] = &[Route::Similarity];
+const TRUNCATED: &[Route] = &[
+    Route::Embeddings,
+    Route::Embed,
+    Route::EmbedAll,
+    Route::EmbedSparse,
+    Route::Predict,
+    Route::TeiRerank,
+    Route::Rerank,
+];
+const PROMPTED: &[Route] = &[
+    Route::Embed,
+    Route::EmbedAll,
+    Route::EmbedSparse,
+    Route::Tokenize,
+];
+const INPUTS: &[Route] = &[
+    Route::Embed,
+    Route::EmbedAll,
+    Route::EmbedSparse,
+    Route::Predict,
+    Route::Similarity,
+    Route::Tokenize,
+];
+const RANKING: &[Route] = &[Route::TeiRerank, Route::Rerank, Route::RerankV2];
+/// Routes that `POST /` hands a request to.
+const BASE: [Route; 5] = [
+    Route::Embed,
+    Route::EmbedSparse,
+    Route::Predict,
+    Route::TeiRerank,
+    Route::Similarity,
+];
+
+pub(super) const FIELDS: &[Field] = &[
+    computed("model", ALL),
+    // Embeddings.
+    computed("input", EMBEDDINGS),
+    computed("encoding_format", EMBEDDINGS),
+    computed("dimensions", &[Route::Embeddings, Route::Embed]),
+    computed("input_type", EMBEDDINGS),
+    computed("task", EMBEDDINGS),
+    computed("truncate", TRUNCATED),
+    computed("inputs", INPUTS),
+    computed("inputs.source_sentence", SIMILARITY),
+    computed("inputs.sentences", SIMILARITY),
+    computed("normalize", &[Route::Embed]),
+    computed("prompt_name", PROMPTED),
+    computed("truncation_direction", TRUNCATED),
+    // Clients of Hugging Face's inference API send an empty object.
+    computed_or("parameters", SIMILARITY, "[{}]"),
+    computed("parameters.truncate", SIMILARITY),
+    computed("parameters.prompt_name", SIMILARITY),
+    computed("parameters.truncation_direction", SIMILARITY),
+    computed("add_special_tokens", &[Route::Tokenize]),
+    computed("ids", &[Route::Decode]),
+    computed_or("skip_special_tokens", &[Route::Decode], "[true]"),
+    // Scores.
+    computed("raw_scores", &[Route::Predict, Route::TeiRerank]),
+    computed("query", RANKING),
+    computed("texts", &[Route::TeiRerank]),
+    computed("return_text", &[Route::TeiRerank]),
+    computed("documents", &[Route::Rerank, Route::RerankV2]),
+    computed("top_n", &[Route::Rerank, Route::RerankV2]),
+    computed("return_documents", &[Route::Rerank]),
+    computed("max_tokens_per_doc", &[Route::RerankV2]),
+    // Generation.
+    computed("prompt", COMPLETIONS),
+    computed("messages", CHAT),
+    computed("max_tokens", GENERATION),
+    computed("max_completion_tokens", GENERATION),
+    computed("temperature", GENERATION),
+    computed("top_p", GENERATION),
+    computed("seed", GENERATION),
+    computed("frequency_penalty", GENERATION),
+    computed("presence_penalty", GENERATION),
+    computed("logit_bias", GENERATION),
+    computed("stop", GENERATION),
+    computed_or("stream", GENERATION, "[false]"),
+    computed("stream_options", GENERATION),
+    computed("stream_options.include_usage", GENERATION),
+    ignored("stream_options.include_obfuscation"),
+    refused("stream_options.continuous_usage_stats", "[false]"),
+    computed_or("n", GENERATION, "[1]"),
+    computed("best_of", COMPLETIONS),
+    computed("logprobs", GENERATION),
+    computed_or("top_logprobs", CHAT, "[0]"),
+    computed_or("tools", CHAT, "[[]]"),
+    computed_or("tool_choice", CHAT, r#"["none", "auto"]"#),
+    // Fields that cannot change a response: marks of the sender, hints for storing, scheduling and caching, and parameters of
+    // methods that are off.
+    ignored("user"),
+    ignored("metadata"),
+    ignored("store"),
+    ignored("service_tier"),
+    ignored("safety_identifier"),
+    ignored("prompt_cache_key"),
+    ignored("prompt_cache_retention"),
+    ignored("prompt_cache_options"),
+    ignored("cache_salt"),
+    ignored("cache_prompt"),
+    ignored("request_id"),
+    ignored("rid"),
+    ignored("priority"),
+    ignored("id_slot"),
+    ignored("slot_id"),
+    ignored("n_keep"),
+    ignored("n_discard"),
+    ignored("keep_alive"),
+    ignored("guided_decoding_backend"),
+    ignored("guided_whitespace_pattern"),
+    ignored("mirostat_tau"),
+    ignored("mirostat_eta"),
+    ignored("dynatemp_exponent"),
+    ignored("xtc_threshold"),
+    ignored("dry_base"),
+    ignored("dry_allowed_length"),
+    ignored("dry_penalty_last_n"),
+    ignored("dry_sequence_breakers"),
+    // Structured output.
+    refused("response_format", r#"[{"type": "text"}]"#),
+    refused("structured_outputs", "[]"),
+    refused("structural_tag", r#"[""]"#),
+    refused("guided_json", r#"[""]"#),
+    refused("guided_regex", r#"[""]"#),
+    refused("guided_choice", "[[]]"),
+    refused("guided_grammar", r#"[""]"#),
+    refused("grammar", r#"[""]"#),
+    refused("json_schema", "[]"),
+    refused("regex", r#"[""]"#),
+    refused("ebnf", r#"[""]"#),
+    refused("format", r#"[""]"#),
+    // Conversations.
+    refused("functions", "[[]]"),
+    refused("function_call", r#"["none", "auto"]"#),
+    refused("parallel_tool_calls", "[true]"),
+    refused("parse_tool_calls", "[false]"),
+    refused("audio", "[]"),
+    refused("modalities", r#"[["text"]]"#),
+    refused("prediction", "[]"),
+    refused("web_search_options", "[]"),
+    refused("verbosity", r#"["medium"]"#),
+    refused("reasoning", "[]"),
+    refused("reasoning_effort", "[]"),
+    refused("reasoning_format", r#"["none"]"#),
+    refused("include_reasoning", "[true]"),
+    refused("thinking", "[]"),
+    refused("think", "[]"),
+    refused("enable_thinking", "[]"),
+    refused("thinking_budget", "[]"),
+    refused("chat_template", r#"[""]"#),
+    refused("chat_template_kwargs", "[{}]"),
+    refused("continue_final_message", "[false]"),
+    refused("add_generation_prompt", "[true]"),
+    refused("system", r#"[""]"#),
+    refused("template", r#"[""]"#),
+    refused("raw", "[false]"),
+    refused("context", "[[]]"),
+    refused("options", "[{}]"),
+    refused("images", "[[]]"),
+    refused("image_data", "[[]]"),
+    refused("mm_processor_kwargs", "[{}]"),
+    refused("media_io_kwargs", "[{}]"),
+    // Sampling.
+    refused("top_k", "[-1, 0]"),
+    refused("top_a", "[0]"),
+    refused("min_p", "[0]"),
+    refused("typical_p", "[1]"),
+    refused("typ_p", "[1]"),
+    refused("tfs_z", "[1]"),
+    refused("tfs", "[1]"),
+    refused("epsilon_cutoff", "[0]"),
+    refused("eta_cutoff", "[0]"),
+    refused("top_n_sigma", "[-1, 0]"),
+    refused("min_keep", "[0]"),
+    refused("mirostat", "[0]"),
+    refused("mirostat_mode", "[0]"),
+    refused("dynatemp_range", "[0]"),
+    refused("smoothing_factor", "[0]"),
+    refused("xtc_probability", "[0]"),
+    refused("dry_multiplier", "[0]"),
+    refused("repetition_penalty", "[1]"),
+    refused("repeat_penalty", "[1]"),
+    refused("encoder_repetition_penalty", "[1]"),
+    refused("repeat_last_n", "[-1]"),
+    refused("penalize_nl", "[false]"),
+    refused("no_repeat_ngram_size", "[0]"),
+    refused("samplers", "[]"),
+    refused("do_sample", "[]"),
+    refused("num_beams", "[1]"),
+    refused("use_beam_search", "[false]"),
+    refused("length_penalty", "[1]"),
+    refused("early_stopping", "[false]"),
+    refused("logits_processors", "[[]]"),
+    refused("custom_logit_processor", r#"[""]"#),
+    refused("bad_words", "[[]]"),
+    refused("allowed_token_ids", "[[]]"),
+    refused("watermark", "[false]"),
+    // Length and end of a text.
+    refused("max_new_tokens", "[]"),
+    refused("max_length", "[]"),
+    refused("n_predict", "[]"),
+    refused("num_predict", "[]"),
+    refused("min_tokens", "[0]"),
+    refused("min_length", "[0]"),
+    refused("ignore_eos", "[false]"),
+    refused("stop_token_ids", "[[]]"),
+    refused("stop_regex", r#"["", []]"#),
+    refused("include_stop_str_in_output", "[false]"),
+    refused("no_stop_trim", "[false]"),
+    refused("t_max_predict_ms", "[-1, 0]"),
+    refused("n_indent", "[0]"),
+    // Form of a response.
+    refused("echo", "[false]"),
+    refused("suffix", r#"[""]"#),
+    refused("return_full_text", "[false]"),
+    refused("spaces_between_special_tokens", "[true]"),
+    refused("prompt_logprobs", "[]"),
+    refused("n_probs", "[0]"),
+    refused("post_sampling_probs", "[false]"),
+    refused("return_tokens", "[false]"),
+    refused("return_token_ids", "[false]"),
+    refused("return_tokens_as_token_ids", "[false]"),
+    refused("return_hidden_states", "[false]"),
+    refused("return_progress", "[false]"),
+    refused("timings_per_token", "[false]"),
+    refused("response_fields", "[[]]"),
+    refused("details", "[false]"),
+    refused("decoder_input_details", "[false]"),
+    refused("verbose", "[false]"),
+    // Adapters and other models.
+    refused("lora", "[[]]"),
+    refused("lora_path", "[]"),
+    refused("adapter_id", "[]"),
+    refused("vllm_xargs", "[{}]"),
+    refused("kv_transfer_params", "[]"),
+    // Embeddings and ranks.
+    refused("truncate_prompt_tokens", "[]"),
+    refused("truncation", "[]"),
+    refused("instruction", r#"[""]"#),
+    refused("normalized", "[]"),
+    refused("embd_normalize", "[]"),
+    refused("embedding_type", r#"["float"]"#),
+    refused("embedding_types", r#"[["float"]]"#),
+    refused("embed_dtype", r#"["float32"]"#),
+    refused("endianness", r#"["little", "native"]"#),
+    refused("output_dtype", r#"["float"]"#),
+    refused("output_dimension", "[]"),
+    refused("late_chunking", "[false]"),
+    refused("return_multivector", "[false]"),
+    refused("return_embeddings", "[false]"),
+    refused("rank_fields", r#"[["text"]]"#),
+    refused("max_chunks_per_doc", "[]"),
+];
+
+impl Field {
+    /// Whether a route computes the field. `POST /` computes the fields of all routes that it may stand for.
+    pub fn is_computed(&self, route: Route) -> bool {
+        match route {
+            Route::Base => BASE.iter().any(|base| self.routes.contains(base)),
+            route => self.routes.contains(&route),
+        }
+    }
+
+    /// Values beside null that ask for nothing.
+    pub fn neutral(&self) -> Vec<Value> {
+        match self.elsewhere {
+            Elsewhere::Ignored => Vec::new(),
+            Elsewhere::Refused(list) => {
+                serde_json::from_str(list).expect("a test parses each list")
+            }
+        }
+    }
+
+    /// Whether a value cannot change a response of a route that does not compute the field.
+    pub fn is_neutral(&self, value: &Value) -> bool {
+        let is_same = |neutral: &Value| match (neutral.as_f64(), value.as_f64()) {
+            (Some(neutral), Some(value)) => neutral == value,
+            _ => neutral == value,
+        };
+        self.elsewhere == Elsewhere::Ignored
+            || value.is_null()
+            || self.neutral().iter().any(is_same)
+    }
+
+    /// The error of a value that is not neutral on a route that does not compute the field.
+    pub fn refusal(&self, route: Route, value: &Value) -> Failure {
+        let name = self.name;
+        if !self.routes.is_empty() {
+            let routes: Vec<&str> = self.routes.iter().map(|route| route.name()).collect();
+            let problem = format!(
+                "`{name}` is not a field of {}, but of {}; leave it out",
+                route.name(),
+                routes.join(", ")
+            );
+            return Failure::invalid(name, problem);
+        }
+        let neutral: Vec<String> = self.neutral().iter().map(Value::to_string).collect();
+        let neutral = match neutral.is_empty() {
+            true => String::new(),
+            false => format!(", or send {}", neutral.join(" or ")),
+        };
+        let problem = format!(
+            "`{name}` is {}, which would change the response and is not computed here; leave it out{neutral}",
+            shown(value)
+        );
+        Failure::invalid(name, problem)
+    }
+}
+
+/// The field of this name, if the server knows it.
+pub(super) fn field(name: &str) -> Option<&'static Field> {
+    FIELDS.iter().find(|field| field.name == name)
+}
+
+/// The error of a field that is not in the table.
+pub(super) fn unknown(route: Route, name: &str) -> Failure {
+    let (before, _) = name.rsplit_once('.').unwrap_or_default();
+    let siblings = FIELDS.iter().filter(|field| {
+        let (own, _) = field.name.rsplit_once('.').unwrap_or_default();
+        own == before
+    });
+    let own = siblings
+        .filter(|field| field.is_computed(route))
+        .map(|field| field.name);
+    let name: String = name.chars().take(80).collect();
+    let near = match nearest(&name, own) {
+        Some(near) => format!("; did you mean `{near}`?"),
+        None => "; leave it out".to_owned(),
+    };
+    let problem = format!("`{name}` is not a field of {}{near}", route.name());
+    Failure::invalid(&name, problem)
+}
+
+/// A value in an error: short ones as they are, others by their kind.
+pub(super) fn shown(value: &Value) -> String {
+    const MAX_CHARS: usize = 40;
+    let text = value.to_string();
+    match value {
+        Value::Null => "missing".to_owned(),
+        _ if text.chars().count() <= MAX_CHARS => text,
+        other => super::embeddings::kind(other).to_owned(),
+    }
+}

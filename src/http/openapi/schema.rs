@@ -1,0 +1,132 @@
+//! Schemas that several routes share.
+
+use serde_json::{Value, json};
+
+pub(super) fn named(schema: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{schema}")})
+}
+
+pub(super) fn list(of: Value) -> Value {
+    json!({"type": "array", "items": of})
+}
+
+/// An object with some required fields.
+pub(super) fn object(required: &[&str], properties: Value) -> Value {
+    json!({"type": "object", "required": required, "properties": properties})
+}
+
+pub(super) fn text() -> Value {
+    json!({"type": "string"})
+}
+
+pub(super) fn some_text() -> Value {
+    json!({"type": "string", "minLength": 1})
+}
+
+pub(super) fn whole(least: u64) -> Value {
+    json!({"type": "integer", "minimum": least})
+}
+
+pub(super) fn number() -> Value {
+    json!({"type": "number"})
+}
+
+pub(super) fn yes_or_no() -> Value {
+    json!({"type": "boolean"})
+}
+
+pub(super) fn or_null(mut schema: Value) -> Value {
+    if let Some(kind) = schema.get("type").cloned() {
+        schema["type"] = json!([kind, "null"]);
+        return schema;
+    }
+    json!({"anyOf": [schema, {"type": "null"}]})
+}
+
+pub(super) fn json_answer(schema: Value) -> Vec<(&'static str, Value)> {
+    vec![("application/json", schema)]
+}
+
+/// Only these values: others would change the result, and are refused.
+pub(super) fn only(values: Value) -> Value {
+    json!({"enum": values})
+}
+
+pub(super) fn direction() -> Value {
+    only(json!([null, "Left", "Right", "left", "right"]))
+}
+
+/// Number of new tokens, or -1 for all positions that are left.
+pub(super) fn max_tokens() -> Value {
+    json!({"type": ["integer", "null"], "minimum": -1, "not": {"const": 0}})
+}
+
+pub(super) fn flag() -> Value {
+    or_null(yes_or_no())
+}
+
+/// The fields of TEI's routes that choose a model and cut texts, beside a route's own.
+pub(super) fn tei(required: &[&str], mut own: Value) -> Value {
+    own["model"] = or_null(text());
+    own["truncate"] = flag();
+    own["truncation_direction"] = direction();
+    object(required, own)
+}
+
+pub(super) fn state() -> Value {
+    object(&["status"], json!({"status": text()}))
+}
+
+/// Shapes that have a name.
+pub(super) fn schemas() -> Value {
+    let error = |code: Value| {
+        object(
+            &["message", "type", "param", "code"],
+            json!({"message": text(), "type": text(), "param": or_null(text()), "code": code}),
+        )
+    };
+    let scores = json!({"type": ["object", "null"]});
+    json!({
+        "Input": {"anyOf": [
+            some_text(),
+            {"type": "array", "minItems": 1, "items": some_text()},
+            {"type": "array", "minItems": 1, "items": whole(0)},
+            {"type": "array", "minItems": 1, "items": {"type": "array", "minItems": 1, "items": whole(0)}},
+        ]},
+        "Embeddings": object(&["object", "data", "model", "usage"], json!({
+            "object": text(), "model": text(), "usage": named("Usage"),
+            "data": list(object(&["object", "index", "embedding"], json!({
+                "object": text(), "index": whole(0), "embedding": {"anyOf": [list(number()), text()]},
+            }))),
+        })),
+        "Usage": object(&["prompt_tokens", "total_tokens"], json!({
+            "prompt_tokens": whole(0), "completion_tokens": whole(0), "total_tokens": whole(0),
+        })),
+        "Message": object(&["role", "content"], json!({
+            "role": text(),
+            "content": {"anyOf": [
+                {"type": ["string", "null"]},
+                list(object(&["type", "text"], json!({"type": {"const": "text"}, "text": text()}))),
+            ]},
+        })),
+        "Texts": object(&["id", "object", "created", "model", "choices", "usage"], json!({
+            "id": text(), "object": text(), "created": whole(0), "model": text(), "usage": named("Usage"),
+            "choices": list(object(&["index", "finish_reason", "logprobs"], json!({
+                "index": whole(0), "finish_reason": only(json!(["stop", "length"])), "logprobs": scores,
+                "text": text(),
+                "message": object(&["role", "content"], json!({"role": text(), "content": text()})),
+            }))),
+        })),
+        "Label": object(&["label", "score"], json!({"label": text(), "score": number()})),
+        "Token": object(&["id", "text", "special", "start", "stop"], json!({
+            "id": whole(0), "text": text(), "special": yes_or_no(),
+            "start": or_null(whole(0)), "stop": or_null(whole(0)),
+        })),
+        "Model": object(&["id", "object", "created", "owned_by"], json!({
+            "id": text(), "object": text(), "created": whole(0), "owned_by": text(),
+        })),
+        "Error": object(&["error"], json!({"error": error(text())})),
+        "TeiError": object(&["error", "error_type"], json!({"error": text(), "error_type": text()})),
+        "CohereError": object(&["message"], json!({"message": text()})),
+    })
+}

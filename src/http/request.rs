@@ -1,0 +1,294 @@
+//! Fields of a request body, read with errors that name the field and what it may be.
+
+use std::{collections::BTreeMap, ops::RangeInclusive};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, Visitor},
+};
+use serde_json::Value;
+
+use super::{
+    Route,
+    error::Failure,
+    fields::{Elsewhere, field, shown, unknown},
+};
+
+/// The fields of a body, or of an object in it, that a route computes.
+pub(super) struct Fields {
+    route: Route,
+    /// Path of the object and a dot; empty for the body itself.
+    prefix: &'static str,
+    values: BTreeMap<&'static str, Value>,
+}
+
+impl Fields {
+    /// Reads a body. Fields that the route ignores are skipped.
+    ///
+    /// # Errors
+    /// A body that is not a JSON object, a field that is given twice, and fields that the table refuses.
+    pub fn read(route: Route, body: &[u8]) -> Result<Self, Failure> {
+        let mut failure = None;
+        let reader = Reader {
+            route,
+            failure: &mut failure,
+        };
+        let mut from = serde_json::Deserializer::from_slice(body);
+        let values = from.deserialize_map(reader).and_then(|values| {
+            from.end()?;
+            Ok(values)
+        });
+        match values {
+            Ok(values) => Ok(Self {
+                route,
+                prefix: "",
+                values,
+            }),
+            Err(error) => Err(failure.unwrap_or_else(|| Failure::json(&error))),
+        }
+    }
+
+    /// The same fields for one of the routes that `POST /` stands for.
+    ///
+    /// # Errors
+    /// A field that this route does not compute.
+    pub fn narrowed(self, route: Route) -> Result<Self, Failure> {
+        for (name, value) in &self.values {
+            if let Some(known) = field(name).filter(|known| !known.is_computed(route))
+                && !known.is_neutral(value)
+            {
+                return Err(known.refusal(route, value));
+            }
+        }
+        Ok(Self { route, ..self })
+    }
+
+    /// Whether a field is there and not null.
+    pub fn has(&self, name: &str) -> bool {
+        self.values.get(name).is_some_and(|value| !value.is_null())
+    }
+
+    /// A field that is a text, which stays.
+    pub fn peek(&self, name: &str) -> Option<&str> {
+        self.values.get(name).and_then(Value::as_str)
+    }
+
+    pub fn is_object(&self, name: &str) -> bool {
+        self.values.get(name).is_some_and(Value::is_object)
+    }
+
+    /// A field's value, null where it is missing.
+    pub fn value(&mut self, name: &'static str) -> Value {
+        let path = match self.prefix {
+            "" => Some(name),
+            prefix => field(&format!("{prefix}{name}")).map(|known| known.name),
+        };
+        let value = path.and_then(|path| self.values.remove(path));
+        value.unwrap_or_default()
+    }
+
+    fn wrong(&self, name: &str, value: &Value, expected: &str) -> Failure {
+        let path = format!("{}{name}", self.prefix);
+        let problem = format!("`{path}` is {}; expected {expected}", shown(value));
+        Failure::invalid(&path, problem)
+    }
+
+    pub fn text(&mut self, name: &'static str) -> Result<Option<String>, Failure> {
+        match self.value(name) {
+            Value::Null => Ok(None),
+            Value::String(text) => Ok(Some(text)),
+            other => Err(self.wrong(name, &other, "a text")),
+        }
+    }
+
+    pub fn required_text(&mut self, name: &'static str) -> Result<String, Failure> {
+        let text = self.text(name)?;
+        text.ok_or_else(|| self.wrong(name, &Value::Null, "a text"))
+    }
+
+    /// A list of texts, which may be empty.
+    pub fn texts(&mut self, name: &'static str) -> Result<Vec<String>, Failure> {
+        let list = match self.value(name) {
+            Value::Array(list) => list,
+            other => return Err(self.wrong(name, &other, "a list of texts")),
+        };
+        let text = |(at, value): (usize, Value)| match value {
+            Value::String(text) => Ok(text),
+            other => {
+                let problem = format!(
+                    "item {at} of `{name}` is {}; expected a text",
+                    shown(&other)
+                );
+                Err(Failure::invalid(&format!("{}{name}", self.prefix), problem))
+            }
+        };
+        list.into_iter().enumerate().map(text).collect()
+    }
+
+    pub fn flag(&mut self, name: &'static str) -> Result<Option<bool>, Failure> {
+        match self.value(name) {
+            Value::Null => Ok(None),
+            Value::Bool(flag) => Ok(Some(flag)),
+            other => Err(self.wrong(name, &other, "true or false")),
+        }
+    }
+
+    /// A whole number of a range. JSON has one kind of number, and some clients write `4.0`.
+    pub fn whole(
+        &mut self,
+        name: &'static str,
+        range: RangeInclusive<i64>,
+    ) -> Result<Option<i64>, Failure> {
+        let value = self.value(name);
+        if value.is_null() {
+            return Ok(None);
+        }
+        match as_whole(&value).filter(|n| range.contains(n)) {
+            Some(n) => Ok(Some(n)),
+            None => {
+                let expected = match (*range.start(), *range.end()) {
+                    (i64::MIN, i64::MAX) => "a whole number of 64 bits".to_owned(),
+                    (min, i64::MAX) => format!("a whole number, at least {min}"),
+                    (min, max) => format!("a whole number from {min} to {max}"),
+                };
+                Err(self.wrong(name, &value, &expected))
+            }
+        }
+    }
+
+    /// A whole number that counts something.
+    pub fn count(
+        &mut self,
+        name: &'static str,
+        range: RangeInclusive<i64>,
+    ) -> Result<Option<usize>, Failure> {
+        let n = self.whole(name, range)?;
+        Ok(n.map(|n| usize::try_from(n).unwrap_or(usize::MAX)))
+    }
+
+    /// A number of a range, whose end may be infinite.
+    pub fn number(
+        &mut self,
+        name: &'static str,
+        range: RangeInclusive<f32>,
+    ) -> Result<Option<f32>, Failure> {
+        let value = self.value(name);
+        if value.is_null() {
+            return Ok(None);
+        }
+        let found = value.as_f64().map(|x| x as f32);
+        match found.filter(|x| x.is_finite() && range.contains(x)) {
+            Some(x) => Ok(Some(x)),
+            None => {
+                let expected = match range.end().is_finite() {
+                    true => format!("a number from {} to {}", range.start(), range.end()),
+                    false => format!("a number, at least {}", range.start()),
+                };
+                Err(self.wrong(name, &value, &expected))
+            }
+        }
+    }
+
+    /// The fields of an object in the body; none where it is missing.
+    pub fn object(&mut self, name: &'static str, prefix: &'static str) -> Result<Self, Failure> {
+        let given = match self.value(name) {
+            Value::Null => Default::default(),
+            Value::Object(given) => given,
+            other => return Err(self.wrong(name, &other, "an object")),
+        };
+        let mut values = BTreeMap::new();
+        for (own, value) in given {
+            let path = format!("{prefix}{own}");
+            match field(&path) {
+                Some(known) if known.is_computed(self.route) => {
+                    values.insert(known.name, value);
+                }
+                Some(known) if known.is_neutral(&value) => {}
+                Some(known) => return Err(known.refusal(self.route, &value)),
+                None if value.is_null() => {}
+                None => return Err(unknown(self.route, &path)),
+            }
+        }
+        Ok(Self {
+            route: self.route,
+            prefix,
+            values,
+        })
+    }
+
+    /// A field of another shape; `None` where it is missing.
+    pub fn parsed<T: DeserializeOwned>(
+        &mut self,
+        name: &'static str,
+    ) -> Result<Option<T>, Failure> {
+        let parsed = Option::<T>::deserialize(self.value(name));
+        parsed.map_err(|error| {
+            let path = format!("{}{name}", self.prefix);
+            Failure::invalid(&path, format!("`{path}` is not valid: {error}"))
+        })
+    }
+}
+
+/// The whole number that a value is.
+pub(super) fn as_whole(value: &Value) -> Option<i64> {
+    // The first double that is too large.
+    const LIMIT: f64 = (1_u64 << 63) as f64;
+    value.as_i64().or_else(|| {
+        let x = value.as_f64()?;
+        (x.fract() == 0.0 && (-LIMIT..LIMIT).contains(&x)).then_some(x as i64)
+    })
+}
+
+/// Reads the fields of a body against the table.
+struct Reader<'a> {
+    route: Route,
+    /// Why the body is refused, beside serde's own errors.
+    failure: &'a mut Option<Failure>,
+}
+
+impl Reader<'_> {
+    fn refuse<E: serde::de::Error>(self, failure: Failure) -> E {
+        *self.failure = Some(failure);
+        E::custom("a field is refused")
+    }
+}
+
+impl<'de> Visitor<'de> for Reader<'_> {
+    type Value = BTreeMap<&'static str, Value>;
+
+    fn expecting(&self, formatter: &mut std::fmt::Formatter) -> std::fmt::Result {
+        formatter.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut values = BTreeMap::new();
+        while let Some(name) = map.next_key::<String>()? {
+            let top_level = (!name.contains('.')).then_some(name.as_str());
+            let Some(known) = top_level.and_then(field) else {
+                match map.next_value::<Option<IgnoredAny>>()? {
+                    None => continue,
+                    Some(_) => {
+                        let failure = unknown(self.route, &name);
+                        return Err(self.refuse(failure));
+                    }
+                }
+            };
+            if known.is_computed(self.route) {
+                if values.insert(known.name, map.next_value()?).is_some() {
+                    return Err(A::Error::custom(format_args!(
+                        "the field `{name}` is given twice"
+                    )));
+                }
+            } else if known.elsewhere == Elsewhere::Ignored {
+                map.next_value::<IgnoredAny>()?;
+            } else {
+                let value: Value = map.next_value()?;
+                if !known.is_neutral(&value) {
+                    let failure = known.refusal(self.route, &value);
+                    return Err(self.refuse(failure));
+                }
+            }
+        }
+        Ok(values)
+    }
+}

@@ -1,0 +1,239 @@
+//! The table of fields, and the errors of fields and headers.
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde_json::{Value, json};
+
+use super::{
+    super::{
+        Bodies, Body, Origin, Route,
+        error::Style,
+        fields::{Elsewhere, FIELDS},
+        request::Fields,
+    },
+    small,
+};
+use crate::serve::Models;
+
+/// Message and parameter of the error of a body; `None` where the table takes it.
+fn refusal(route: Route, body: &Value) -> Option<(String, Value)> {
+    let failure = Fields::read(route, body.to_string().as_bytes()).err()?;
+    let Body::Whole(Some(bytes)) = failure.response(Style::OpenAi).into_body() else {
+        panic!("an error has a body")
+    };
+    let told: Value = serde_json::from_slice(&bytes).unwrap();
+    let message = told["error"]["message"].as_str().unwrap().to_owned();
+    Some((message, told["error"]["param"].clone()))
+}
+
+fn body_routes() -> impl Iterator<Item = Route> {
+    let posts = Route::ALL.into_iter();
+    posts
+        .filter(|(.., method)| *method == hyper::Method::POST)
+        .map(|(route, ..)| route)
+}
+
+#[test]
+fn each_field_of_the_table_is_computed_or_ignored_or_refused() {
+    let mut names: Vec<&str> = FIELDS.iter().map(|field| field.name).collect();
+    names.sort_unstable();
+    let n = names.len();
+    names.dedup();
+    assert_eq!(names.len(), n, "a field is in the table twice");
+    for field in FIELDS.iter().filter(|field| !field.name.contains('.')) {
+        let name = field.name;
+        for route in body_routes().filter(|&route| !field.is_computed(route)) {
+            for value in field.neutral().into_iter().chain([Value::Null]) {
+                assert_eq!(refusal(route, &json!({name: value})), None, "{name}");
+            }
+            let other = json!({name: {"other": [1.5]}});
+            match field.elsewhere {
+                Elsewhere::Ignored => assert_eq!(refusal(route, &other), None, "{name}"),
+                Elsewhere::Refused(_) => {
+                    let (message, param) = refusal(route, &other).unwrap();
+                    assert_eq!(param, name);
+                    assert!(message.contains(&format!("`{name}` is ")), "{message}");
+                }
+            }
+        }
+    }
+    // Equal numbers are neutral however they are written; other types are not.
+    let chat = Route::ChatCompletions;
+    assert_eq!(refusal(chat, &json!({"repeat_penalty": 1.0})), None);
+    assert!(refusal(chat, &json!({"mirostat": false})).is_some());
+    assert!(refusal(chat, &json!({"repeat_penalty": 1.000_001})).is_some());
+}
+
+#[test]
+fn refused_and_unknown_fields_are_named() {
+    let cases = [
+        (Route::ChatCompletions, json!({"repeat_penalty": 1.1})),
+        (Route::ChatCompletions, json!({"top_k": 40})),
+        (Route::ChatCompletions, json!({"grammar": "root ::= \"x\""})),
+        (
+            Route::ChatCompletions,
+            json!({"response_format": {"type": "json_object"}}),
+        ),
+        (
+            Route::ChatCompletions,
+            json!({"structured_outputs": {"regex": "a+"}}),
+        ),
+        (
+            Route::Completions,
+            json!({"guided_json": {"type": "object"}}),
+        ),
+        (Route::Completions, json!({"temprature": 0.5})),
+        (
+            Route::Completions,
+            json!({"stream_options.include_usage": true}),
+        ),
+        (Route::Embeddings, json!({"temperature": 0.5})),
+        (Route::Embed, json!({"something_else": []})),
+        (Route::TeiRerank, json!({"documents": [{"title": "x"}]})),
+        (Route::Base, json!({"input": "x"})),
+        (Route::Embeddings, json!(["x"])),
+        (Route::Embeddings, json!("x")),
+    ];
+    let shown = cases.map(|(route, body)| match refusal(route, &body) {
+        Some((message, param)) => format!("{} {body}\n{param} {message}\n", route.name()),
+        None => format!("{} {body}\naccepted\n", route.name()),
+    });
+    insta::assert_snapshot!(shown.join("\n"));
+    let twice = Fields::read(Route::Embeddings, b"{\"input\": \"x\", \"input\": \"y\"}");
+    let told = format!("{:?}", twice.err());
+    assert!(told.contains("the field `input` is given twice"), "{told}");
+}
+
+/// A sound body of a route.
+fn sound(route: Route) -> Value {
+    match route {
+        Route::Embeddings => json!({"input": "x"}),
+        Route::Completions => json!({"prompt": "One", "max_tokens": 1}),
+        Route::ChatCompletions => json!({"messages": [{"role": "user", "content": "x"}]}),
+        Route::TeiRerank => json!({"query": "x", "texts": ["x"]}),
+        Route::Rerank => json!({"query": "x", "documents": ["x"]}),
+        Route::RerankV2 => json!({"model": "ce-one", "query": "x", "documents": ["x"]}),
+        Route::Decode => json!({"ids": [5]}),
+        Route::Similarity => json!({"inputs": {"source_sentence": "x", "sentences": ["x"]}}),
+        _ => json!({"inputs": "x"}),
+    }
+}
+
+#[test]
+fn each_computed_field_is_read_and_an_absurd_value_is_an_error_that_names_it() {
+    let models = ["st-mean", "ce-one", "writer"].map(small);
+    let bodies = Bodies::new(Models::new(models.into())).unwrap();
+    let told = |route: Route, body: &Value| {
+        let (status, bytes) = bodies.post(route.name(), body.to_string().as_bytes());
+        (status, String::from_utf8(bytes).unwrap())
+    };
+    for route in body_routes().filter(|&route| route != Route::Base) {
+        let (status, text) = told(route, &sound(route));
+        // The model has no template, and none weighs words.
+        let is_missing = [Route::ChatCompletions, Route::EmbedSparse].contains(&route);
+        assert!(status == 200 || is_missing, "{route:?} {text}");
+        for field in FIELDS.iter().filter(|field| field.is_computed(route)) {
+            let mut body = sound(route);
+            let nested = field.name.split_once('.');
+            match nested {
+                None => body[field.name] = json!({"absurd": 1}),
+                Some((object, own)) => body[object][own] = json!({"absurd": 1}),
+            }
+            // A prompt is looked up once there is a model that weighs words.
+            if route == Route::EmbedSparse && field.name == "prompt_name" {
+                continue;
+            }
+            let (status, text) = told(route, &body);
+            let name = nested.map_or(field.name, |(_, own)| own);
+            assert!([400, 422].contains(&status), "{route:?} {body} {text}");
+            assert!(
+                text.contains(name) || text.contains("absurd"),
+                "{route:?} {text}"
+            );
+            // Null is the same as leaving it out, unless it has to be there.
+            let needed = sound(route).get(field.name).is_some();
+            if nested.is_none() && !needed && !is_missing {
+                body[field.name] = Value::Null;
+                let (status, text) = told(route, &body);
+                assert_eq!(status, 200, "{route:?} {body} {text}");
+            }
+        }
+    }
+}
+
+/// The table of fields in `docs/serving.md`.
+fn table() -> String {
+    let code = |names: &[&str]| {
+        let names = names.iter().map(|name| format!("`{name}`"));
+        names.collect::<Vec<_>>().join(", ")
+    };
+    let mut routes: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    let mut neutral: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    let mut ignored = Vec::new();
+    for field in FIELDS {
+        if !field.routes.is_empty() {
+            let all: Vec<&str> = field.routes.iter().map(|route| route.name()).collect();
+            let all = match all.len() == body_routes().count() - 1 {
+                true => "all".to_owned(),
+                false => code(&all),
+            };
+            routes.entry(all).or_default().push(field.name);
+        }
+        match field.elsewhere {
+            Elsewhere::Ignored => ignored.push(field.name),
+            Elsewhere::Refused("[]") if !field.routes.is_empty() => {}
+            Elsewhere::Refused(_) => {
+                let values = field.neutral().into_iter().chain([Value::Null]);
+                let values: Vec<String> = values.map(|value| value.to_string()).collect();
+                let values: Vec<&str> = values.iter().map(String::as_str).collect();
+                neutral.entry(code(&values)).or_default().push(field.name);
+            }
+        }
+    }
+    let mut text = "| fields | computed by |\n|---|---|\n".to_owned();
+    for (routes, names) in routes {
+        text += &format!("| {} | {routes} |\n", code(&names));
+    }
+    text += "\n| fields | accepted values where they are not computed |\n|---|---|\n";
+    text += &format!("| {} | any, which are ignored |\n", code(&ignored));
+    for (values, names) in neutral {
+        text += &format!("| {} | {values} |\n", code(&names));
+    }
+    text
+}
+
+#[test]
+fn the_documentation_has_the_table_of_fields() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/serving.md");
+    let text = std::fs::read_to_string(file).unwrap();
+    let table = table();
+    assert!(
+        text.contains(&table),
+        "docs/serving.md has another table of fields; expected this:\n\n{table}"
+    );
+}
+
+#[test]
+fn origins_have_no_path() {
+    let parsed = |text: &str| text.parse::<Origin>().is_ok();
+    for sound in [
+        "*",
+        "null",
+        "https://example.com",
+        "http://localhost:3000",
+        "HTTPS://Example.com",
+    ] {
+        assert!(parsed(sound), "{sound}");
+    }
+    for wrong in [
+        "",
+        "example.com",
+        "https://example.com/",
+        "https://example.com/path",
+        "https://me@example.com",
+        "https://*.example.com",
+        "https://a b",
+    ] {
+        assert!(!parsed(wrong), "{wrong}");
+    }
+}
