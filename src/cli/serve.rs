@@ -108,7 +108,8 @@ pub(super) struct Args {
     /// Threads that tokenize a model's texts; by default one for each core, at most 64
     #[arg(long, value_name = "N")]
     tokenizers: Option<NonZeroUsize>,
-    /// Only those may ask who have a key: a name and the key's SHA-256 a line
+    /// Answer requests with a key only. Each line of the file has a name, the SHA-256 of a key, and `max-priority=N` where its requests
+    /// may have an x-priority
     #[arg(long, value_name = "FILE")]
     api_keys: Option<PathBuf>,
     /// Let web pages of this origin use the server from browsers, such as https://example.com, or `*` for pages of any origin

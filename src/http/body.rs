@@ -54,9 +54,13 @@ impl Body {
         let share = Arc::clone(share);
         match self {
             Self::Whole(bytes) => {
+                share.is_answered(bytes.as_ref().map(|bytes| bytes.len() as u64));
                 Self::Whole(bytes.map(|bytes| Bytes::from_owner(Charged(bytes, share))))
             }
-            Self::Events(events) => Self::Events(Box::new(Charged(events, share))),
+            Self::Events(events) => {
+                share.is_answered(None);
+                Self::Events(Box::new(Charged(events, share)))
+            }
         }
     }
 }

@@ -18,14 +18,14 @@ use super::ServeError;
 
 /// Bodies that are being read hold at most this much together, unless one is longer.
 const BODIES: u64 = 96 << 20;
-/// Bodies up to this length do not wait behind longer ones.
-const SHORT_BODY: u64 = 64 << 10;
 /// Values of bodies that have been read hold at most this much together.
 const VALUES: u64 = 224 << 20;
 /// Inputs and answers hold at most this much together when their requests begin.
 const ANSWERS: u64 = 224 << 20;
-/// Part of the answers' memory, as its divisor, that is added for answers that grow.
-const GROWTH: u64 = 4;
+/// Part of each amount, as its divisor, that is added for small requests, and for answers that grow.
+const EXTRA: u64 = 4;
+/// Requests that take at most this much do not wait behind larger ones, so that these cannot keep them out.
+const SMALL: u64 = 256 << 10;
 /// Memory of values and of answers for each byte of the longest body, where that is more than the above.
 const FACTOR: u64 = 16;
 /// Memory that is returned to the system when a request that held as much ends.
@@ -47,21 +47,15 @@ impl Memory {
     /// Memory for requests with bodies of at most `max_body` bytes.
     pub fn new(max_body: u64) -> Self {
         let long = FACTOR.saturating_mul(max_body);
-        let answers = ANSWERS.max(long);
         Self {
-            bodies: Arc::new(Ledger::new(BODIES.max(2 * max_body), 0)),
-            values: Arc::new(Ledger::new(VALUES.max(long), 0)),
-            answers: Arc::new(Ledger::new(answers, answers / GROWTH)),
+            bodies: Arc::new(Ledger::new(BODIES.max(max_body.saturating_mul(2)))),
+            values: Arc::new(Ledger::new(VALUES.max(long))),
+            answers: Arc::new(Ledger::new(ANSWERS.max(long))),
         }
     }
 
     /// Waits until there is memory for a body of this many bytes.
     pub async fn body(&self, bytes: u64) -> Held {
-        // Short ones may exceed the limit by a quarter.
-        let extra = self.bodies.limit / 4;
-        if bytes <= SHORT_BODY && self.bodies.try_take(bytes, extra) {
-            return Held::new(&self.bodies, bytes);
-        }
         self.bodies.take(bytes.min(self.bodies.limit)).await
     }
 
@@ -86,22 +80,22 @@ impl Memory {
 /// The memory of a request whose body has been read.
 #[derive(Debug)]
 pub struct Share {
-    #[expect(dead_code, reason = "it is held until the request ends")]
-    values: Held,
+    /// `None` when there is an answer.
+    values: Mutex<Option<Held>>,
     answer: Mutex<Held>,
 }
 
 impl Share {
     fn new(values: Held, answers: &Arc<Ledger>) -> Arc<Self> {
         Arc::new(Self {
-            values,
+            values: Mutex::new(Some(values)),
             answer: Mutex::new(Held::new(answers, 0)),
         })
     }
 
     /// Memory for a caller that bounds its requests itself.
     pub fn unlimited() -> Arc<Self> {
-        let ledger = Arc::new(Ledger::new(u64::MAX, 0));
+        let ledger = Arc::new(Ledger::new(u64::MAX));
         Self::new(Held::new(&ledger, 0), &ledger)
     }
 
@@ -135,11 +129,21 @@ impl Share {
         if sum > limit {
             return Err(ServeError::LargeRequest { bytes: sum, limit });
         }
-        if !answer.ledger.try_take(bytes, answer.ledger.growth) {
+        if !answer.ledger.try_take(bytes) {
             return Err(ServeError::Overloaded { retry_after: RETRY });
         }
         answer.bytes = sum;
         Ok(())
+    }
+
+    /// Ends the charge for all but an answer that takes this many bytes, or for the values alone where it has no length yet.
+    pub fn is_answered(&self, bytes: Option<u64>) {
+        let values = self.values.lock();
+        drop(values.unwrap_or_else(PoisonError::into_inner).take());
+        let mut answer = self.answer();
+        let freed = answer.bytes.saturating_sub(bytes.unwrap_or(u64::MAX));
+        answer.bytes -= freed;
+        drop(Held::new(&answer.ledger, freed));
     }
 
     /// Ends the charge for memory that the request has freed.
@@ -182,8 +186,6 @@ impl Drop for Held {
 #[derive(Debug)]
 struct Ledger {
     limit: u64,
-    /// The amount beyond the limit for those that were let in.
-    growth: u64,
     taken: Mutex<Taken>,
 }
 
@@ -194,10 +196,9 @@ struct Taken {
 }
 
 impl Ledger {
-    fn new(limit: u64, growth: u64) -> Self {
+    fn new(limit: u64) -> Self {
         Self {
             limit,
-            growth,
             taken: Mutex::default(),
         }
     }
@@ -207,11 +208,11 @@ impl Ledger {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes an amount at once, also where others wait, up to `extra` beyond the limit.
-    fn try_take(&self, bytes: u64, extra: u64) -> bool {
+    /// Takes an amount at once, also where others wait and somewhat beyond the limit.
+    fn try_take(&self, bytes: u64) -> bool {
         let mut taken = self.lock();
         let sum = taken.bytes.saturating_add(bytes);
-        let fits = sum <= self.limit.saturating_add(extra);
+        let fits = sum <= self.limit.saturating_add(self.limit / EXTRA);
         if fits {
             taken.bytes = sum;
         }
@@ -220,6 +221,9 @@ impl Ledger {
 
     /// Waits for an amount within the limit.
     async fn take(self: &Arc<Self>, bytes: u64) -> Held {
+        if bytes <= SMALL && self.try_take(bytes) {
+            return Held::new(self, bytes);
+        }
         let granted = {
             let mut taken = self.lock();
             let (sender, granted) = oneshot::channel();
@@ -345,7 +349,7 @@ mod tests {
         first.free(2 << 20);
         assert!(behind.as_mut().poll(&mut context).is_ready());
         drop((waits, behind));
-        third.add(ANSWERS / GROWTH).unwrap();
+        third.add(ANSWERS / EXTRA).unwrap();
         let error = second.add(ANSWERS / 2).unwrap_err();
         assert!(matches!(error, ServeError::Overloaded { .. }));
         first.free(ANSWERS);

@@ -124,7 +124,7 @@ fn load(
                         200 => _ = answered.fetch_add(1, Ordering::Relaxed),
                         429 => {
                             refused.fetch_add(1, Ordering::Relaxed);
-                            thread::sleep(Duration::from_millis(5));
+                            thread::sleep(Duration::from_millis(50));
                         }
                         status => panic!("{status}"),
                     }
