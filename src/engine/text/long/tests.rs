@@ -1,9 +1,9 @@
 //! Pieces of long texts have the tokens that the whole text has.
 
-use std::{fs, path::Path};
+use std::{collections::HashSet, fs, path::Path};
 
 use super::*;
-use crate::engine::{Folder, Input, Prompt};
+use crate::engine::Folder;
 
 /// Prose, code, other scripts and runs of spaces, of about this many bytes.
 fn text(bytes: usize) -> String {
@@ -34,7 +34,12 @@ fn encoders() -> Vec<(String, TextEncoder)> {
         .filter(|folder| folder.join("tokenizer.json").is_file())
         .collect();
     folders.sort();
+    let mut seen = HashSet::new();
     let open = |folder: std::path::PathBuf| {
+        let bytes = fs::read(folder.join("tokenizer.json")).ok()?;
+        if !seen.insert(bytes) {
+            return None;
+        }
         let encoder = TextEncoder::of(Folder::open(&folder).ok()?).ok()?;
         Some((folder.file_name()?.to_str()?.to_owned(), encoder))
     };
@@ -43,7 +48,7 @@ fn encoders() -> Vec<(String, TextEncoder)> {
 
 #[test]
 fn a_long_text_has_the_tokens_of_the_whole() {
-    let text = text(3 * LONG);
+    let text = text(LONG);
     let mut compared = 0;
     for (name, encoder) in encoders() {
         for adds_special in [true, false] {
@@ -89,12 +94,12 @@ fn a_long_text_has_the_tokens_of_the_whole() {
             }
         }
     }
-    assert!(compared > 20, "{compared}");
+    assert!(compared > 10, "{compared}");
 }
 
 #[test]
 fn a_pair_with_one_long_text_is_cut_as_the_whole_is() {
-    let long = text(2 * LONG);
+    let long = text(LONG);
     let mut compared = 0;
     for (name, encoder) in encoders() {
         for (a, b) in [(long.as_str(), "a small bird"), ("rain", long.as_str())] {
@@ -103,7 +108,7 @@ fn a_pair_with_one_long_text_is_cut_as_the_whole_is() {
                     .tokenizer
                     .encode_fast(EncodeInput::from((a, b)), true)
             });
-            let pair = encoder.encode_one(Input::Pair(a, b), Prompt::Default);
+            let pair = encoder.pair(0, a.to_owned(), b, encoder.cut_side());
             let (Ok(whole), Ok(pair)) = (whole, pair) else {
                 continue;
             };
@@ -116,8 +121,8 @@ fn a_pair_with_one_long_text_is_cut_as_the_whole_is() {
 
 #[test]
 fn a_long_text_that_cannot_be_parted_is_an_error_unless_it_is_short_enough() {
-    let encoder = encoders();
-    let (_, encoder) = encoder.iter().find(|(name, _)| name == "st-mean").unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let encoder = TextEncoder::open(&root.join("tests/checkpoints/st-mean")).unwrap();
     let word = "a".repeat(MAX_PIECE);
     let one = encoder.long(0, &word, true, CutSide::Right).unwrap();
     assert_eq!(one.ids.len(), 3);
@@ -133,7 +138,7 @@ fn a_long_text_that_cannot_be_parted_is_an_error_unless_it_is_short_enough() {
     let cut = encoder.long(0, &both, true, CutSide::Right);
     assert!(cut.unwrap().is_cut);
     let texts = format!("{} {}", text(5 * LONG), text(5 * LONG));
-    let error = encoder.encode_one(Input::Pair(&texts, &texts), Prompt::Default);
+    let error = encoder.pair(0, texts.clone(), &texts, CutSide::Right);
     let error = error.unwrap_err().to_string();
     assert!(
         error.contains("bytes that the tokenizer has to see together; expected at most 524288"),
