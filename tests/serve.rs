@@ -1695,6 +1695,9 @@ fn every_status_that_the_document_has_is_one_that_is_given() {
             }
             let similar = json!({"inputs": {"source_sentence": "x", "sentences": ["x"]}});
             seen.push(asked(path, &similar.to_string()));
+            let mut other = similar;
+            other["model"] = json!("none");
+            seen.push(asked(path, &other.to_string()));
             for status in &seen {
                 assert!(statuses.contains_key(status), "{path} gave {status}");
             }

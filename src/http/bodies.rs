@@ -43,7 +43,7 @@ impl Bodies {
         let submit = Submit::default();
         self.runtime.block_on(async {
             let asking = Asking::of(&self.app);
-            let answered = match Fields::read(route, body) {
+            let answered = match Fields::read(route, body.to_vec()) {
                 Ok(fields) => asking.of_body(route, fields, submit, false).await,
                 Err(failure) => Err(failure),
             };

@@ -41,7 +41,7 @@ impl FromStr for Origin {
                 return Err(OriginError);
             };
             if !text.eq_ignore_ascii_case(&format!("{scheme}://{authority}"))
-                || authority.as_str().contains('@')
+                || authority.as_str().contains(['@', '*'])
             {
                 return Err(OriginError);
             }

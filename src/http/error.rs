@@ -59,9 +59,11 @@ impl Failure {
 
     pub fn no_route(path: &str) -> Self {
         let path: String = path.chars().take(80).collect();
+        let mut routes = super::Route::ALL.map(|(_, name, _)| name).to_vec();
+        routes.dedup();
         let message = format!(
             "there is no route `{path}`; there are {}",
-            super::Route::ALL.map(|(_, name, _)| name).join(", ")
+            routes.join(", ")
         );
         Self::new(StatusCode::NOT_FOUND, "not_found", message)
     }

@@ -366,7 +366,7 @@ impl Field {
             let routes: Vec<&str> = self.routes.iter().map(|route| route.name()).collect();
             let problem = format!(
                 "`{name}` is not a field of {}, but of {}; leave it out",
-                route.name(),
+                route.label(),
                 routes.join(", ")
             );
             return Failure::invalid(name, problem);
@@ -389,23 +389,18 @@ pub(super) fn field(name: &str) -> Option<&'static Field> {
     FIELDS.iter().find(|field| field.name == name)
 }
 
-/// The error of a field that is not in the table.
-pub(super) fn unknown(route: Route, name: &str) -> Failure {
-    let (before, _) = name.rsplit_once('.').unwrap_or_default();
-    let siblings = FIELDS.iter().filter(|field| {
-        let (own, _) = field.name.rsplit_once('.').unwrap_or_default();
-        own == before
-    });
-    let own = siblings
-        .filter(|field| field.is_computed(route))
-        .map(|field| field.name);
+/// The error of a field that is not in the table. `prefix` is the path of its object and a dot, empty for the body itself.
+pub(super) fn unknown(route: Route, prefix: &str, name: &str) -> Failure {
     let name: String = name.chars().take(80).collect();
-    let near = match nearest(&name, own) {
-        Some(near) => format!("; did you mean `{near}`?"),
+    let siblings = FIELDS.iter().filter(|field| field.is_computed(route));
+    let siblings = siblings.filter_map(|field| field.name.strip_prefix(prefix));
+    let near = match nearest(&name, siblings.filter(|name| !name.contains('.'))) {
+        Some(near) => format!("; did you mean `{prefix}{near}`?"),
         None => "; leave it out".to_owned(),
     };
-    let problem = format!("`{name}` is not a field of {}{near}", route.name());
-    Failure::invalid(&name, problem)
+    let path = format!("{prefix}{name}");
+    let problem = format!("`{path}` is not a field of {}{near}", route.label());
+    Failure::invalid(&path, problem)
 }
 
 /// A value in an error: short ones as they are, others by their kind.
@@ -413,7 +408,6 @@ pub(super) fn shown(value: &Value) -> String {
     const MAX_CHARS: usize = 40;
     let text = value.to_string();
     match value {
-        Value::Null => "missing".to_owned(),
         _ if text.chars().count() <= MAX_CHARS => text,
         other => super::embeddings::kind(other).to_owned(),
     }

@@ -425,7 +425,7 @@ impl<'a> Asking<'a> {
         let weight = self.memory.request(weight::weight(&body.bytes));
         let share = tokio::time::timeout(left(), weight).await.map_err(late)??;
         let _ = self.share.set(share);
-        let fields = Fields::read(route, &body.charged())?;
+        let fields = Fields::read(route, body.charged())?;
         let submit = Submit {
             truncate: self.choice.auto_truncate,
             cut_side: None,

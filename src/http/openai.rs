@@ -107,6 +107,7 @@ pub(super) async fn embeddings(
     submit: Submit,
     is_raw: bool,
 ) -> Answered {
+    let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let is_base64 = match fields.text("encoding_format")?.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,
@@ -118,7 +119,6 @@ pub(super) async fn embeddings(
     let dimensions = fields.count("dimensions", 1..=i64::MAX)?;
     let submit = cut(&mut fields, submit)?;
     let inputs = inputs("input", &fields.value("input"))?;
-    let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let service = model.service()?;
     let submit = Submit {
         prompt: prompt(&mut fields, service, &inputs)?,
@@ -195,7 +195,11 @@ fn documents(fields: &mut Fields) -> Result<Vec<String>, Failure> {
     let list = match fields.value("documents") {
         Value::Array(list) => list,
         other => {
-            let problem = format!("`documents` is {}; expected a list of texts", shown(&other));
+            let found = match other.is_null() {
+                true => "missing".to_owned(),
+                false => shown(&other),
+            };
+            let problem = format!("`documents` is {found}; expected a list of texts");
             return Err(Failure::invalid("documents", problem));
         }
     };
@@ -219,13 +223,13 @@ fn documents(fields: &mut Fields) -> Result<Vec<String>, Failure> {
 
 /// Ranks documents as Jina's API and the first version of Cohere's do.
 pub(super) async fn rerank(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+    let model = app.asks(app.models.scoring(fields.text("model")?.as_deref()))?;
     let query = fields.required_text("query")?;
     let documents = documents(&mut fields)?;
     // Clients of vLLM send 0 for all.
     let top_n = fields.count("top_n", 0..=i64::MAX)?.filter(|&n| n > 0);
     let return_documents = fields.flag("return_documents")?.unwrap_or(false);
     let submit = cut(&mut fields, submit)?;
-    let model = app.asks(app.models.scoring(fields.text("model")?.as_deref()))?;
     let (ranks, tokens) = ranked(app, model.service()?, &query, &documents, submit).await?;
     let results: Vec<Value> = ranks
         .into_iter()
@@ -250,11 +254,11 @@ const DEFAULT_TOKENS_PER_DOC: usize = 4096;
 /// Ranks documents as the second version of Cohere's API does, which cuts those that are too long.
 pub(super) async fn rerank_v2(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
     let name = fields.required_text("model")?;
+    let model = app.asks(app.models.scoring(Some(&name)))?;
     let query = fields.required_text("query")?;
     let mut documents = fields.texts("documents")?;
     let top_n = fields.count("top_n", 1..=i64::MAX)?;
     let max_tokens = fields.count("max_tokens_per_doc", 1..=i64::MAX)?;
-    let model = app.asks(app.models.scoring(Some(&name)))?;
     let service = model.service()?;
     let most = max_tokens.unwrap_or(DEFAULT_TOKENS_PER_DOC);
     // Pairs are cut to the model's own limit anyway; a token has at least a byte.

@@ -1,6 +1,6 @@
 //! Fields of a request body, read with errors that name the field and what it may be.
 
-use std::{collections::BTreeMap, ops::RangeInclusive};
+use std::{collections::BTreeMap, marker::PhantomData, ops::RangeInclusive};
 
 use serde::{
     Deserialize, Deserializer,
@@ -20,20 +20,26 @@ pub(super) struct Fields {
     /// Path of the object and a dot; empty for the body itself.
     prefix: &'static str,
     values: BTreeMap<&'static str, Value>,
+    /// The whole body, where a route reads fields whose objects keep the order of their keys.
+    body: Vec<u8>,
 }
+
+/// Fields whose objects keep the order of their keys, as a chat template writes them. [`Value`] does not keep it, so
+/// [`Fields::parsed`] reads them from the body.
+const ORDERED: [&str; 3] = ["messages", "tools", "chat_template_kwargs"];
 
 impl Fields {
     /// Reads a body. Fields that the route ignores are skipped.
     ///
     /// # Errors
     /// A body that is not a JSON object, a field that is given twice, and fields that the table refuses.
-    pub fn read(route: Route, body: &[u8]) -> Result<Self, Failure> {
+    pub fn read(route: Route, body: Vec<u8>) -> Result<Self, Failure> {
         let mut failure = None;
         let reader = Reader {
             route,
             failure: &mut failure,
         };
-        let mut from = serde_json::Deserializer::from_slice(body);
+        let mut from = serde_json::Deserializer::from_slice(&body);
         let values = from.deserialize_map(reader).and_then(|values| {
             from.end()?;
             Ok(values)
@@ -42,6 +48,10 @@ impl Fields {
             Ok(values) => Ok(Self {
                 route,
                 prefix: "",
+                body: match ORDERED.iter().any(|name| values.contains_key(name)) {
+                    true => body,
+                    false => Vec::new(),
+                },
                 values,
             }),
             Err(error) => Err(failure.unwrap_or_else(|| Failure::json(&error))),
@@ -89,7 +99,11 @@ impl Fields {
 
     fn wrong(&self, name: &str, value: &Value, expected: &str) -> Failure {
         let path = format!("{}{name}", self.prefix);
-        let problem = format!("`{path}` is {}; expected {expected}", shown(value));
+        let found = match value.is_null() {
+            true => "missing".to_owned(),
+            false => shown(value),
+        };
+        let problem = format!("`{path}` is {found}; expected {expected}");
         Failure::invalid(&path, problem)
     }
 
@@ -112,14 +126,15 @@ impl Fields {
             Value::Array(list) => list,
             other => return Err(self.wrong(name, &other, "a list of texts")),
         };
+        let path = format!("{}{name}", self.prefix);
         let text = |(at, value): (usize, Value)| match value {
             Value::String(text) => Ok(text),
             other => {
                 let problem = format!(
-                    "item {at} of `{name}` is {}; expected a text",
+                    "item {at} of `{path}` is {}; expected a text",
                     shown(&other)
                 );
-                Err(Failure::invalid(&format!("{}{name}", self.prefix), problem))
+                Err(Failure::invalid(&path, problem))
             }
         };
         list.into_iter().enumerate().map(text).collect()
@@ -206,26 +221,57 @@ impl Fields {
                 Some(known) if known.is_neutral(&value) => {}
                 Some(known) => return Err(known.refusal(self.route, &value)),
                 None if value.is_null() => {}
-                None => return Err(unknown(self.route, &path)),
+                None => return Err(unknown(self.route, prefix, &own)),
             }
         }
         Ok(Self {
             route: self.route,
             prefix,
             values,
+            body: Vec::new(),
         })
     }
 
-    /// A field of another shape; `None` where it is missing.
+    /// A field of the body that keeps the order of its keys; `None` where it is missing or null.
     pub fn parsed<T: DeserializeOwned>(
         &mut self,
         name: &'static str,
     ) -> Result<Option<T>, Failure> {
-        let parsed = Option::<T>::deserialize(self.value(name));
-        parsed.map_err(|error| {
-            let path = format!("{}{name}", self.prefix);
-            Failure::invalid(&path, format!("`{path}` is not valid: {error}"))
-        })
+        if self.values.remove(name).is_none() {
+            return Ok(None);
+        }
+        let pick = Pick {
+            name,
+            value: PhantomData,
+        };
+        let picked = serde_json::Deserializer::from_slice(&self.body).deserialize_map(pick);
+        picked.map_err(|error| Failure::invalid(name, format!("`{name}` is not valid: {error}")))
+    }
+}
+
+/// Reads one field of a body.
+struct Pick<T> {
+    name: &'static str,
+    value: PhantomData<T>,
+}
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Pick<T> {
+    type Value = Option<T>;
+
+    fn expecting(&self, formatter: &mut std::fmt::Formatter) -> std::fmt::Result {
+        formatter.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Option<T>, A::Error> {
+        let mut found = None;
+        while let Some(name) = map.next_key::<String>()? {
+            if name == self.name {
+                found = map.next_value()?;
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(found)
     }
 }
 
@@ -268,13 +314,17 @@ impl<'de> Visitor<'de> for Reader<'_> {
                 match map.next_value::<Option<IgnoredAny>>()? {
                     None => continue,
                     Some(_) => {
-                        let failure = unknown(self.route, &name);
+                        let failure = unknown(self.route, "", &name);
                         return Err(self.refuse(failure));
                     }
                 }
             };
             if known.is_computed(self.route) {
-                if values.insert(known.name, map.next_value()?).is_some() {
+                let value = match ORDERED.contains(&known.name) {
+                    true => map.next_value::<IgnoredAny>().map(|_| Value::Bool(true))?,
+                    false => map.next_value()?,
+                };
+                if values.insert(known.name, value).is_some() {
                     return Err(A::Error::custom(format_args!(
                         "the field `{name}` is given twice"
                     )));

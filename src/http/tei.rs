@@ -34,22 +34,26 @@ pub(super) async fn base(app: &Asking<'_>, fields: Fields, submit: Submit) -> An
     let has_service = |model: &Model| matches!(model.kind, Kind::Service(_));
     let model = app.models.named(fields.peek("model"), has_service)?;
     let service = model.service()?;
-    let route = match () {
-        () if fields.has("query") || fields.has("texts") => Route::TeiRerank,
-        () if service.is_scoring() => Route::Predict,
-        () if fields.is_object("inputs") => Route::Similarity,
-        () if service.is_embedding() => Route::Embed,
-        () => Route::EmbedSparse,
+    let route = if fields.has("query") || fields.has("texts") {
+        Route::TeiRerank
+    } else if service.is_scoring() {
+        Route::Predict
+    } else if fields.is_object("inputs") {
+        Route::Similarity
+    } else if service.is_embedding() {
+        Route::Embed
+    } else {
+        Route::EmbedSparse
     };
     Box::pin(app.of_body(route, fields.narrowed(route)?, submit, false)).await
 }
 
 pub(super) async fn embed(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+    let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let submit = cut(&mut fields, submit)?;
     let normalizes = fields.flag("normalize")?.unwrap_or(true);
     let dimensions = fields.count("dimensions", 1..=i64::MAX)?;
     let inputs = inputs("inputs", &fields.value("inputs"))?;
-    let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let service = model.service()?;
     shortened(vec![0.0; service.width()], dimensions)?;
     let submit = Submit {
@@ -78,9 +82,9 @@ fn with_tokens(mut response: Response<Body>, tokens: usize) -> Response<Body> {
 
 /// The vectors of all tokens, special ones included, before pooling.
 pub(super) async fn embed_all(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+    let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let submit = cut(&mut fields, submit)?;
     let inputs = inputs("inputs", &fields.value("inputs"))?;
-    let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let service = model.service()?;
     let submit = Submit {
         wanted: Wanted::AllTokens,
@@ -105,9 +109,9 @@ struct Weight {
 
 /// The entries of the vocabulary that a text weighs, with their weights.
 pub(super) async fn embed_sparse(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+    let model = app.asks(app.models.sparse(fields.text("model")?.as_deref()))?;
     let submit = cut(&mut fields, submit)?;
     let inputs = inputs("inputs", &fields.value("inputs"))?;
-    let model = app.asks(app.models.sparse(fields.text("model")?.as_deref()))?;
     let service = model.service()?;
     let submit = Submit {
         wanted: Wanted::Sparse,
@@ -127,6 +131,7 @@ pub(super) async fn embed_sparse(app: &Asking<'_>, mut fields: Fields, submit: S
 
 /// The cosine of the angle between a text and each other one.
 pub(super) async fn similarity(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+    let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let mut parameters = fields.object("parameters", "parameters.")?;
     let submit = cut(&mut parameters, submit)?;
     let mut compared = fields.object("inputs", "inputs.")?;
@@ -136,7 +141,6 @@ pub(super) async fn similarity(app: &Asking<'_>, mut fields: Fields, submit: Sub
         let problem = "`inputs.sentences` is an empty list; expected at least one text".to_owned();
         return Err(Failure::invalid("inputs.sentences", problem));
     }
-    let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let service = model.service()?;
     let texts = [source].into_iter().chain(sentences);
     let inputs: Vec<Text> = texts.map(Text::One).collect();
@@ -161,9 +165,9 @@ pub(super) async fn similarity(app: &Asking<'_>, mut fields: Fields, submit: Sub
 
 /// The tokens of texts, whatever the model does with them.
 pub(super) async fn tokenize(app: &Asking<'_>, mut fields: Fields) -> Answered {
-    let adds_special = fields.flag("add_special_tokens")?.unwrap_or(true);
     let model = app.models.named(fields.text("model")?.as_deref(), |_| true);
     let model = app.asks(model)?;
+    let adds_special = fields.flag("add_special_tokens")?.unwrap_or(true);
     let name = fields.text("prompt_name")?;
     let prompt = name.map(|name| model.prompt_text("prompt_name", &name));
     let prompt = prompt.transpose()?.unwrap_or_default().to_owned();
@@ -253,9 +257,9 @@ impl Token {
 
 /// The texts of token ids.
 pub(super) async fn decode(app: &Asking<'_>, mut fields: Fields) -> Answered {
-    let skips_special = fields.flag("skip_special_tokens")?.unwrap_or(true);
     let model = app.models.named(fields.text("model")?.as_deref(), |_| true);
     let model = app.asks(model)?;
+    let skips_special = fields.flag("skip_special_tokens")?.unwrap_or(true);
     let all: Vec<Vec<u32>> = inputs("ids", &fields.value("ids"))?
         .into_iter()
         .map(|input| match input {
@@ -323,10 +327,10 @@ fn predicted(value: &Value) -> Result<(Vec<Text>, bool), Failure> {
 
 /// Scores of texts or pairs by label.
 pub(super) async fn predict(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+    let model = app.asks(app.models.scoring(fields.text("model")?.as_deref()))?;
     let submit = cut(&mut fields, submit)?;
     let are_raw = fields.flag("raw_scores")?.unwrap_or(false);
     let (inputs, is_list) = predicted(&fields.value("inputs"))?;
-    let model = app.asks(app.models.scoring(fields.text("model")?.as_deref()))?;
     let service = model.service()?;
     let score = match (are_raw, app.choice.tei_scores) {
         (true, _) => ClassScore::Identity,
@@ -361,12 +365,12 @@ pub(super) async fn predict(app: &Asking<'_>, mut fields: Fields, submit: Submit
 
 /// Ranks texts by a query. Scores are those of TEI, whatever the folder asks for.
 pub(super) async fn rerank(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+    let model = app.asks(app.models.scoring(fields.text("model")?.as_deref()))?;
     let submit = cut(&mut fields, submit)?;
     let are_raw = fields.flag("raw_scores")?.unwrap_or(false);
     let return_text = fields.flag("return_text")?.unwrap_or(false);
     let query = fields.required_text("query")?;
     let texts = fields.texts("texts")?;
-    let model = app.asks(app.models.scoring(fields.text("model")?.as_deref()))?;
     let submit = Submit {
         wanted: Wanted::Logits,
         ..submit

@@ -68,6 +68,17 @@ def official():
     assert "".join(part.choices[0].delta.content or "" for part in parts) == content
     assert parts[-1].choices[0].finish_reason == "length"
 
+    # Fields that say nothing of the text, and those of other servers that are off.
+    marks = dict(user="me", metadata={"a": "b"}, store=False, service_tier="auto", safety_identifier="x", prompt_cache_key="y")
+    off = dict(top_k=-1, repetition_penalty=1.0, min_p=0, guided_json=None, mirostat=0)
+    same = client.chat.completions.create(**asked, **marks, response_format={"type": "text"}, extra_body=off)
+    assert same.choices[0].message.content == content
+    error = raises(
+        openai.BadRequestError,
+        lambda: client.chat.completions.create(**asked, response_format={"type": "json_object"}),
+    )
+    assert error.param == "response_format", error
+
     error = raises(openai.NotFoundError, lambda: client.embeddings.create(model="none", input="x"))
     assert error.code == "model_not_found", error
     error = raises(openai.BadRequestError, lambda: client.embeddings.create(model=EMBEDDER, input=""))
@@ -84,6 +95,11 @@ def hugging_face(vectors, content):
     one = client.feature_extraction(TEXTS[0], model=f"{URL}/embed", truncate=True)
     close(one[0], vectors[0])
     scores = client.sentence_similarity(TEXTS[0], TEXTS[1:], model=f"{URL}/similarity")
+    close(scores, vectors[1:] @ vectors[0], 1e-5)
+    # The base address: the route that fits the model and the body answers.
+    rows = client.feature_extraction(TEXTS, model=URL, normalize=True, truncate=True, truncation_direction="left")
+    close(rows, vectors)
+    scores = client.sentence_similarity(TEXTS[0], TEXTS[1:], model=URL)
     close(scores, vectors[1:] @ vectors[0], 1e-5)
     client = InferenceClient(base_url=URL, api_key=KEY)
     messages = [{"role": "user", "content": PROMPT}]
