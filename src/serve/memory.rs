@@ -1,7 +1,7 @@
 //! Memory that requests hold: a bound on all of them together, and its return to the system.
 //!
-//! A request is charged for its body before it is read, then for what reading its JSON takes at most, and for its answer. Memory is
-//! given back when the last byte of the answer was sent.
+//! A request is charged for its body before the body is read, then for the values in it, then for its answer, until the last byte of
+//! the answer is sent.
 
 use std::{
     collections::VecDeque,
@@ -35,8 +35,8 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// The memory of all requests to a server.
 ///
-/// A request waits for its body, then for its values, then for its answer, and for each but once: one that holds memory of a kind
-/// never waits for that kind or an earlier one, so that requests do not wait for each other.
+/// A request waits for memory three times: for its body, for the values in it, and for its inputs and answer. It never waits for a
+/// kind of memory that it already holds, or for an earlier kind, so requests cannot deadlock.
 pub struct Memory {
     bodies: Arc<Ledger>,
     values: Arc<Ledger>,
@@ -182,7 +182,7 @@ impl Drop for Held {
     }
 }
 
-/// Who holds how much of a limited amount, and who waits for it in the order of arrival.
+/// A limited amount of memory: the part that is in use, and the requests that wait for some, in order of arrival.
 #[derive(Debug)]
 struct Ledger {
     limit: u64,
@@ -238,7 +238,7 @@ impl Ledger {
         }
     }
 
-    /// Lets those in for whom there is room.
+    /// Grants what waiting requests ask for, in their order, while there is room.
     fn grant(self: &Arc<Self>) {
         let mut unclaimed = Vec::new();
         {

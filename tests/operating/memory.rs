@@ -54,9 +54,9 @@ fn list(begin: &str, value: &str, end: &str) -> String {
 fn all() -> Vec<Sent> {
     let story = "One cold morning ";
     let completion = "{\"model\":\"writer\",\"max_tokens\":4,\"prompt\":\"";
-    let prompts = vec![story.trim(); 1024];
-    let scored = json!({"model": "writer", "prompt": prompts, "max_tokens": 200, "logprobs": 20, "temperature": 1});
-    let streamed = json!({"model": "writer", "prompt": story.trim(), "max_tokens": 200, "n": 128, "logprobs": 20, "temperature": 1, "stream": true});
+    let prompts = vec![story.trim(); 128];
+    let scored = json!({"model": "writer", "prompt": prompts, "max_tokens": 100, "logprobs": 20, "temperature": 1});
+    let streamed = json!({"model": "writer", "prompt": story.trim(), "max_tokens": 100, "n": 64, "logprobs": 20, "temperature": 1, "stream": true});
     let embeddings = "{\"model\":\"st-mean\",\"truncate\":true,\"input\":";
     let chat = "{\"model\":\"writer\",\"messages\":[{\"role\":\"user\",\"content\":\"";
     let query = "small bird ".repeat(1 << 18);
@@ -95,13 +95,13 @@ fn all() -> Vec<Sent> {
             "texts with alternatives",
             "/v1/completions",
             scored.to_string(),
-            4,
+            2,
         ),
         sent(
             "streams with alternatives",
             "/v1/completions",
             streamed.to_string(),
-            8,
+            2,
         ),
         sent(
             "tokens of words",
@@ -124,7 +124,7 @@ fn all() -> Vec<Sent> {
         sent(
             "text of tokens",
             "/decode",
-            list("{\"ids\":", "100", "}"),
+            list("{\"model\":\"st-mean\",\"ids\":", "100", "}"),
             4,
         ),
         sent(
