@@ -107,13 +107,13 @@ fn all() -> Vec<Sent> {
             "tokens of words",
             "/tokenize",
             filled("{\"inputs\":\"", "small bird ", "\"}"),
-            4,
+            2,
         ),
         sent(
             "tokens of letters",
             "/tokenize",
             filled("{\"inputs\":\"", "a ", "\"}"),
-            4,
+            2,
         ),
         sent(
             "tokens of many texts",
@@ -178,7 +178,7 @@ fn ask(port: u16, sent: &Sent) -> u16 {
     let wait = Some(Duration::from_secs(120));
     stream.set_read_timeout(wait).unwrap();
     let head = format!(
-        "POST {} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-request-timeout-ms: 60000\r\ncontent-length: {}\r\n\r\n",
+        "POST {} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-request-timeout-ms: 20000\r\ncontent-length: {}\r\n\r\n",
         sent.path,
         sent.body.len()
     );
@@ -251,7 +251,7 @@ fn a_server_holds_a_gibibyte_at_most_whatever_is_sent_and_gives_it_back() {
         answered += statuses.iter().filter(|&&status| status == 200).count();
     }
     // What is usual has its answer.
-    assert!(answered >= 12, "{answered}");
+    assert!(answered >= 8, "{answered}");
     let began = Instant::now();
     while memory(pid, "VmRSS:").saturating_sub(idle) > MAX_KEPT {
         let kept = memory(pid, "VmRSS:").saturating_sub(idle);
