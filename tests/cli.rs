@@ -559,7 +559,7 @@ fn bad_batches_are_refused() {
     assert_snapshot!(cli.ids_error("[]"), @"× the batch is empty; expected at least one sequence");
     assert_snapshot!(cli.ids_error("[[1], []]"), @"× sequence 1 has no tokens; expected at least one token in every sequence");
     assert_snapshot!(cli.ids_error("[[1, 2], [3, 20]]"), @"× sequence 1, token 1: the token id 20 is outside the table of 20 rows; expected an id below 20");
-    assert_snapshot!(cli.ids_error("[[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]]"), @"× sequence 0 has 13 tokens, but the position table serves at most 12; shorten or split it");
+    assert_snapshot!(cli.ids_error("[[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]]"), @"× sequence 0 has 13 tokens, but the model has 12 positions; shorten or split it");
     assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2, 3]], "mask": [[1, 0, 1]]}"#), @"× row 0 of the mask has a hole at column 2: a 1 follows a 0; expected ones, then zeros");
     assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2, 3]], "mask": [[1, 2, 0]]}"#), @"× row 0, column 1 of the mask is 2; expected 0 or 1");
     assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2, 3]], "mask": [[0, 0, 0]]}"#), @"× sequence 0 has no tokens; expected at least one token in every sequence");

@@ -489,12 +489,19 @@ fn memory_of_a_sequence_that_ended_is_used_again_while_others_run() {
     assert_eq!(generator.cache_bytes(), (0, bytes));
 }
 
+/// Greedy texts of at most 20 new tokens.
+fn short() -> Generate {
+    let mut options = Generate::default();
+    options.rules.max_new_tokens = 20;
+    options
+}
+
 #[test]
 fn more_prompts_than_there_is_room_for_are_written_one_after_another_and_fail_one_by_one() {
     let (name, description) = MODELS[0];
     let engine = engine(name, description);
     let mut all = prompts(&[20, 7, 31, 20, 3, 12]);
-    let options = Generate::default();
+    let options = short();
     let go_on = |_: usize, _: &Event| ControlFlow::Continue(());
     let alone = |prompt: &Vec<u32>| {
         let mut written = engine.generate(std::slice::from_ref(prompt), &options, go_on);
@@ -543,7 +550,7 @@ fn a_request_that_is_stopped_computes_nothing_more() {
     let (name, description) = MODELS[0];
     let engine = engine(name, description);
     let all = prompts(&[20, 7, 31]);
-    let options = Generate::default();
+    let options = short();
     let go_on = |_: usize, _: &Event| ControlFlow::Continue(());
     let want = engine.generate(&all, &options, go_on).expect("it writes");
     let bytes = engine.cache_bytes_needed(&[20, 7, 31], &options);
@@ -579,7 +586,7 @@ fn what_cannot_run_is_refused_in_words() {
     let engine = engine(name, description);
     let mut generator = engine.generator(1 << 20).expect("a generator");
     let mut refused = |prompt: &[u32], change: fn(&mut Generate)| {
-        let mut options = Generate::default();
+        let mut options = short();
         change(&mut options);
         let refused = generator.admit(request(prompt, &options));
         refused.expect_err("an error").to_string()
@@ -588,7 +595,9 @@ fn what_cannot_run_is_refused_in_words() {
     insta::assert_snapshot!(refused(&[], plain), @"the prompt has no token; begin with the model's first token, if it has one");
     insta::assert_snapshot!(refused(&[7; 500], plain), @"the prompt's 500 tokens and 20 new ones are more than the model's 512 positions; shorten the prompt, or ask for at most 12 new tokens");
     insta::assert_snapshot!(refused(&[7; 600], plain), @"the prompt's 600 tokens and 20 new ones are more than the model's 512 positions; shorten the prompt to at most 492 tokens");
+    insta::assert_snapshot!(refused(&[7; 512], |o| o.rules.max_new_tokens = Rules::NO_LIMIT), @"the prompt's 512 tokens and 1 new ones are more than the model's 512 positions; shorten the prompt to at most 511 tokens");
     insta::assert_snapshot!(refused(&[1], |o| o.beams = Some(Beams::of(0))), @"0 beams; expected at least one");
+    insta::assert_snapshot!(refused(&[1], |o| o.beams = Some(Beams::of(257))), @"257 beams; expected at most 256");
     insta::assert_snapshot!(refused(&[1], |o| (o.beams, o.logits) = (Some(Beams::of(2)), true)), @"beams are searched along many sequences, and logits come with the tokens of one; ask for one of the two");
     insta::assert_snapshot!(refused(&[1], |o| o.sampling = Some(Sampling { top_p: 0.0, ..Sampling::default() })), @"top_p is 0; expected a number above 0, up to 1");
     insta::assert_snapshot!(refused(&[1], |o| o.sampling = Some(Sampling { top_p: 1.5, ..Sampling::default() })), @"top_p is 1.5; expected a number above 0, up to 1");
@@ -620,7 +629,7 @@ fn a_step_without_a_token_that_may_come_ends_its_sequence_and_no_other() {
     let none = Generate {
         rules: Rules {
             suppressed: (0..1003).collect(),
-            ..Rules::default()
+            ..short().rules
         },
         ..Generate::default()
     };
@@ -628,7 +637,7 @@ fn a_step_without_a_token_that_may_come_ends_its_sequence_and_no_other() {
         .admit(request(&[7, 8], &none))
         .expect("there is room");
     let good = generator
-        .admit(request(&[7, 8], &Generate::default()))
+        .admit(request(&[7, 8], &short()))
         .expect("there is room");
     let events = generator.poll().expect("a step");
     assert!(matches!(&events[0], Event::Failed { ticket, problem }
@@ -719,7 +728,7 @@ fn a_callback_that_panics_ends_its_call_and_the_engine_goes_on() {
     let (name, description) = MODELS[0];
     let engine = engine(name, description);
     let prompts = prompts(&[4, 9]);
-    let options = Generate::default();
+    let options = short();
     let go_on = |_: usize, _: &Event| ControlFlow::Continue(());
     let want = engine.generate(&prompts, &options, go_on);
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

@@ -19,7 +19,7 @@ use std::{
 
 use gemmule::{
     DeviceChoice, Engine,
-    engine::{Folder, Generate, TextEncoder},
+    engine::{Folder, Generate, TextEncoder, generation_config},
     http::{HttpChoice, Keys, Server},
     schedule::{CostTable, Settings, scheduler},
     search::Rules,
@@ -609,6 +609,365 @@ fn tools_are_the_affair_of_templates_that_take_them() {
     assert!(told["usage"]["prompt_tokens"].as_u64().unwrap() > plain_tokens);
     let (_, none) = post(to, "/v1/chat/completions", &asked(&json!([]), "auto"));
     assert_eq!(none["usage"]["prompt_tokens"], plain_tokens);
+    server.shut_down(Duration::ZERO);
+}
+
+/// A copy of `ce-qwen`, a small Qwen3 of random weights with 128 positions and no token that ends a text, as a model that writes.
+fn qwen(change: impl FnOnce(&mut Value)) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for name in [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ] {
+        std::fs::copy(checkpoint("ce-qwen").join(name), folder.path().join(name)).unwrap();
+    }
+    let template = "{% for message in messages %}{{ message.content }} {% endfor %}";
+    std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+    let file = folder.path().join("config.json");
+    let mut config = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    change(&mut config);
+    std::fs::write(file, config.to_string()).unwrap();
+    folder
+}
+
+fn serving_folder(folder: &Path, cache_bytes: Option<u64>) -> Server {
+    let mut choice = choice("qwen", false, Duration::from_secs(10));
+    choice.folder = folder.to_owned();
+    choice.cache_bytes = cache_bytes;
+    serving_models(vec![Model::open(choice).unwrap()], quick())
+}
+
+/// Prompt tokens, new tokens, and why it ended.
+fn lengths(to: SocketAddr, path: &str, asked: &Value) -> (u64, u64, Value) {
+    let (status, told) = post(to, path, asked);
+    assert_eq!(status, 200, "{told}");
+    let count = |key: &str| told["usage"][key].as_u64().unwrap();
+    (
+        count("prompt_tokens"),
+        count("completion_tokens"),
+        told["choices"][0]["finish_reason"].clone(),
+    )
+}
+
+#[test]
+fn a_text_without_max_tokens_has_all_positions_that_are_left() {
+    let folder = qwen(|_| {});
+    let server = serving_folder(folder.path(), None);
+    let to = server.address();
+    let chat = json!({"messages": [{"role": "user", "content": "the river runs to the sea"}]});
+    let (prompt, new, reason) = lengths(to, "/v1/chat/completions", &chat);
+    assert!(prompt > 3);
+    assert_eq!((prompt + new, reason), (128, json!("length")));
+    server.shut_down(Duration::ZERO);
+
+    // The cache may leave less: one of 64 tokens, of which the last new one takes no place.
+    let engine = Engine::from_checkpoint(folder.path()).device(DeviceChoice::Cpu);
+    let engine = engine.generating().build().unwrap();
+    let mut options = generation_config(folder.path()).unwrap();
+    options.rules.max_new_tokens = 64;
+    let bytes = engine.cache_bytes_needed(&[1], &options).unwrap();
+    let server = serving_folder(folder.path(), Some(bytes));
+    let (prompt, new, reason) = lengths(server.address(), "/v1/chat/completions", &chat);
+    assert_eq!((prompt + new, reason), (65, json!("length")));
+    server.shut_down(Duration::ZERO);
+
+    // The folder may ask for fewer, which is no limit of the prompt.
+    let file = folder.path().join("generation_config.json");
+    std::fs::write(&file, r#"{"max_new_tokens": 7}"#).unwrap();
+    let server = serving_folder(folder.path(), None);
+    let to = server.address();
+    assert_eq!(lengths(to, "/v1/chat/completions", &chat).1, 7);
+    server.shut_down(Duration::ZERO);
+    std::fs::write(&file, r#"{"max_new_tokens": 500}"#).unwrap();
+    let server = serving_folder(folder.path(), None);
+    let (prompt, new, _) = lengths(server.address(), "/v1/chat/completions", &chat);
+    assert_eq!(prompt + new, 128);
+    server.shut_down(Duration::ZERO);
+    std::fs::write(&file, r#"{"max_length": 40}"#).unwrap();
+    let server = serving_folder(folder.path(), None);
+    let (prompt, new, _) = lengths(server.address(), "/v1/chat/completions", &chat);
+    assert_eq!(prompt + new, 40);
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn the_library_and_the_command_line_write_as_far_as_there_are_positions() {
+    let folder = qwen(|_| {});
+    let engine = Engine::from_checkpoint(folder.path()).device(DeviceChoice::Cpu);
+    let engine = engine.generating().build().unwrap();
+    for options in [
+        Generate::default(),
+        generation_config(folder.path()).unwrap(),
+    ] {
+        let go_on = |_, _: &_| std::ops::ControlFlow::Continue(());
+        let written = engine.generate(&[vec![5; 9], vec![6; 127]], &options, go_on);
+        let lens = written.unwrap().into_iter().map(|w| w.tokens.len());
+        assert_eq!(lens.collect::<Vec<_>>(), [119, 1]);
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_gemmule"))
+        .args([
+            "generate",
+            "--prompt",
+            "the river",
+            "--device",
+            "cpu",
+            "--json",
+            "--weights",
+        ])
+        .arg(folder.path())
+        .output()
+        .unwrap();
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(told["texts"][0]["reason"], "length");
+    let new = told["texts"][0]["tokens"].as_array().unwrap().len();
+    assert!((100..128).contains(&new), "{new}");
+}
+
+#[test]
+fn what_is_longer_than_the_positions_of_a_rotary_model_is_refused_with_the_figures() {
+    let linear = |config: &mut Value| {
+        config["rope_parameters"] =
+            json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 1_000_000.0});
+    };
+    let yarn = |config: &mut Value| {
+        config["rope_parameters"] = json!({
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40, "rope_theta": 1_000_000.0,
+        });
+    };
+    let scalings: [(&dyn Fn(&mut Value), usize); 3] =
+        [(&|_| {}, 128), (&linear, 256), (&yarn, 160)];
+    for (change, positions) in scalings {
+        let folder = qwen(change);
+        let server = serving_folder(folder.path(), None);
+        let to = server.address();
+        let ids = |n: usize| vec![5; n];
+        let refused = |path: &str, asked: Value, param: &str, figures: &str| {
+            for stream in [false, true] {
+                let mut asked = asked.clone();
+                asked["stream"] = json!(stream);
+                let (status, told) = post(to, path, &asked);
+                let error = &told["error"];
+                assert_eq!(
+                    (status, &error["code"]),
+                    (400, &json!("context_length_exceeded")),
+                    "{told}"
+                );
+                assert_eq!(error["type"], "invalid_request_error");
+                assert_eq!(error["param"], param, "{told}");
+                let message = error["message"].as_str().unwrap();
+                assert!(message.contains(figures), "{message}");
+                assert!(
+                    message.contains(&format!("the model's {positions} positions")),
+                    "{message}"
+                );
+            }
+        };
+        let (n, path) = (positions, "/v1/completions");
+        let asked = json!({"prompt": ids(n - 10), "max_tokens": 10});
+        assert_eq!(
+            lengths(to, path, &asked),
+            (n as u64 - 10, 10, json!("length"))
+        );
+        let asked = json!({"prompt": ids(n - 10), "max_tokens": 11});
+        refused(
+            path,
+            asked,
+            "max_tokens",
+            &format!("the prompt's {} tokens and 11 new ones", n - 10),
+        );
+        refused(
+            path,
+            json!({"prompt": ids(n)}),
+            "prompt",
+            &format!("the prompt's {n} tokens"),
+        );
+        let asked = json!({"prompt": ids(n + 1), "max_tokens": 1});
+        refused(
+            path,
+            asked,
+            "prompt",
+            &format!("the prompt's {} tokens", n + 1),
+        );
+        let long = "rain ".repeat(n + 8);
+        let messages = json!([{"role": "user", "content": long}]);
+        for more in [json!(null), json!(1)] {
+            let asked = json!({"messages": messages, "max_tokens": more});
+            refused("/v1/chat/completions", asked, "messages", "the prompt's");
+        }
+        let messages = json!([{"role": "user", "content": "rain"}]);
+        let asked = json!({"messages": messages, "max_completion_tokens": n});
+        refused(
+            "/v1/chat/completions",
+            asked,
+            "max_tokens",
+            &format!("and {n} new ones"),
+        );
+        server.shut_down(Duration::ZERO);
+
+        // The library says the same of whole texts and of prompts.
+        let build = || Engine::from_checkpoint(folder.path()).device(DeviceChoice::Cpu);
+        let engine = build().generating().build().unwrap();
+        let mut options = Generate::default();
+        options.rules.max_new_tokens = 2;
+        let go_on = |_, _: &_| std::ops::ControlFlow::Continue(());
+        let written = engine
+            .generate(&[ids(n - 1), ids(n - 2)], &options, go_on)
+            .unwrap();
+        let problem = written[0].problem.as_ref().unwrap().to_string();
+        assert!(
+            problem.contains(&format!("the model's {n} positions")),
+            "{problem}"
+        );
+        assert_eq!(written[1].tokens.len(), 2);
+    }
+    // Encoders with rotary positions, too: ids are not cut.
+    let server = serving(&["st-qwen"], quick());
+    let to = server.address();
+    assert_eq!(
+        post(to, "/v1/embeddings", &json!({"input": vec![5; 64]})).0,
+        200
+    );
+    let (status, told) = post(to, "/v1/embeddings", &json!({"input": vec![5; 65]}));
+    assert_eq!(status, 413, "{told}");
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn parts_of_characters_have_entries_with_their_bytes() {
+    let folder = qwen(|_| {});
+    let server = serving_folder(folder.path(), None);
+    let to = server.address();
+    let asked = json!({
+        "messages": [{"role": "user", "content": "東京 ﬁne"}], "logprobs": true, "top_logprobs": 3, "temperature": 2, "seed": 4,
+    });
+    let (status, told) = post(to, "/v1/chat/completions", &asked);
+    assert_eq!(status, 200, "{told}");
+    let choice = &told["choices"][0];
+    let entries = choice["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(
+        entries.len() as u64,
+        told["usage"]["completion_tokens"].as_u64().unwrap()
+    );
+    let bytes =
+        |entry: &Value| -> Vec<u8> { serde_json::from_value(entry["bytes"].clone()).unwrap() };
+    let all: Vec<u8> = entries.iter().flat_map(bytes).collect();
+    assert_eq!(
+        String::from_utf8_lossy(&all),
+        choice["message"]["content"].as_str().unwrap()
+    );
+    let mut n_parts = 0;
+    for entry in entries {
+        let alternatives = entry["top_logprobs"].as_array().unwrap();
+        for one in alternatives.iter().chain([entry]) {
+            let (bytes, token) = (bytes(one), one["token"].as_str().unwrap());
+            match String::from_utf8(bytes.clone()) {
+                Ok(text) => assert_eq!(token, text),
+                Err(_) => {
+                    n_parts += 1;
+                    let last = format!("\\x{:02x}", bytes[bytes.len() - 1]);
+                    assert!(
+                        token.contains("\\x") && (token.ends_with(&last) || bytes.len() > 1),
+                        "{token}"
+                    );
+                }
+            }
+        }
+        // Equal texts have one entry each, as their bytes differ.
+        let mut names: Vec<_> = alternatives.iter().map(|one| bytes(one)).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), alternatives.len());
+    }
+    assert!(n_parts > 5, "{n_parts}");
+    let asked =
+        json!({"prompt": "東", "max_tokens": 60, "logprobs": 4, "temperature": 2, "seed": 4});
+    let (_, told) = post(to, "/v1/completions", &asked);
+    let scores = &told["choices"][0]["logprobs"];
+    assert_eq!(scores["tokens"].as_array().unwrap().len(), 60);
+    assert!(
+        scores["tokens"].to_string().contains("bytes:\\\\x"),
+        "{scores}"
+    );
+    for alternatives in scores["top_logprobs"].as_array().unwrap() {
+        assert!(
+            alternatives.as_object().unwrap().len() >= 4,
+            "{alternatives}"
+        );
+    }
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn several_texts_differ_unless_the_temperature_says_otherwise() {
+    let folder = qwen(|_| {});
+    let server = serving_folder(folder.path(), None);
+    let to = server.address();
+    let texts = |more: Value| {
+        let mut asked = json!({"prompt": "rain", "max_tokens": 12, "n": 3, "seed": 1});
+        asked
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        let (status, told) = post(to, "/v1/completions", &asked);
+        assert_eq!(status, 200, "{told}");
+        let all = told["choices"].as_array().unwrap().iter();
+        let mut all: Vec<String> = all.map(|c| c["text"].to_string()).collect();
+        all.sort();
+        all.dedup();
+        all.len()
+    };
+    assert_eq!(texts(json!({})), 3);
+    assert_eq!(texts(json!({"temperature": 1})), 3);
+    assert_eq!(texts(json!({"temperature": 0})), 1);
+    assert_eq!(texts(json!({"n": 1})), 1);
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn requests_of_clients_that_leave_are_counted() {
+    let folder = qwen(|config| config["max_position_embeddings"] = json!(16_384));
+    let server = serving_folder(folder.path(), None);
+    let to = server.address();
+    let cancelled = || {
+        let counts = get(to, "/metrics").1;
+        let (_, n) = counts
+            .split_once("gemmule_cancelled_total{model=\"qwen\"} ")
+            .unwrap();
+        n.lines().next().unwrap().parse::<u64>().unwrap()
+    };
+    // Texts that end, by their length or by a stop, are none of them.
+    let mut asked = json!({"prompt": "rain", "max_tokens": 5});
+    assert_eq!(post(to, "/v1/completions", &asked).0, 200);
+    asked["stop"] = json!(["a", "e", "i", "o", " ", "\n", "\u{fffd}"]);
+    asked["max_tokens"] = json!(400);
+    for stream in [true, false] {
+        asked["stream"] = json!(stream);
+        assert_eq!(
+            ask_with(to, "POST", "/v1/completions", "", &asked.to_string()).0,
+            200
+        );
+    }
+    assert_eq!(cancelled(), 0);
+    for (nth, stream) in [(1, true), (2, false)] {
+        let body = json!({"prompt": "rain", "max_tokens": 16_000, "stream": stream}).to_string();
+        let mut client = connect(to);
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        client.write_all(head.as_bytes()).unwrap();
+        thread::sleep(Duration::from_millis(300));
+        drop(client);
+        let began = Instant::now();
+        while cancelled() < nth {
+            assert!(began.elapsed() < Duration::from_secs(20), "{nth}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+    assert_eq!(cancelled(), 2);
     server.shut_down(Duration::ZERO);
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use gemmule::{
     DeviceChoice, Engine,
-    engine::{Folder, Generate, TextEncoder, generation_config},
+    engine::{Folder, Generate, Request, TextEncoder, generation_config},
     search::{Beams, Sampling},
 };
 use serde_json::Value;
@@ -481,4 +481,111 @@ fn a_chat_template_writes_the_question_and_the_answer_alone_is_printed() {
     assert_eq!(format!("{prompt}{asked}"), plain);
     let streamed = answer(&["generate", "--chat", "--stream", "--prompt", prompt]);
     assert_eq!(streamed, asked);
+}
+
+/// The changed settings of a case, in a folder with the config.json of a checkpoint.
+fn changed(folder: &Path, settings: &Value) -> tempfile::TempDir {
+    let changed = tempfile::tempdir().expect("a folder");
+    let file = "generation_config.json";
+    let own = std::fs::read_to_string(folder.join(file)).expect("it is there");
+    let mut own: Value = serde_json::from_str(&own).expect("JSON");
+    for (key, value) in settings.as_object().expect("settings") {
+        own[key] = value.clone();
+    }
+    std::fs::write(changed.path().join(file), own.to_string()).expect("it is written");
+    std::fs::copy(
+        folder.join("config.json"),
+        changed.path().join("config.json"),
+    )
+    .expect("a copy");
+    changed
+}
+
+/// The new tokens of each prompt with each of the settings, or the message of the first refusal. All are written together, and equal
+/// settings once.
+fn tokens_with(
+    engine: &Engine,
+    prompts: &[Vec<u32>],
+    settings: &[Result<Generate, String>],
+) -> Vec<Result<Value, String>> {
+    let mut generator = engine.generator(16 << 20).expect("a generator");
+    let mut different: Vec<&Generate> = Vec::new();
+    let places = settings.iter().map(|options| {
+        let options = options.as_ref().map_err(Clone::clone)?;
+        let checked = generator.check_options(options);
+        checked.map_err(|e| e.to_string())?;
+        let place = different.iter().position(|&known| known == options);
+        Ok(place.unwrap_or_else(|| {
+            different.push(options);
+            different.len() - 1
+        }))
+    });
+    let places: Vec<Result<usize, String>> = places.collect();
+    let requests = different.iter().flat_map(|&options| {
+        prompts.iter().map(|prompt| Request {
+            prompt: prompt.clone(),
+            options: options.clone(),
+        })
+    });
+    let written = generator.write_all(requests, |_, _| ControlFlow::Continue(()));
+    let written = written.expect("it writes");
+    let of_place = |place: usize| {
+        let own = written.chunks_exact(prompts.len()).nth(place);
+        let own = own.expect("it was written").iter();
+        own.map(|written| match &written.problem {
+            Some(problem) => Err(problem.to_string()),
+            None => Ok(Value::from(written.tokens.clone())),
+        })
+        .collect()
+    };
+    places.into_iter().map(|place| of_place(place?)).collect()
+}
+
+/// The settings of a folder are changed key by key (`scripts/generation_sweep.py`).
+#[test]
+fn every_setting_of_a_folder_gives_the_tokens_of_transformers_or_is_refused_by_name() {
+    let file = std::fs::read_to_string("tests/references/generation_sweep.json");
+    let folders: Value = serde_json::from_str(&file.expect("it is there")).expect("JSON");
+    let mut refused = std::collections::BTreeSet::new();
+    for (name, stored) in folders.as_object().expect("folders") {
+        let folder = Path::new("tests/checkpoints").join(name);
+        let engine = Engine::from_checkpoint(&folder).device(DeviceChoice::Cpu);
+        let engine = engine.generating().build().expect("it loads");
+        let prompts = serde_json::from_value(stored["prompts"].clone());
+        let prompts: Vec<Vec<u32>> = prompts.expect("prompts");
+        let cases = stored["cases"].as_array().expect("cases");
+        assert!(cases.len() > 200);
+        let read = |settings: &Value| {
+            let changed = changed(&folder, settings);
+            generation_config(changed.path()).map_err(|e| e.to_string())
+        };
+        let settings = cases.iter().map(|case| read(&case["settings"]));
+        let mut settings: Vec<Result<Generate, String>> = settings.collect();
+        // Transformers refuses some values that ask for nothing: they give what the file gives without the key.
+        let is_odd = |case: &&Value| case.get("tokens").is_none() && case["draws"] != true;
+        settings.extend(cases.iter().filter(is_odd).map(|case| {
+            let mut without = case["settings"].clone();
+            without[text(case, "key")] = Value::Null;
+            read(&without)
+        }));
+        let got = tokens_with(&engine, &prompts, &settings);
+        let (got, without) = got.split_at(cases.len());
+        let mut without = without.iter();
+        for (case, got) in cases.iter().zip(got) {
+            let (key, settings) = (text(case, "key"), &case["settings"]);
+            let without = is_odd(&case).then(|| without.next().expect("one for each"));
+            match (got, case.get("tokens"), without) {
+                (Err(problem), ..) => {
+                    let is_named = problem.contains(&format!("`{key}`"));
+                    assert!(is_named, "{name}, {settings}: {problem}");
+                    refused.insert(format!("{key}: {}", settings[key]));
+                }
+                (Ok(got), Some(want), _) => assert_eq!(got, want, "{name}, {settings}"),
+                (Ok(_), None, Some(without)) => assert_eq!(got, without, "{name}, {settings}"),
+                // Draws are not compared.
+                (Ok(_), None, None) => {}
+            }
+        }
+    }
+    insta::assert_debug_snapshot!(refused);
 }

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use clap::builder::RangedU64ValueParser;
 use miette::{Report, miette};
 use serde_json::json;
 
@@ -19,8 +20,8 @@ use super::{
 };
 use crate::{
     engine::{
-        ChatTemplate, Event, Folder, Generate, GrowingText, Message, Reason, Stop, TextEncoder,
-        Written, generation_config,
+        ChatTemplate, Event, Folder, Generate, GrowingText, MAX_TOKENS, Message, Reason, Stop,
+        TextEncoder, Written, generation_config,
     },
     search::{Beams, EarlyStopping, Sampling},
 };
@@ -53,14 +54,15 @@ pub(super) struct Args {
         allow_hyphen_values = true
     )]
     system: Option<String>,
-    /// New tokens at most; by default what generation_config.json says
-    #[arg(long, value_name = "N")]
+    /// Maximum number of new tokens; by default what generation_config.json says, and else all that the model's positions and the
+    /// KV cache leave
+    #[arg(long, value_name = "N", value_parser = up_to(MAX_TOKENS))]
     max_new: Option<usize>,
     /// Draw tokens instead of taking the most probable one; so does each of the four options that follow
     #[arg(long)]
     sample: bool,
     /// Draw of the K most probable tokens; 0 for all
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = up_to(MAX_TOKENS))]
     top_k: Option<usize>,
     /// Draw of the most probable tokens that have this probability together
     #[arg(long, value_name = "P")]
@@ -75,10 +77,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     seed: u64,
     /// Search so many beams for the most probable text instead of taking token after token
-    #[arg(long, value_name = "N", conflicts_with_all = ["sample", "top_k", "top_p", "min_p", "temperature", "stream"])]
+    #[arg(long, value_name = "N", value_parser = up_to(Beams::MAX), conflicts_with_all = ["sample", "top_k", "top_p", "min_p", "temperature", "stream"])]
     beams: Option<usize>,
     /// Search beams in groups that keep apart
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = up_to(Beams::MAX))]
     groups: Option<usize>,
     /// What a token costs for each beam of an earlier group that took it
     #[arg(long, value_name = "X")]
@@ -97,7 +99,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "TOKEN")]
     forced_bos: Option<String>,
     /// Let no sequence of N tokens come twice
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = up_to(MAX_TOKENS))]
     no_repeat_ngram: Option<usize>,
     /// End a text where this comes, and leave it out (several times for several)
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -108,6 +110,11 @@ pub(super) struct Args {
     /// Print tokens, texts and reasons as JSON
     #[arg(long, conflicts_with = "stream")]
     json: bool,
+}
+
+/// A whole number of at most `max`.
+pub(super) fn up_to(max: usize) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(..=max as u64)
 }
 
 impl Args {

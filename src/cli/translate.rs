@@ -4,7 +4,7 @@ use miette::miette;
 
 use super::{
     Outcome,
-    generate::{beams_or_sampling, check_needs},
+    generate::{beams_or_sampling, check_needs, up_to},
     input,
     model::Runnable,
     print,
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     EngineError,
-    engine::{Event, Folder, Generate, Request, TextEncoder, generation_config},
+    engine::{Event, Folder, Generate, MAX_TOKENS, Request, TextEncoder, generation_config},
     files::{self, Kind},
     search::Beams,
 };
@@ -29,7 +29,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     output_file: Option<PathBuf>,
     /// Search so many beams for the most probable text; 1 takes token after token. By default what generation_config.json says
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = up_to(Beams::MAX))]
     beams: Option<usize>,
     /// Scores are log-probabilities over lengths to this power
     #[arg(long, value_name = "A", allow_hyphen_values = true)]
@@ -37,8 +37,8 @@ pub(super) struct Args {
     /// Begin each translation with this token, such as that of the language
     #[arg(long, value_name = "TOKEN")]
     forced_bos: Option<String>,
-    /// New tokens of a text at most; by default twice the tokens of the longest text and 16, as far as there are positions
-    #[arg(long, value_name = "N")]
+    /// Maximum number of new tokens of a text; by default twice the tokens of the longest text and 16, as far as there are positions
+    #[arg(long, value_name = "N", value_parser = up_to(MAX_TOKENS))]
     max_new: Option<usize>,
     /// Tokens of texts that are translated at once
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..))]

@@ -6,6 +6,7 @@
 
 mod admit;
 mod breakdown;
+mod cache;
 mod config;
 mod device;
 mod fill;
@@ -22,13 +23,14 @@ use std::{
 };
 
 pub use admit::Admission;
-use admit::blocks_needed;
 pub use breakdown::DecodeStep;
-pub use config::generation_config;
+pub use config::{MAX_TOKENS, generation_config};
 use device::DeviceRows;
 use fill::Fills;
 pub use memory::GeneratorBytes;
-pub use request::{AdmitError, Event, Failure, Generate, Reason, Request, Stop, Ticket, Written};
+pub use request::{
+    AdmitError, Event, Failure, Generate, Reason, Request, Stop, Ticket, UnsupportedDraw, Written,
+};
 use row::{Advanced, Row};
 use source::Parts;
 
@@ -36,7 +38,7 @@ use rayon::prelude::*;
 
 use super::{Backend, Engine, EngineError};
 use crate::{
-    kernels::{cache::BLOCK, decoding::Advance},
+    kernels::cache::BLOCK,
     plan::Blocks,
     program::{NEXT_LOGITS, Program},
     runtime::{
@@ -179,86 +181,6 @@ impl Engine {
     /// Whether the model writes from a source, as one that translates, and not on from a prompt.
     pub fn has_source(&self) -> bool {
         Parts::of(self.program()).is_some()
-    }
-
-    /// Bytes of KV cache that prompts of these lengths need to run at once.
-    ///
-    /// # Errors
-    /// An engine that was not built by [`Builder::generating`](super::Builder::generating).
-    pub fn cache_bytes_needed(
-        &self,
-        prompts: &[usize],
-        options: &Generate,
-    ) -> Result<u64, EngineError> {
-        check_generating(self.program())?;
-        let parts = Parts::of(self.program());
-        let positions = self.limits.longest;
-        let blocks = prompts.iter().map(|&prompt| {
-            let prompt = prompt.max(1);
-            let before = parts.map_or(prompt, |_| 1);
-            let left = positions.map_or(usize::MAX, |n| (n as usize).saturating_sub(before));
-            // More than there are positions for is refused, and needs nothing.
-            let new = options.new_tokens(before, positions).min(left).max(1);
-            u64::from(blocks_needed(parts, prompt, new, options.beams))
-        });
-        Ok(blocks.sum::<u64>() * self.program().block_bytes())
-    }
-
-    /// Bytes of KV cache for whoever does not know what will be asked: eight texts of all positions and, on a device, as many
-    /// as it decodes at once, as far as half of the memory goes that is free now.
-    ///
-    /// # Errors
-    /// As [`cache_bytes_needed`](Self::cache_bytes_needed), and a device that does not answer.
-    pub fn usual_cache_bytes(&self, options: &Generate) -> Result<u64, EngineError> {
-        /// Positions of a model that has no limit.
-        const POSITIONS: u32 = 4096;
-        let all = self.limits().longest.unwrap_or(POSITIONS) as usize;
-        let new = options.rules.max_new_tokens.clamp(1, all);
-        let one = self.cache_bytes_needed(&[(all - new).max(1)], options)?;
-        let eight = one.saturating_mul(8);
-        match &self.backend {
-            Backend::Cpu(_) => Ok(eight),
-            Backend::Cuda(model) => {
-                let (free, _) = model.device().memory()?;
-                let most = one.saturating_mul(Advance::ROWS as u64);
-                Ok(most.min(free / 2).max(eight))
-            }
-        }
-    }
-
-    /// Bytes of KV cache to write on from prompts of these lengths, however many there are: for those that fit the model, as many at
-    /// once as a device decodes or a CPU has use for, the longest ones together, and on a device half of the memory that is free
-    /// now at most, but always enough for each by itself.
-    ///
-    /// # Errors
-    /// As [`usual_cache_bytes`](Self::usual_cache_bytes).
-    pub fn cache_bytes_at_most(
-        &self,
-        prompts: &[usize],
-        options: &Generate,
-    ) -> Result<u64, EngineError> {
-        /// Rows of a step of a CPU, from which on more are no faster.
-        const CPU_ROWS: usize = 64;
-        let rows = match &self.backend {
-            Backend::Cpu(_) => CPU_ROWS,
-            Backend::Cuda(_) => Advance::ROWS,
-        };
-        let fits = |n: &usize| self.limits.longest.is_none_or(|most| *n <= most as usize);
-        let mut lens: Vec<usize> = prompts.iter().copied().filter(fits).collect();
-        lens.sort_unstable_by_key(|&n| std::cmp::Reverse(n));
-        lens.truncate((rows / options.beams.map_or(1, |beams| beams.n.max(1))).max(1));
-        let longest = [lens.first().copied().unwrap_or(1)];
-        let (one, all) = (
-            self.cache_bytes_needed(&longest, options)?,
-            self.cache_bytes_needed(&lens, options)?,
-        );
-        match &self.backend {
-            Backend::Cpu(_) => Ok(all.max(one)),
-            Backend::Cuda(model) => {
-                let (free, _) = model.device().memory()?;
-                Ok(all.min(free / 2).max(one))
-            }
-        }
     }
 
     /// Writes on from each prompt, as many at once as [`cache_bytes_at_most`](Self::cache_bytes_at_most) has room for, and returns

@@ -56,8 +56,8 @@ pub use error::EngineError;
 pub use estimate::estimated_costs;
 pub use folder::{ClassScore, Folder, Prompt, Score};
 pub use generator::{
-    Admission, AdmitError, DecodeStep, Event, Failure, Generate, Generator, GeneratorBytes, Reason,
-    Request, Stop, Ticket, Written, generation_config,
+    Admission, AdmitError, DecodeStep, Event, Failure, Generate, Generator, GeneratorBytes,
+    MAX_TOKENS, Reason, Request, Stop, Ticket, UnsupportedDraw, Written, generation_config,
 };
 pub use growing::GrowingText;
 pub use model_file::{ModelFile, description};

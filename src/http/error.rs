@@ -223,6 +223,9 @@ impl From<ServeError> for Failure {
         let message = error.to_string();
         let (status, code) = match &error {
             ServeError::Invalid { .. } => (StatusCode::BAD_REQUEST, "invalid_request"),
+            ServeError::ContextLength { .. } => {
+                (StatusCode::BAD_REQUEST, "context_length_exceeded")
+            }
             ServeError::TooLong { .. }
             | ServeError::TooLarge { .. }
             | ServeError::LargeRequest { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "too_large"),
@@ -240,7 +243,9 @@ impl From<ServeError> for Failure {
         };
         let mut failure = Self::new(status, code, message);
         match error {
-            ServeError::Invalid { param, .. } => failure.param = Some(param.to_owned()),
+            ServeError::Invalid { param, .. } | ServeError::ContextLength { param, .. } => {
+                failure.param = Some(param.to_owned());
+            }
             ServeError::Overloaded { retry_after } => failure.retry_after = Some(retry_after),
             ServeError::Hopeless | ServeError::NotReady { .. } => {
                 failure.retry_after = Some(Duration::from_secs(1));

@@ -263,7 +263,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
         (
             "cancelled_total",
             "counter",
-            "Requests whose senders left before they ran.",
+            "Inputs and texts whose senders left before their answer.",
             |m| &m.metrics().cancelled,
         ),
         ("queue_tokens", "gauge", "Tokens that wait.", |m| {

@@ -96,6 +96,7 @@ async fn written(
     writing: &Writing,
     submit: Submit,
 ) -> Result<Vec<Pieces>, ServeError> {
+    let writing = &varied(writer, n, writing);
     let each = prompts
         .iter()
         .flat_map(|prompt| (0..n).map(move |nth| (prompt, nth)));
@@ -108,6 +109,19 @@ async fn written(
         writer.go_on_within(prompt.clone(), seeded(app, writing, nth), submit, share)
     })
     .collect()
+}
+
+/// Settings of `n` texts of one prompt. Several texts are drawn, unless the request says otherwise by its temperature: the most
+/// probable one would come `n` times.
+fn varied(writer: &Writer, n: usize, writing: &Writing) -> Writing {
+    let is_open = n > 1 && writing.temperature.is_none() && writing.top_p.is_none();
+    Writing {
+        temperature: match is_open {
+            true => writer.default_temperature(),
+            false => writing.temperature,
+        },
+        ..writing.clone()
+    }
 }
 
 /// What the nth text of a prompt is drawn by. One seed gives the same texts again; without one they differ from request to

@@ -126,6 +126,11 @@
 //!   `false`. `c` is `attention_factor`; else, where `s` is above 1, `(0.1 · mscale · ln(s) + 1) / (0.1 · mscale_all_dim · ln(s) + 1)` if there are
 //!   both, and `0.1 · ln(s) + 1` if not.
 //!
+//! `max_position_embeddings` of config.json limits the length of sequences also where no table does: for models with `rotary`, biases by
+//! distance or a `position_table`. The limit is the value of the key; for `linear` it is `s` times the value, for `yarn` `s · L`, rounded
+//! down, and for `dynamic` `L`. The lowest of several limits counts, those of `longest` and of tables included. Without the key there is
+//! no limit.
+//!
 //! Weights (`table`, `weight`, `bias`) are named as published, with an index or an expression in braces, `layers.{i}.w` or
 //! `h.{3 * i + 1}.w`. A list has further names under which a checkpoint may have the tensor: with every prefix and ending,
 //! the first that is there is read. A name that is read twice is one tensor. A further name with a slash, `sparse_linear/weight`, is that

@@ -1,7 +1,7 @@
 //! Frequencies of rotary position embeddings, and the published ways to scale them to longer texts, as transformers'
 //! `modeling_rope_utils` computes them.
 
-use std::f64::consts::TAU;
+use std::{f64::consts::TAU, ops::Range};
 
 use serde_json::{Map, Value};
 
@@ -48,9 +48,12 @@ pub(super) struct Turning {
     pub frequencies: Vec<f32>,
     /// Of what is turned.
     pub factor: f32,
-    /// The most positions for which this is so; any number, where `None`.
+    /// Maximum number of positions that the model supports with these frequencies; `None` where config.json has no limit.
     pub positions: Option<u32>,
 }
+
+/// Key of config.json with the number of positions that a model was trained for.
+const POSITIONS: &str = "max_position_embeddings";
 
 impl Values<'_> {
     /// How the first `width` columns of a head are turned.
@@ -71,6 +74,7 @@ impl Values<'_> {
             return Err(self.file.error(problem, &width.span, label));
         }
         let theta = f64::from(self.eps(theta)?);
+        let width_span = width.span.clone();
         let width = f64::from(columns);
         let plain: Vec<f64> = (0..columns / 2)
             .map(|pair| theta.powf(-f64::from(2 * pair) / width))
@@ -79,7 +83,7 @@ impl Values<'_> {
             .iter()
             .find_map(|key| Some((key, lookup(self.config, &key.value)?)));
         let (frequencies, factor, positions) = match there {
-            None => (plain, 1.0, None),
+            None => (plain, 1.0, self.positions(&width_span)?),
             Some((key, value)) => {
                 let published = Published {
                     values: self,
@@ -97,6 +101,27 @@ impl Values<'_> {
             positions,
         })
     }
+
+    /// Value of `max_position_embeddings` in config.json, where it is there.
+    pub fn positions(&self, span: &Range<usize>) -> Result<Option<u32>, ModelError> {
+        let Some(value) = lookup(self.config, POSITIONS) else {
+            return Ok(None);
+        };
+        let found = value.as_f64().and_then(whole_positions);
+        let wrong = || self.wrong(POSITIONS, value, "a number of positions", span);
+        found.map(Some).ok_or_else(wrong)
+    }
+}
+
+/// A whole number of positions from 1 to `i32::MAX`.
+fn whole_positions(found: f64) -> Option<u32> {
+    let is_whole = found >= 1.0 && found <= f64::from(i32::MAX) && found.fract() == 0.0;
+    is_whole.then_some(found as u32)
+}
+
+/// `positions` times a scaling factor, rounded down.
+fn scaled_positions(positions: f64, factor: f64) -> u32 {
+    (positions * factor).floor().clamp(1.0, f64::from(i32::MAX)) as u32
 }
 
 /// An object of config.json that says how frequencies are scaled.
@@ -122,20 +147,27 @@ impl Published<'_> {
                 "1, or a description that says which columns are turned",
             ));
         }
+        let published = self.values.positions(&self.key.span)?;
         match kind {
+            // The key counts the positions before the scaling.
             "linear" => {
                 let factor = self.above_zero("factor")?;
-                Ok((plain.into_iter().map(|f| f / factor).collect(), 1.0, None))
+                let positions = published.map(|n| scaled_positions(f64::from(n), factor));
+                let scaled = plain.into_iter().map(|f| f / factor);
+                Ok((scaled.collect(), 1.0, positions))
             }
-            "ntk" => self.ntk(width, theta).map(|all| (all, 1.0, None)),
-            "llama3" => self.llama3(plain).map(|all| (all, 1.0, None)),
             "yarn" => {
-                let (all, factor) = self.yarn(plain, width, theta)?;
-                Ok((all, factor, None))
+                let (all, attention) = self.yarn(plain, width, theta)?;
+                let original = self.above_zero("original_max_position_embeddings")?;
+                let positions = scaled_positions(original, self.above_zero("factor")?);
+                Ok((all, attention, Some(positions)))
             }
-            // Beyond the positions of the training frequencies depend on the sequence's length, and so would what is cached.
+            // The key counts the positions after the scaling.
+            "ntk" => self.ntk(width, theta).map(|all| (all, 1.0, published)),
+            "llama3" => self.llama3(plain).map(|all| (all, 1.0, published)),
+            // Beyond the original positions, frequencies depend on the length of the sequence, and cached keys would change.
             "dynamic" => Ok((plain, 1.0, Some(self.trained_positions()?))),
-            _ => Ok((plain, 1.0, None)),
+            _ => Ok((plain, 1.0, published)),
         }
     }
 
@@ -244,18 +276,19 @@ impl Published<'_> {
         Ok((all, attention))
     }
 
-    /// The positions up to which nothing is scaled.
+    /// Number of positions up to which `dynamic` scales nothing.
     fn trained_positions(&self) -> Result<u32, ModelError> {
-        const KEY: &str = "max_position_embeddings";
-        let original = self.number("original_max_position_embeddings")?;
-        let of_model = || lookup(self.values.config, KEY).and_then(Value::as_f64);
-        let found = original.or_else(of_model);
-        let whole = found.filter(|&n| n >= 1.0 && n <= f64::from(i32::MAX) && n.fract() == 0.0);
-        whole.map(|n| n as u32).ok_or_else(|| {
-            let value = lookup(self.values.config, KEY).unwrap_or(&Value::Null);
+        const ORIGINAL: &str = "original_max_position_embeddings";
+        if let Some(original) = self.number(ORIGINAL)? {
+            let refused = || self.refuse(ORIGINAL, "a number of positions");
+            return whole_positions(original).ok_or_else(refused);
+        }
+        let span = &self.key.span;
+        let missing = || {
             self.values
-                .wrong(KEY, value, "a number of positions", &self.key.span)
-        })
+                .wrong(POSITIONS, &Value::Null, "a number of positions", span)
+        };
+        self.values.positions(span)?.ok_or_else(missing)
     }
 
     fn number(&self, field: &str) -> Result<Option<f64>, ModelError> {

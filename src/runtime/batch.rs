@@ -18,7 +18,7 @@ pub struct Limits {
     pub segments: Option<u32>,
     /// A token id that the model counts no position for, its padding token: no sequence may hold it.
     pub skipped: Option<u32>,
-    /// Longest sequence that the position table serves.
+    /// Maximum number of tokens of a sequence, by a table of positions or `max_position_embeddings`; `None` without a limit.
     pub longest: Option<u32>,
 }
 
@@ -440,7 +440,7 @@ mod tests {
         insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1], vec![]])), @"sequence 1 has no tokens; expected at least one token in every sequence");
         insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1, 2], vec![3, 100]])), @"sequence 1, token 1: the token id 100 is outside the table of 100 rows; expected an id below 100");
         insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1, 2], vec![3, 99]])), @"sequence 1, token 1: the id 99 is the model's padding token, for which it counts no position; take it out of the sequence");
-        insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1; 5]])), @"sequence 0 has 5 tokens, but the position table serves at most 4; shorten or split it");
+        insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1; 5]])), @"sequence 0 has 5 tokens, but the model has 4 positions; shorten or split it");
         insta::assert_snapshot!(text(Batch::from_packed(vec![1, 2, 3], &[1, 1])), @"the lengths add up to 2, but 3 token ids were given");
         insta::assert_snapshot!(text(Batch::from_padded(&[1, 2, 3], &[1, 0, 1], 3)), @"row 0 of the mask has a hole at column 2: a 1 follows a 0; expected ones, then zeros");
         insta::assert_snapshot!(text(Batch::from_padded(&[1, 2], &[1, 2], 2)), @"row 0, column 1 of the mask is 2; expected 0 or 1");

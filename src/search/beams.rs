@@ -30,6 +30,8 @@ pub enum EarlyStopping {
 pub enum BeamsError {
     #[error("{n} beams; expected at least one")]
     None { n: usize },
+    #[error("{n} beams; expected at most {}", Beams::MAX)]
+    TooMany { n: usize },
     #[error("{n} beams in {groups} groups; expected groups of one number of beams each")]
     Groups { n: usize, groups: usize },
     #[error("the diversity is {found}; expected a number from 0 on")]
@@ -46,6 +48,9 @@ impl Default for Beams {
 }
 
 impl Beams {
+    /// Maximum number of beams: a step of a search holds the logits of all.
+    pub const MAX: usize = 256;
+
     /// One group of `n` beams.
     pub fn of(n: usize) -> Self {
         Self {
@@ -62,6 +67,9 @@ impl Beams {
         let (n, groups) = (self.n, self.groups);
         if n == 0 {
             return Err(BeamsError::None { n });
+        }
+        if n > Self::MAX {
+            return Err(BeamsError::TooMany { n });
         }
         if groups == 0 || !n.is_multiple_of(groups) {
             return Err(BeamsError::Groups { n, groups });

@@ -32,7 +32,7 @@ pub struct Rules {
     pub suppressed_first: Vec<u32>,
     /// Whether log-probabilities are made to sum to one again behind these rules, which counts in the scores of beams.
     pub renormalize: bool,
-    /// New tokens at most.
+    /// Maximum number of new tokens; [`Rules::NO_LIMIT`] for all that the model's positions and the KV cache leave.
     pub max_new_tokens: usize,
 }
 
@@ -52,12 +52,15 @@ impl Default for Rules {
             suppressed: Vec::new(),
             suppressed_first: Vec::new(),
             renormalize: false,
-            max_new_tokens: 20,
+            max_new_tokens: Self::NO_LIMIT,
         }
     }
 }
 
 impl Rules {
+    /// Stands for no limit of [`max_new_tokens`](Self::max_new_tokens).
+    pub const NO_LIMIT: usize = usize::MAX;
+
     /// Changes the logits of the token behind `tokens`, of which the first `n_prompt` are the prompt.
     pub fn apply(&self, logits: &mut [f32], tokens: &[u32], n_prompt: usize) {
         let n_new = tokens.len() - n_prompt;
@@ -83,7 +86,7 @@ impl Rules {
         {
             force(logits, &[first]);
         }
-        if n_new + 1 == self.max_new_tokens && !self.forced_last.is_empty() {
+        if n_new.saturating_add(1) == self.max_new_tokens && !self.forced_last.is_empty() {
             force(logits, &self.forced_last);
         }
         forbid(logits, &self.suppressed);

@@ -11,6 +11,12 @@ pub enum ServeError {
         param: &'static str,
         problem: String,
     },
+    /// A prompt and its new tokens are longer than the model's positions, or than its KV cache.
+    #[error("{problem}")]
+    ContextLength {
+        param: &'static str,
+        problem: String,
+    },
     #[error(
         "input {index} has more than {limit} tokens, the most that the model takes; shorten it, or send \"truncate\": true to have it cut"
     )]
@@ -59,6 +65,22 @@ impl ServeError {
         }
     }
 
+    /// The same error of a prompt that a conversation was written down as.
+    pub(super) fn of_messages(self) -> Self {
+        let named = |param| match param {
+            "prompt" => "messages",
+            other => other,
+        };
+        match self {
+            Self::Invalid { param, problem } => Self::invalid(named(param), problem),
+            Self::ContextLength { param, problem } => {
+                let param = named(param);
+                Self::ContextLength { param, problem }
+            }
+            other => other,
+        }
+    }
+
     /// The same error of an equal input that has another place in its request.
     pub(super) fn at(self, index: usize) -> Self {
         match self {
@@ -88,9 +110,18 @@ impl From<AdmitError> for ServeError {
             } if *prompt < *positions as usize => "max_tokens",
             AdmitError::Sampling(SamplingError::Temperature { .. }) => "temperature",
             AdmitError::Sampling(SamplingError::TopP { .. }) => "top_p",
+            AdmitError::UnsupportedDraw { .. } => "temperature",
             AdmitError::Bias { .. } | AdmitError::BiasId { .. } => "logit_bias",
             _ => "prompt",
         };
-        Self::invalid(param, error.to_string())
+        let problem = error.to_string();
+        match error {
+            AdmitError::TooLong { .. }
+            | AdmitError::LongTarget { .. }
+            | AdmitError::LongSource { .. }
+            | AdmitError::MaxLength { .. }
+            | AdmitError::NeverFits { .. } => Self::ContextLength { param, problem },
+            _ => Self::invalid(param, problem),
+        }
     }
 }

@@ -40,7 +40,8 @@ const COUNTED: usize = 1 << 17;
 /// What is asked of a writer.
 #[derive(Clone, Debug, Default)]
 pub struct Writing {
-    /// New tokens at most; what is left of the model's positions where it is not given.
+    /// Maximum number of new tokens. Without one, the model's folder limits them, if it does, and else the model's positions and the
+    /// KV cache.
     pub max_tokens: Option<usize>,
     /// Draws tokens by this temperature; 0 takes the most probable one. Where it is not given, as the model's folder asks.
     pub temperature: Option<f32>,
@@ -61,11 +62,11 @@ pub struct Writing {
 /// A token of a text with its log-probability, before rules and sampling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scored {
-    /// Its text; U+FFFD where its bytes are no whole characters.
-    pub text: String,
+    /// The bytes that it adds to the text; they may be a part of a character only.
+    pub bytes: Vec<u8>,
     pub log_probability: f32,
     /// The most probable tokens in its place, the most probable first.
-    pub most_probable: Vec<(String, f32)>,
+    pub most_probable: Vec<(Vec<u8>, f32)>,
     /// Where it begins in the whole text, in bytes, and in characters.
     pub start: usize,
     pub offset: usize,
@@ -96,10 +97,10 @@ pub enum Piece {
 impl Piece {
     /// Bytes that it takes until it is read.
     fn memory(&self) -> u64 {
-        let scored = |(text, _): &(String, f32)| text.len() + 64;
+        let scored = |(bytes, _): &(Vec<u8>, f32)| bytes.len() + 64;
         let token = |token: &Scored| {
             let most = token.most_probable.iter().map(scored);
-            token.text.len() + 128 + most.sum::<usize>()
+            token.bytes.len() + 128 + most.sum::<usize>()
         };
         match self {
             Self::Text { text, tokens } => {
@@ -114,9 +115,32 @@ impl Piece {
 /// The pieces of a text as they come. Dropping it ends the writing.
 pub struct Pieces {
     pieces: UnboundedReceiver<Result<Piece, ServeError>>,
-    is_over: Arc<AtomicBool>,
+    ending: Arc<EarlyEnd>,
     /// The memory that is charged for pieces until they are read.
     share: Arc<Share>,
+}
+
+/// Why a text ends before the generator ends it.
+#[derive(Default)]
+struct EarlyEnd {
+    /// Nobody reads on.
+    is_abandoned: AtomicBool,
+    /// It is complete, as a stop was found, or it failed. Set before the last piece is sent, so before its reader leaves.
+    is_complete: AtomicBool,
+}
+
+impl EarlyEnd {
+    fn is_abandoned(&self) -> bool {
+        self.is_abandoned.load(Ordering::Acquire)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.is_complete.load(Ordering::Acquire)
+    }
+
+    fn complete(&self) {
+        self.is_complete.store(true, Ordering::Release);
+    }
 }
 
 impl Pieces {
@@ -148,7 +172,7 @@ impl Pieces {
 
 impl Drop for Pieces {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Release);
+        self.ending.is_abandoned.store(true, Ordering::Release);
     }
 }
 
@@ -212,7 +236,7 @@ struct Job {
     stop: Vec<String>,
     goes_on: bool,
     pieces: UnboundedSender<Result<Piece, ServeError>>,
-    is_over: Arc<AtomicBool>,
+    ending: Arc<EarlyEnd>,
     /// The memory of its request.
     share: Arc<Share>,
 }
@@ -226,7 +250,7 @@ impl Job {
         Ok(())
     }
 
-    /// New tokens at most.
+    /// Maximum number of new tokens.
     fn tokens(&self) -> u64 {
         self.request.options.rules.max_new_tokens as u64
     }
@@ -314,6 +338,13 @@ impl Writer {
         &self.encoder
     }
 
+    /// The temperature of texts that are drawn without one, where the folder does not have texts drawn by itself; `None` where it does.
+    pub fn default_temperature(&self) -> Option<f32> {
+        let is_greedy = self.usual.sampling.is_none();
+        let own = self.usual.usual_sampling.temperature;
+        is_greedy.then_some(if own > 0.0 { own } else { 1.0 })
+    }
+
     /// Token ids of prompts.
     ///
     /// # Errors
@@ -331,21 +362,19 @@ impl Writer {
         adds_special: bool,
         param: &'static str,
     ) -> Result<Vec<u32>, ServeError> {
-        // A source has positions of its own, and is refused by their number.
-        let positions = match self.admission.has_source() {
-            true => None,
-            false => self.admission.left_behind(0),
+        // A source is refused by its number of tokens, as it has positions of its own. Shorter prompts are, too.
+        let room = match self.admission.has_source() {
+            true => usize::MAX,
+            false => self.admission.room(0, &self.usual),
         };
-        // A shorter text is told how many tokens it has.
-        let max = positions.map_or(usize::MAX, |n| n.max(COUNTED));
+        let max = room.max(COUNTED);
         let ids = self.encoder.prompt_within(text, adds_special, max);
         let ids = ids.map_err(|e| ServeError::invalid(param, e.to_string()))?;
         ids.ok_or_else(|| {
-            let positions = positions.unwrap_or(max);
             let problem = format!(
-                "the prompt has more than {max} tokens; the model has positions for {positions}, so shorten it"
+                "the prompt has more than {max} tokens, and the model's positions and KV cache have room for {room}; shorten it"
             );
-            ServeError::invalid(param, problem)
+            ServeError::ContextLength { param, problem }
         })
     }
 
@@ -455,18 +484,12 @@ impl Writer {
                 "an empty stop ends every text at once",
             ));
         }
-        let left = self.admission.left_behind(prompt.len());
-        if max_tokens.or(left).is_some() {
-            options.max_length = None;
-        }
         let rules = &mut options.rules;
         (rules.frequency_penalty, rules.presence_penalty) = (frequency_penalty, presence_penalty);
         rules.bias = bias;
-        rules.max_new_tokens = match (max_tokens, left) {
-            (Some(n), _) => n,
-            (None, Some(left)) => left.max(1),
-            (None, None) => rules.max_new_tokens,
-        };
+        if let Some(n) = max_tokens {
+            (rules.max_new_tokens, options.max_length) = (n, None);
+        }
         if temperature == Some(0.0) {
             options.sampling = None;
         } else if temperature.is_some() || top_p.is_some() {
@@ -491,11 +514,24 @@ impl Writer {
             (options.log_probabilities, options.most_probable) = (true, n);
         }
         options.seed = seed.unwrap_or_default();
-        let request = Request { prompt, options };
-        // What is never written does not count as what waits.
-        self.admission.check(&request)?;
+        if max_tokens.is_none() {
+            // A limit of the folder is no reason to refuse a long prompt.
+            let room = self.admission.room(prompt.len(), &options);
+            let rules = &mut options.rules;
+            rules.max_new_tokens = rules.max_new_tokens.min(room).max(1);
+        }
+        let mut request = Request { prompt, options };
+        // Refused requests do not count as waiting ones.
+        let checked = self.admission.check(&request).map_err(ServeError::from);
+        checked.map_err(|error| match goes_on {
+            true => error,
+            false => error.of_messages(),
+        })?;
+        // The tokens that wait are counted by this number.
+        request.options.rules.max_new_tokens = self.admission.new_tokens(&request);
+        request.options.max_length = None;
         let (sender, pieces) = unbounded_channel();
-        let (is_over, now) = (Arc::new(AtomicBool::new(false)), Instant::now());
+        let (ending, now) = (Arc::new(EarlyEnd::default()), Instant::now());
         let job = Job {
             request,
             class: submit.class,
@@ -505,7 +541,7 @@ impl Writer {
             stop,
             goes_on: goes_on && !self.admission.has_source(),
             pieces: sender,
-            is_over: Arc::clone(&is_over),
+            ending: Arc::clone(&ending),
             share: Arc::clone(share),
         };
         let why = "it is shutting down";
@@ -523,7 +559,7 @@ impl Writer {
         }
         Ok(Pieces {
             pieces,
-            is_over,
+            ending,
             share: Arc::clone(share),
         })
     }

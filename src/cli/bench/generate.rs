@@ -5,10 +5,12 @@ use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, time::Instant
 use miette::{Report, miette};
 use serde::Serialize;
 
-use super::super::{Outcome, align_right, human, model::Runnable, print, table, write_json};
+use super::super::{
+    Outcome, align_right, generate::up_to, human, model::Runnable, print, table, write_json,
+};
 use crate::{
     Engine,
-    engine::{DecodeStep, Event, Generate, Generator, Request},
+    engine::{DecodeStep, Event, Generate, Generator, MAX_TOKENS, Request},
     runtime::batch::Limits,
     search::{Beams, Rules, Sampling},
 };
@@ -35,13 +37,13 @@ pub(in crate::cli) struct Args {
     #[arg(long)]
     greedy: bool,
     /// Draw from so many tokens at most; 0 for all
-    #[arg(long, value_name = "N", default_value_t = 50)]
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = up_to(MAX_TOKENS))]
     top_k: usize,
     /// Draw from the most probable tokens that have this probability together
     #[arg(long, value_name = "P", default_value_t = 0.9)]
     top_p: f32,
     /// Search so many beams of each sequence
-    #[arg(long, value_name = "N", conflicts_with = "greedy")]
+    #[arg(long, value_name = "N", value_parser = up_to(Beams::MAX), conflicts_with = "greedy")]
     beams: Option<usize>,
     /// Time the step's kernels by class, too, in the middle of what is written
     #[arg(long)]

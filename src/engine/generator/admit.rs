@@ -1,7 +1,7 @@
 //! Which requests are admitted: those that the model can write, when their blocks of the cache are free.
 
 use super::{
-    AdmitError, Generate, Generator, Request, Ticket,
+    AdmitError, Generate, Generator, Request, Ticket, UnsupportedDraw,
     row::{Room, Row},
     source::{Parts, Source},
 };
@@ -15,6 +15,33 @@ pub(super) fn tokens_before(parts: Option<Parts>, prompt: usize) -> usize {
     match parts {
         None => prompt,
         Some(_) => 1,
+    }
+}
+
+/// Room for texts: positions of the model, and blocks of the cache.
+#[derive(Clone, Copy)]
+pub(super) struct Space {
+    pub(super) positions: Option<u32>,
+    pub(super) parts: Option<Parts>,
+    pub(super) blocks: u32,
+}
+
+impl Space {
+    /// Number of new tokens that there is room for after a prompt, or source, of `prompt` tokens.
+    fn left(self, prompt: usize, beams: Option<Beams>) -> usize {
+        let before = tokens_before(self.parts, prompt);
+        let positions = self.positions.map_or(usize::MAX, |n| n as usize);
+        let source = self.parts.map_or(0, |parts| parts.blocks_of(prompt));
+        let blocks = self.blocks.saturating_sub(source);
+        let cached = Room::max_new(blocks, before, beams);
+        positions.saturating_sub(before).min(cached)
+    }
+
+    /// Number of new tokens that a request may come to have; at least 1.
+    pub(super) fn new_tokens(self, prompt: usize, options: &Generate) -> usize {
+        let before = tokens_before(self.parts, prompt);
+        let room = self.left(prompt, options.beams);
+        options.new_tokens(before, room).max(1)
     }
 }
 
@@ -42,7 +69,7 @@ impl Generator {
             mut options,
         } = request;
         let before = tokens_before(self.parts, prompt.len());
-        options.rules.max_new_tokens = options.new_tokens(before, self.limits.longest);
+        options.rules.max_new_tokens = self.admission().space().new_tokens(prompt.len(), &options);
         if before == 1 {
             options.rules.forced_first = options.rules.forced_first.or(options.forced_bos);
         }
@@ -115,11 +142,24 @@ impl Admission {
         self.parts.is_some()
     }
 
-    /// New tokens that the model has positions for behind a prompt, or source, of so many; `None` where it has no limit.
-    pub fn left_behind(&self, prompt: usize) -> Option<usize> {
-        let before = tokens_before(self.parts, prompt);
-        let positions = self.limits.longest?;
-        Some((positions as usize).saturating_sub(before))
+    fn space(&self) -> Space {
+        Space {
+            positions: self.limits.longest,
+            parts: self.parts,
+            blocks: self.blocks,
+        }
+    }
+
+    /// Number of new tokens that the model's positions and the whole KV cache have room for after a prompt, or source, of `prompt`
+    /// tokens; 0 where the prompt alone is too long.
+    pub fn room(&self, prompt: usize, options: &Generate) -> usize {
+        self.space().left(prompt, options.beams)
+    }
+
+    /// Number of new tokens that the request may come to have; at least 1.
+    pub fn new_tokens(&self, request: &Request) -> usize {
+        let Request { prompt, options } = request;
+        self.space().new_tokens(prompt.len(), options)
     }
 
     /// Whether [`Generator::admit`] takes the request when nothing else runs.
@@ -134,8 +174,7 @@ impl Admission {
     fn blocks_for(&self, request: &Request) -> Result<u32, AdmitError> {
         let Request { prompt, options } = request;
         self.check_request(prompt, options)?;
-        let before = tokens_before(self.parts, prompt.len());
-        let new = options.new_tokens(before, self.limits.longest);
+        let new = self.new_tokens(request);
         let n = blocks_needed(self.parts, prompt.len(), new, options.beams);
         match n > self.blocks {
             false => Ok(n),
@@ -157,14 +196,10 @@ impl Admission {
         }
         let before = tokens_before(self.parts, prompt.len());
         let longest = self.limits.longest;
-        let new = match options.max_length {
-            Some(max_length) if before >= max_length => {
-                return Err(AdmitError::MaxLength { before, max_length });
-            }
-            // As many as there are positions for, one at least.
-            Some(_) => options.new_tokens(before, longest).max(1),
-            None => options.rules.max_new_tokens,
-        };
+        if let Some(max_length) = options.max_length.filter(|&most| before >= most) {
+            return Err(AdmitError::MaxLength { before, max_length });
+        }
+        let new = self.space().new_tokens(prompt.len(), options);
         if let Some(positions) = longest.filter(|&n| before.saturating_add(new) > n as usize) {
             let prompt = before;
             return Err(match has_source {
@@ -200,7 +235,13 @@ impl Admission {
             return Err(AdmitError::RepetitionPenalty { found });
         }
         self.check_bias(&options.rules)?;
-        options.sampling.map_or(Ok(()), |s| s.check())?;
+        if let Some(sampling) = options.sampling {
+            sampling.check()?;
+            if let Some(UnsupportedDraw { key, value }) = options.unsupported_draws.first().cloned()
+            {
+                return Err(AdmitError::UnsupportedDraw { key, value });
+            }
+        }
         if let Some(beams) = options.beams {
             beams.check()?;
             if options.sampling.is_some() {

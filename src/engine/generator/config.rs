@@ -1,99 +1,45 @@
 //! `generation_config.json`: how a checkpoint wants to be written from.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
 
 use serde_json::{Value, json};
 
-use super::Generate;
+use self::keys::{COMPUTED, IN_CONFIG, Meaning, meaning, similar};
+use super::{Generate, UnsupportedDraw};
 use crate::{
     engine::EngineError,
     files::{self, Kind},
-    search::{Beams, EarlyStopping, Rules, Sampling},
+    search::{Beams, EarlyStopping, Rules},
 };
 
-/// Keys that say nothing of the result.
-const WITHOUT_EFFECT: [&str; 12] = [
-    "_from_model_config",
-    "transformers_version",
-    "use_cache",
-    "cache_implementation",
-    "bos_token_id",
-    "pad_token_id",
-    "return_dict_in_generate",
-    "output_scores",
-    "output_logits",
-    "output_attentions",
-    "output_hidden_states",
-    "trust_remote_code",
-];
+mod keys;
 
-/// Keys of settings of generation that older folders have in config.json, among those of the model.
-const IN_CONFIG: [&str; 36] = [
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "decoder_start_token_id",
-    "diversity_penalty",
-    "do_sample",
-    "early_stopping",
-    "encoder_no_repeat_ngram_size",
-    "encoder_repetition_penalty",
-    "eos_token_id",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "exponential_decay_length_penalty",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "guidance_scale",
-    "length_penalty",
-    "max_length",
-    "max_new_tokens",
-    "max_time",
-    "min_length",
-    "min_new_tokens",
-    "min_p",
-    "no_repeat_ngram_size",
-    "num_beam_groups",
-    "num_beams",
-    "num_return_sequences",
-    "penalty_alpha",
-    "remove_invalid_values",
-    "renormalize_logits",
-    "repetition_penalty",
-    "sequence_bias",
-    "suppress_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "typical_p",
-];
+/// Value of `max_length` that older versions of transformers write into config.json of every model.
+const WRITTEN_LENGTH: u64 = 20;
 
-/// transformers' own `max_length`: without another one, so many tokens are new.
-const USUAL_LENGTH: u64 = 20;
+/// Maximum of lengths and of sizes of sequences that settings have: a batch has at most 2²⁴ tokens.
+pub const MAX_TOKENS: usize = 1 << 24;
+/// Maximum token id; devices count them in 31 bits.
+const MAX_ID: u64 = i32::MAX as u64;
+/// Maximum number of ids in a list; vocabularies have about as many.
+const MAX_IDS: usize = 1 << 18;
+/// Maximum number of tokens that end a sequence: a search of beams has candidates for each.
+const MAX_ENDS: usize = 1024;
 
-/// Values that ask for nothing beside what is computed.
-fn is_neutral(key: &str, value: &Value) -> bool {
-    match key {
-        "epsilon_cutoff" | "eta_cutoff" | "encoder_no_repeat_ngram_size" => {
-            value.as_f64() == Some(0.0)
-        }
-        "typical_p" | "encoder_repetition_penalty" | "num_return_sequences" => {
-            value.as_f64() == Some(1.0)
-        }
-        "remove_invalid_values" => value == false,
-        _ => false,
-    }
-}
-
-/// What the `generation_config.json` of a checkpoint's folder asks for, and what transformers does without one: config.json has
-/// the settings then, as older folders have them. The tokens that end a sequence, and the one before the first new one, are
-/// config.json's where that file has none.
+/// Settings of a checkpoint's folder: those of its `generation_config.json`. A folder without that file has them in config.json, as
+/// older folders do. The tokens that end a sequence, and the one before the first new one, are config.json's where the other file has
+/// none. A folder that limits no length leaves it at [`Rules::NO_LIMIT`].
 ///
 /// [`Generate::usual_sampling`] and [`Generate::usual_beams`] have the folder's settings of draws and searches also where it asks for neither.
-/// Beams and sampling both are what the folder has asked for, where it asks for both. [`Generator::check_options`](super::Generator::check_options)
-/// refuses that: the caller takes one out.
+/// A folder that asks for both has both; [`Generator::check_options`](super::Generator::check_options) refuses that, so the caller takes
+/// one out.
 ///
 /// # Errors
-/// A file that cannot be read, a key that would change the result and is not computed, and values of a wrong type.
+/// A file that cannot be read, a key that would change the result and is not computed, a key that is not known, and values of a wrong
+/// type or out of range.
 pub fn generation_config(folder: &Path) -> Result<Generate, EngineError> {
     let read = |name: &str| -> Result<(PathBuf, Value), EngineError> {
         let file = folder.join(name);
@@ -117,7 +63,7 @@ pub fn generation_config(folder: &Path) -> Result<Generate, EngineError> {
     if let Some(object) = config.as_object_mut() {
         // Its writers had this value in there without having been asked.
         object.retain(|key, value| {
-            IN_CONFIG.contains(&key.as_str()) && !(key == "max_length" && value == USUAL_LENGTH)
+            IN_CONFIG.contains(&key.as_str()) && !(key == "max_length" && value == WRITTEN_LENGTH)
         });
     }
     let (file, own) = read("generation_config.json")?;
@@ -127,15 +73,16 @@ pub fn generation_config(folder: &Path) -> Result<Generate, EngineError> {
     }
     let mut parsed = parse(&own).map_err(|problem| wrong(&file, problem))?;
     let generate = &mut parsed.generate;
-    let of_config = |key: &str| {
-        let found = ids(config.get(key).unwrap_or(&Value::Null));
-        found.map_err(|problem| wrong(&config_file, format!("`{key}` {problem}")))
+    let in_config = |key: &'static str| {
+        let value = config.get(key).filter(|value| !value.is_null());
+        value.map(|value| Setting { key, value })
     };
-    if generate.decoder_start.is_none() {
-        generate.decoder_start = of_config("decoder_start_token_id")?.first().copied();
+    let wrong = |problem| wrong(&config_file, problem);
+    if let (None, Some(start)) = (generate.decoder_start, in_config("decoder_start_token_id")) {
+        generate.decoder_start = Some(start.id().map_err(wrong)?);
     }
-    if generate.rules.end.is_empty() {
-        generate.rules.end = of_config("eos_token_id")?;
+    if let (true, Some(end)) = (generate.rules.end.is_empty(), in_config("eos_token_id")) {
+        generate.rules.end = end.ids(MAX_ENDS).map_err(wrong)?;
     }
     Ok(parsed.generate())
 }
@@ -158,119 +105,182 @@ impl Parsed {
     }
 }
 
-fn parse(value: &Value) -> Result<Parsed, String> {
-    let object = value.as_object().ok_or("it is no object")?;
-    let mut rules = Rules::default();
-    let mut sampling = Sampling::default();
-    let mut samples = false;
-    let mut beams = Beams::of(1);
-    let (mut decoder_start, mut forced_bos) = (None, None);
-    let mut bad_words = Vec::new();
-    let (mut max_new_tokens, mut max_length, mut min_new_tokens) = (None, None, None);
-    for (key, value) in object {
-        if value.is_null() || WITHOUT_EFFECT.contains(&key.as_str()) || is_neutral(key, value) {
-            continue;
-        }
-        let wrong = |expected: &str| format!("`{key}` is {value}; expected {expected}");
-        let real = || {
-            value
-                .as_f64()
-                .map(|x| x as f32)
-                .ok_or_else(|| wrong("a number"))
-        };
-        let whole = || {
-            let n = value.as_u64().and_then(|n| usize::try_from(n).ok());
-            n.ok_or_else(|| wrong("a whole number"))
-        };
-        let all = || ids(value).map_err(|problem| format!("`{key}` {problem}"));
-        match key.as_str() {
-            "do_sample" => samples = value.as_bool().ok_or_else(|| wrong("true or false"))?,
-            "temperature" => sampling.temperature = real()?,
-            "top_k" => sampling.top_k = whole()?,
-            "top_p" => sampling.top_p = real()?,
-            "min_p" => sampling.min_p = real()?,
-            "repetition_penalty" => rules.repetition_penalty = real()?,
-            "no_repeat_ngram_size" => rules.no_repeat_ngram = whole()?,
-            "eos_token_id" => rules.end = all()?,
-            "min_length" => rules.min_length = whole()?,
-            "min_new_tokens" => min_new_tokens = Some(whole()?),
-            "max_new_tokens" => max_new_tokens = Some(whole()?),
-            "max_length" => max_length = Some(whole()?),
-            "decoder_start_token_id" => decoder_start = all()?.first().copied(),
-            "bad_words_ids" => bad_words = one_token_each(value)?,
-            "forced_bos_token_id" => forced_bos = all()?.first().copied(),
-            "forced_eos_token_id" => rules.forced_last = all()?,
-            "num_beams" => beams.n = whole()?,
-            "num_beam_groups" => beams.groups = whole()?,
-            "diversity_penalty" => beams.diversity = real()?,
-            "length_penalty" => beams.length_penalty = real()?,
-            "early_stopping" => {
-                beams.early_stopping = match value {
-                    Value::Bool(true) => EarlyStopping::Yes,
-                    Value::Bool(false) => EarlyStopping::Heuristic,
-                    Value::String(word) if word == "never" => EarlyStopping::Never,
-                    _ => return Err(wrong("true, false or \"never\"")),
-                }
-            }
-            "renormalize_logits" => {
-                rules.renormalize = value.as_bool().ok_or_else(|| wrong("true or false"))?;
-            }
-            "suppress_tokens" => rules.suppressed = all()?,
-            "begin_suppress_tokens" => rules.suppressed_first = all()?,
-            _ => {
-                return Err(format!(
-                    "`{key}` is {value}, which would change the result and is not computed; take it out of a copy of the folder to go on without"
-                ));
-            }
+/// A key with its value.
+struct Setting<'a> {
+    key: &'a str,
+    value: &'a Value,
+}
+
+impl Setting<'_> {
+    fn wrong(&self, expected: &str) -> String {
+        format!("`{}` is {}; expected {expected}", self.key, self.value)
+    }
+
+    fn real(&self) -> Result<f32, String> {
+        let number = self.value.as_f64().map(|x| x as f32);
+        let number = number.filter(|x| x.is_finite());
+        number.ok_or_else(|| self.wrong("a number"))
+    }
+
+    fn flag(&self) -> Result<bool, String> {
+        let flag = self.value.as_bool();
+        flag.ok_or_else(|| self.wrong("true or false"))
+    }
+
+    fn whole(&self, range: RangeInclusive<usize>) -> Result<usize, String> {
+        let n = self.value.as_u64().and_then(|n| usize::try_from(n).ok());
+        let n = n.filter(|n| range.contains(n));
+        let (least, most) = range.into_inner();
+        n.ok_or_else(|| self.wrong(&format!("a whole number from {least} to {most}")))
+    }
+
+    /// A token id, or a list of them.
+    fn ids(&self, max: usize) -> Result<Vec<u32>, String> {
+        ids(self.value, max).map_err(|problem| format!("`{}` {problem}", self.key))
+    }
+
+    fn id(&self) -> Result<u32, String> {
+        match self.ids(1)?.as_slice() {
+            &[id] => Ok(id),
+            _ => Err(self.wrong("a token id")),
         }
     }
-    // The one counts before the other, of the most as of the least.
+
+    fn early_stopping(&self) -> Result<EarlyStopping, String> {
+        match self.value {
+            Value::Bool(true) => Ok(EarlyStopping::Yes),
+            Value::Bool(false) => Ok(EarlyStopping::Heuristic),
+            Value::String(word) if word == "never" => Ok(EarlyStopping::Never),
+            _ => Err(self.wrong("true, false or \"never\"")),
+        }
+    }
+
+    /// Words of one token each.
+    fn words(&self) -> Result<Vec<u32>, String> {
+        let words = self.value.as_array();
+        let words = words.ok_or_else(|| self.wrong("a list of lists of token ids"))?;
+        if words.len() > MAX_IDS {
+            return Err(format!(
+                "`{}` has {} words; expected at most {MAX_IDS}",
+                self.key,
+                words.len()
+            ));
+        }
+        let one = |word: &Value| match ids(word, MAX_IDS)?.as_slice() {
+            &[one] => Ok(one),
+            several => Err(format!(
+                "has a word of {} tokens; only words of one token are kept out",
+                several.len()
+            )),
+        };
+        let read = words.iter().map(one).collect::<Result<_, String>>();
+        read.map_err(|problem| format!("`{}` {problem}", self.key))
+    }
+
+    /// The message for a key that is not computed.
+    fn not_computed(&self) -> String {
+        format!(
+            "`{}` is {}, which would change the result and is not computed; take it out of a copy of the folder to go on without",
+            self.key, self.value
+        )
+    }
+
+    /// The message for a key that is not known.
+    fn unknown(&self) -> String {
+        let similar = similar(self.key).map(|key| format!("did you mean `{key}`? Else "));
+        format!(
+            "`{}` is {}, and no setting of that name is known; {}take it out of a copy of the folder to go on without",
+            self.key,
+            self.value,
+            similar.unwrap_or_default()
+        )
+    }
+}
+
+fn parse(value: &Value) -> Result<Parsed, String> {
+    let object = value.as_object().ok_or("it is no object")?;
+    let mut generate = Generate::default();
+    let mut samples = false;
+    let mut bad_words = Vec::new();
+    let (mut max_new_tokens, mut min_new_tokens) = (None, None);
+    let lengths = 0..=MAX_TOKENS;
+    for (key, value) in object {
+        let setting = Setting { key, value };
+        match meaning(key, value) {
+            Meaning::Nothing => continue,
+            Meaning::NotComputed => return Err(setting.not_computed()),
+            Meaning::Unknown => return Err(setting.unknown()),
+            Meaning::Draws => {
+                let (key, value) = (key.clone(), value.to_string());
+                let unsupported = UnsupportedDraw { key, value };
+                generate.unsupported_draws.push(unsupported);
+                continue;
+            }
+            Meaning::Computed => {}
+        }
+        let Generate {
+            rules,
+            usual_sampling: sampling,
+            usual_beams: beams,
+            ..
+        } = &mut generate;
+        match key.as_str() {
+            "do_sample" => samples = setting.flag()?,
+            "temperature" => sampling.temperature = setting.real()?,
+            "top_k" => sampling.top_k = setting.whole(lengths.clone())?,
+            "top_p" => sampling.top_p = setting.real()?,
+            "min_p" => sampling.min_p = setting.real()?,
+            "repetition_penalty" => rules.repetition_penalty = setting.real()?,
+            "no_repeat_ngram_size" => rules.no_repeat_ngram = setting.whole(lengths.clone())?,
+            "eos_token_id" => rules.end = setting.ids(MAX_ENDS)?,
+            "min_length" => rules.min_length = setting.whole(lengths.clone())?,
+            "min_new_tokens" => min_new_tokens = Some(setting.whole(lengths.clone())?),
+            "max_new_tokens" => max_new_tokens = Some(setting.whole(1..=MAX_TOKENS)?),
+            "max_length" => generate.max_length = Some(setting.whole(lengths.clone())?),
+            "decoder_start_token_id" => generate.decoder_start = Some(setting.id()?),
+            "bad_words_ids" => bad_words = setting.words()?,
+            "forced_bos_token_id" => generate.forced_bos = Some(setting.id()?),
+            "forced_eos_token_id" => rules.forced_last = setting.ids(MAX_ENDS)?,
+            "num_beams" => beams.n = setting.whole(1..=Beams::MAX)?,
+            "num_beam_groups" => beams.groups = setting.whole(1..=Beams::MAX)?,
+            "diversity_penalty" => beams.diversity = setting.real()?,
+            "length_penalty" => beams.length_penalty = setting.real()?,
+            "early_stopping" => beams.early_stopping = setting.early_stopping()?,
+            "renormalize_logits" => rules.renormalize = setting.flag()?,
+            "suppress_tokens" => rules.suppressed = setting.ids(MAX_IDS)?,
+            "begin_suppress_tokens" => rules.suppressed_first = setting.ids(MAX_IDS)?,
+            other => debug_assert!(!COMPUTED.contains(&other), "`{other}` is not read"),
+        }
+    }
+    let rules = &mut generate.rules;
+    // Limits of new tokens go before limits of whole sequences.
     if let Some(least) = min_new_tokens {
         (rules.min_new_tokens, rules.min_length) = (least, 0);
     }
-    let max_length = max_length.filter(|_| max_new_tokens.is_none());
-    let new = max_new_tokens.or(max_length);
-    rules.max_new_tokens = new.unwrap_or(rules.max_new_tokens);
-    let generate = Generate {
-        decoder_start,
-        forced_bos,
-        rules,
-        sampling: samples.then_some(sampling),
-        beams: (beams.n > 1).then_some(beams),
-        usual_sampling: sampling,
-        usual_beams: beams,
-        max_length,
-        ..Generate::default()
-    };
+    generate.max_length = generate.max_length.filter(|_| max_new_tokens.is_none());
+    let new = max_new_tokens.or(generate.max_length);
+    rules.max_new_tokens = new.unwrap_or(Rules::NO_LIMIT);
+    generate.sampling = samples.then_some(generate.usual_sampling);
+    generate.beams = (generate.usual_beams.n > 1).then_some(generate.usual_beams);
     Ok(Parsed {
         generate,
         bad_words,
     })
 }
 
-/// Words of one token each, which never come.
-fn one_token_each(value: &Value) -> Result<Vec<u32>, String> {
-    let words = value.as_array().into_iter().flatten();
-    words
-        .map(|word| match ids(word)?.as_slice() {
-            &[one] => Ok(one),
-            several => Err(format!(
-                "has a word of {} tokens; only words of one token are kept out",
-                several.len()
-            )),
-        })
-        .collect::<Result<_, _>>()
-        .map_err(|problem: String| format!("`bad_words_ids` {problem}"))
-}
-
-/// A token id, or a list of them.
-fn ids(value: &Value) -> Result<Vec<u32>, String> {
+/// A token id, or a list of at most `max` of them.
+fn ids(value: &Value, max: usize) -> Result<Vec<u32>, String> {
     let id = |value: &Value| {
-        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
-        id.ok_or_else(|| format!("has {value}; expected a token id"))
+        let id = value.as_u64().filter(|&id| id <= MAX_ID);
+        id.and_then(|id| u32::try_from(id).ok())
+            .ok_or_else(|| format!("has {value}; expected a token id from 0 to {MAX_ID}"))
     };
     match value {
         Value::Null => Ok(Vec::new()),
+        Value::Array(all) if all.len() > max => Err(format!(
+            "has {} token ids; expected at most {max}",
+            all.len()
+        )),
         Value::Array(all) => all.iter().map(id).collect(),
         one => Ok(vec![id(one)?]),
     }
@@ -309,7 +319,7 @@ mod tests {
         let guided = parse(&json!({"guidance_scale": 4})).expect_err("an error");
         insta::assert_snapshot!(guided, @"`guidance_scale` is 4, which would change the result and is not computed; take it out of a copy of the folder to go on without");
         let wrong = parse(&json!({"top_k": "many"})).expect_err("an error");
-        insta::assert_snapshot!(wrong, @r#"`top_k` is "many"; expected a whole number"#);
+        insta::assert_snapshot!(wrong, @r#"`top_k` is "many"; expected a whole number from 0 to 16777216"#);
         assert!(
             parse(&json!({"num_beams": 1, "length_penalty": 1.0, "early_stopping": false})).is_ok()
         );
@@ -323,12 +333,202 @@ mod tests {
     }
 
     #[test]
+    fn neutral_values_of_every_key_are_accepted() {
+        for (key, value) in [
+            ("_commit_hash", json!("abc")),
+            ("_from_model_config", json!(true)),
+            ("assistant_confidence_threshold", json!(0.7)),
+            ("assistant_early_exit", json!(2)),
+            ("assistant_lookbehind", json!(5)),
+            ("bad_words_ids", json!([])),
+            ("begin_suppress_tokens", json!([])),
+            ("bos_token_id", json!(0)),
+            ("cache_config", json!({})),
+            ("cache_implementation", json!("static")),
+            ("compile_config", json!({})),
+            ("constraints", json!([])),
+            ("continuous_batching_config", json!({})),
+            ("disable_compile", json!(true)),
+            ("diversity_penalty", json!(0.0)),
+            ("do_sample", json!(false)),
+            ("early_stopping", json!(false)),
+            ("encoder_no_repeat_ngram_size", json!(0)),
+            ("encoder_repetition_penalty", json!(1)),
+            ("epsilon_cutoff", json!(0.0)),
+            ("eta_cutoff", json!(0)),
+            ("exponential_decay_length_penalty", json!([5, 1.0])),
+            ("force_words_ids", json!([])),
+            ("forced_decoder_ids", json!([])),
+            ("forced_eos_token_id", json!([])),
+            ("guidance_scale", json!(1.0)),
+            ("is_assistant", json!(false)),
+            ("length_penalty", json!(1.0)),
+            ("low_memory", json!(false)),
+            ("max_cache_len", json!(64)),
+            ("max_matching_ngram_size", json!(2)),
+            ("min_length", json!(0)),
+            ("min_new_tokens", json!(0)),
+            ("min_p", json!(0.0)),
+            ("no_repeat_ngram_size", json!(0)),
+            ("num_assistant_tokens", json!(20)),
+            ("num_assistant_tokens_schedule", json!("constant")),
+            ("num_beam_groups", json!(1)),
+            ("num_beams", json!(1)),
+            ("num_return_sequences", json!(1)),
+            ("output_attentions", json!(true)),
+            ("output_hidden_states", json!(false)),
+            ("output_logits", json!(true)),
+            ("output_scores", json!(true)),
+            ("pad_token_id", json!(-1)),
+            ("penalty_alpha", json!(0)),
+            ("prefill_chunk_size", json!(8)),
+            ("prompt_lookup_num_tokens", json!(3)),
+            ("remove_invalid_values", json!(true)),
+            ("renormalize_logits", json!(false)),
+            ("repetition_penalty", json!(1.0)),
+            ("return_dict_in_generate", json!(true)),
+            ("return_legacy_cache", json!(true)),
+            ("sequence_bias", json!({})),
+            ("speculation_type", json!("dflash")),
+            ("stop_strings", json!([])),
+            ("suppress_tokens", json!([])),
+            ("target_lookbehind", json!(5)),
+            ("temperature", json!(1.0)),
+            ("token_healing", json!(false)),
+            ("top_k", json!(50)),
+            ("top_p", json!(1.0)),
+            ("transformers_version", json!("5.24.0")),
+            ("typical_p", json!(1.0)),
+            ("use_cache", json!(false)),
+            ("use_mtp", json!(true)),
+        ] {
+            let generate = parse(&json!({key: value}));
+            assert_eq!(generate, Ok(Generate::default()), "{key}");
+        }
+        let every = keys::COMPUTED.iter().chain(&keys::IN_CONFIG);
+        for key in every {
+            assert_eq!(
+                parse(&json!({*key: null})),
+                Ok(Generate::default()),
+                "{key}"
+            );
+        }
+    }
+
+    #[test]
+    fn values_that_are_not_computed_and_unknown_keys_are_refused_by_name() {
+        for (key, value) in [
+            ("assistant_ensemble_weight", json!(0.5)),
+            ("cache_implementation", json!("quantized")),
+            ("constraints", json!([{}])),
+            ("custom_generate", json!("owner/name")),
+            ("dola_layers", json!("high")),
+            ("encoder_no_repeat_ngram_size", json!(2)),
+            ("encoder_repetition_penalty", json!(1.2)),
+            ("exponential_decay_length_penalty", json!([5, 1.1])),
+            ("force_bos_token_to_be_generated", json!(true)),
+            ("force_words_ids", json!([[4]])),
+            ("forced_decoder_ids", json!([[1, 4]])),
+            ("guidance_scale", json!(1.5)),
+            ("is_assistant", json!(true)),
+            ("max_time", json!(1.0)),
+            ("num_return_sequences", json!(2)),
+            ("penalty_alpha", json!(0.6)),
+            ("sequence_bias", json!([[[4], 1.0]])),
+            ("stop_strings", json!(["end"])),
+            ("token_healing", json!(true)),
+            ("watermarking_config", json!({})),
+        ] {
+            let problem = parse(&json!({key: value})).expect_err("an error");
+            let text = format!("`{key}` is {value}, which would change the result");
+            assert!(problem.starts_with(&text), "{problem}");
+        }
+        let unknown = parse(&json!({"repetion_penalty": 1.2})).expect_err("an error");
+        insta::assert_snapshot!(unknown, @"`repetion_penalty` is 1.2, and no setting of that name is known; did you mean `repetition_penalty`? Else take it out of a copy of the folder to go on without");
+        let unknown = parse(&json!({"chat_format": "chatml"})).expect_err("an error");
+        insta::assert_snapshot!(unknown, @r#"`chat_format` is "chatml", and no setting of that name is known; take it out of a copy of the folder to go on without"#);
+    }
+
+    #[test]
+    fn settings_of_draws_that_are_not_computed_are_refused_of_who_draws() {
+        for (key, value) in [
+            ("epsilon_cutoff", json!(0.01)),
+            ("eta_cutoff", json!(0.001)),
+            ("top_h", json!(0.4)),
+            ("typical_p", json!(0.9)),
+        ] {
+            let generate = parse(&json!({key: value})).expect("it is read");
+            let unsupported = UnsupportedDraw {
+                key: key.to_owned(),
+                value: value.to_string(),
+            };
+            assert_eq!(generate.unsupported_draws, [unsupported]);
+        }
+    }
+
+    #[test]
+    fn numbers_that_size_work_have_ranges() {
+        let problem = |key: &str, value: Value| {
+            let problem = parse(&json!({key: value})).expect_err("an error");
+            assert!(problem.starts_with(&format!("`{key}` ")), "{problem}");
+            problem
+        };
+        insta::assert_snapshot!(problem("num_beams", json!(1_000_000)), @"`num_beams` is 1000000; expected a whole number from 1 to 256");
+        insta::assert_snapshot!(problem("num_beams", json!(0)), @"`num_beams` is 0; expected a whole number from 1 to 256");
+        insta::assert_snapshot!(problem("num_beam_groups", json!(1u64 << 40)), @"`num_beam_groups` is 1099511627776; expected a whole number from 1 to 256");
+        insta::assert_snapshot!(problem("max_new_tokens", json!(0)), @"`max_new_tokens` is 0; expected a whole number from 1 to 16777216");
+        for key in [
+            "max_length",
+            "max_new_tokens",
+            "min_length",
+            "min_new_tokens",
+            "no_repeat_ngram_size",
+            "top_k",
+        ] {
+            problem(key, json!(16_777_217));
+            problem(key, json!(-1));
+            problem(key, json!(1.5));
+            problem(key, json!(1e30));
+        }
+        for key in [
+            "eos_token_id",
+            "forced_eos_token_id",
+            "suppress_tokens",
+            "begin_suppress_tokens",
+        ] {
+            problem(key, json!([4, -1]));
+            problem(key, json!(1u64 << 31));
+            problem(key, json!(vec![4; MAX_IDS + 1]));
+        }
+        insta::assert_snapshot!(problem("suppress_tokens", json!([1u64 << 31])), @"`suppress_tokens` has 2147483648; expected a token id from 0 to 2147483647");
+        insta::assert_snapshot!(problem("eos_token_id", json!(vec![4; 1025])), @"`eos_token_id` has 1025 token ids; expected at most 1024");
+        for key in ["decoder_start_token_id", "forced_bos_token_id"] {
+            problem(key, json!([4, 5]));
+            problem(key, json!(-1));
+        }
+        problem("bad_words_ids", json!(vec![[4]; MAX_IDS + 1]));
+        problem("bad_words_ids", json!([[4, 5]]));
+        problem("bad_words_ids", json!(7));
+        for key in [
+            "diversity_penalty",
+            "length_penalty",
+            "min_p",
+            "repetition_penalty",
+            "temperature",
+            "top_p",
+        ] {
+            problem(key, json!(1e39));
+            problem(key, json!("much"));
+        }
+    }
+
+    #[test]
     fn new_tokens_are_counted_as_transformers_counts_them() {
         let of = |value| {
             let generate = parse(&value).expect("it is read");
             (generate.rules.max_new_tokens, generate.max_length)
         };
-        assert_eq!(of(json!({})), (20, None));
+        assert_eq!(of(json!({})), (Rules::NO_LIMIT, None));
         assert_eq!(of(json!({"max_length": 512})), (512, Some(512)));
         assert_eq!(of(json!({"max_length": 20})), (20, Some(20)));
         let both = json!({"max_length": 512, "max_new_tokens": 30});

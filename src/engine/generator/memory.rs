@@ -2,7 +2,7 @@
 
 use super::{
     Generate, Parts,
-    admit::{blocks_needed, tokens_before},
+    admit::{Space, blocks_needed, tokens_before},
     check_generating,
     device::room,
     usual_prompt_tokens,
@@ -86,6 +86,11 @@ impl Asked<'_> {
         let fits = |n: &usize| self.positions.is_none_or(|most| *n <= most as usize);
         let lens = self.prompts.iter().copied().filter(fits);
         let mut lens: Vec<usize> = lens.map(|n| n.max(1)).collect();
+        let space = Space {
+            positions: self.positions,
+            parts,
+            blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
+        };
         lens.sort_unstable();
         if lens.is_empty() {
             lens.push(1);
@@ -94,7 +99,7 @@ impl Asked<'_> {
         let (mut n, mut taken, mut tokens, mut source) = (0, 0u64, 0, 0);
         for &len in &lens {
             let before = tokens_before(parts, len);
-            let new = self.options.new_tokens(before, self.positions).max(1);
+            let new = space.new_tokens(len, self.options);
             taken += u64::from(blocks_needed(parts, len, new, beams));
             n += usize::from(taken <= blocks);
             tokens = tokens.max(before + new);

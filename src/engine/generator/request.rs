@@ -26,21 +26,38 @@ pub struct Generate {
     pub decoder_start: Option<u32>,
     /// The first new token where one token stands before it, if [`Rules::forced_first`] has none.
     pub forced_bos: Option<u32>,
-    /// Tokens of a sequence at most, those of the prompt included; of a model that writes from a source, the one before the first
-    /// new one. So many are new as this, [`Rules::max_new_tokens`] and the model's positions leave.
+    /// Maximum number of tokens of a sequence, those of the prompt included; in models that write from a source, the one before the
+    /// first new one. The number of new tokens is then the lowest of what this, [`Rules::max_new_tokens`], the model's positions and
+    /// the KV cache leave.
     pub max_length: Option<usize>,
+    /// Settings of the folder that change how tokens are drawn and that are not computed. Only requests that draw are refused for them.
+    pub unsupported_draws: Vec<UnsupportedDraw>,
 }
 
 impl Generate {
-    /// New tokens behind so many, of a model with these positions.
-    pub(super) fn new_tokens(&self, before: usize, positions: Option<u32>) -> usize {
+    /// Number of new tokens after `before` others, where the model's positions and the cache leave room for `room`.
+    pub(super) fn new_tokens(&self, before: usize, room: usize) -> usize {
         let new = self.rules.max_new_tokens;
-        let Some(most) = self.max_length else {
-            return new;
-        };
-        let most = most.min(positions.map_or(usize::MAX, |n| n as usize));
-        new.min(most.saturating_sub(before))
+        match self.max_length {
+            None if new != Rules::NO_LIMIT => new,
+            max_length => {
+                let length = max_length.unwrap_or(usize::MAX);
+                new.min(length.saturating_sub(before)).min(room)
+            }
+        }
     }
+
+    /// Whether nothing but the model's positions and the cache limits the number of new tokens.
+    pub(super) fn has_no_limit(&self) -> bool {
+        self.max_length.is_none() && self.rules.max_new_tokens == Rules::NO_LIMIT
+    }
+}
+
+/// A setting of `generation_config.json` that changes how tokens are drawn and is not computed, with its value as JSON.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnsupportedDraw {
+    pub key: String,
+    pub value: String,
 }
 
 /// A prompt, and how to go on from it. Of a model in parts, such as one that translates, the prompt is the source.
@@ -189,6 +206,10 @@ pub enum AdmitError {
         "beams are searched along many sequences, and logits come with the tokens of one; ask for one of the two"
     )]
     BeamsAndLogits,
+    #[error(
+        "`{key}` of generation_config.json is {value}, which changes how tokens are drawn and is not computed; take the most probable token instead, or take the key out of a copy of the folder"
+    )]
+    UnsupportedDraw { key: String, value: String },
     #[error("the repetition penalty is {found}; expected a number above 0")]
     RepetitionPenalty { found: f32 },
     #[error("the {name} is {found}; expected a number")]

@@ -76,6 +76,19 @@ impl Room {
         }
     }
 
+    /// Maximum number of new tokens after `prompt` others that `blocks` blocks have room for.
+    pub(super) fn max_new(blocks: u32, prompt: usize, beams: Option<Beams>) -> usize {
+        let size = BLOCK as usize;
+        let tokens = match beams {
+            None => (blocks as usize * size).saturating_sub(prompt),
+            Some(beams) => {
+                let left = (blocks as usize).saturating_sub(prompt.div_ceil(size));
+                left / beams.n.max(1) * size
+            }
+        };
+        tokens.saturating_add(1)
+    }
+
     pub(super) fn blocks(self) -> u32 {
         let own = self.of_beam.saturating_mul(self.beams);
         self.shared.saturating_add(own)

@@ -130,38 +130,52 @@ impl Head {
             return Value::Null;
         }
         if self.is_chat {
-            let one = |text: &str, value: f32| {
-                // A part of a character has no text, and its bytes are not known.
-                let bytes = (!text.contains('\u{fffd}')).then(|| text.as_bytes().to_vec());
-                json!({"token": text, "logprob": number(value), "bytes": bytes})
-            };
+            let one = |bytes: &[u8], value: f32| json!({"token": token_text(bytes), "logprob": number(value), "bytes": bytes});
             let each = tokens.iter().map(|token| {
-                let mut entry = one(&token.text, token.log_probability);
+                let mut entry = one(&token.bytes, token.log_probability);
                 let most = token.most_probable.iter();
-                entry["top_logprobs"] = most.map(|(text, value)| one(text, *value)).collect();
+                entry["top_logprobs"] = most.map(|(bytes, value)| one(bytes, *value)).collect();
                 entry
             });
             return json!({"content": each.collect::<Vec<Value>>(), "refusal": null});
         }
         let most = |token: &Scored| {
-            let most = token
-                .most_probable
-                .iter()
-                .map(|(text, value)| (text, *value));
+            let most = token.most_probable.iter();
+            let most = most.map(|(bytes, value)| (bytes, *value));
             // The chosen token is always among them.
-            let all = [(&token.text, token.log_probability)]
+            let all = [(&token.bytes, token.log_probability)]
                 .into_iter()
                 .chain(most);
-            let all = all.map(|(text, value)| (text.clone(), json!(number(value))));
+            let all = all.map(|(bytes, value)| (token_key(bytes), json!(number(value))));
             Value::Object(all.collect())
         };
         let tokens = || tokens.iter();
         json!({
-            "tokens": tokens().map(|token| token.text.as_str()).collect::<Vec<_>>(),
+            "tokens": tokens().map(|token| token_key(&token.bytes)).collect::<Vec<_>>(),
             "token_logprobs": tokens().map(|token| number(token.log_probability)).collect::<Vec<_>>(),
             "top_logprobs": tokens().map(most).collect::<Vec<_>>(),
             "text_offset": tokens().map(|token| token.offset).collect::<Vec<_>>(),
         })
+    }
+}
+
+/// The text of a token; bytes that are no whole character are written as `\xe2`.
+fn token_text(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        for byte in chunk.invalid() {
+            text.push_str(&format!("\\x{byte:02x}"));
+        }
+    }
+    text
+}
+
+/// The text of a token in completions, where bytes that are no whole characters follow `bytes:`, as in OpenAI's API.
+fn token_key(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => format!("bytes:{}", token_text(bytes)),
     }
 }
 

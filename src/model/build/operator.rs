@@ -216,6 +216,7 @@ impl Builder<'_> {
                 span,
                 reach,
             } => {
+                self.limit_positions(place)?;
                 let positions = Positions {
                     span: values.size(span)?,
                     reach: reach.as_ref().map(|r| values.size(r)).transpose()?,
@@ -299,6 +300,14 @@ impl Builder<'_> {
         self.add(full, op, &operands, place)
     }
 
+    /// Limits sequences to `max_position_embeddings` of config.json: distances have no table of positions that would.
+    fn limit_positions(&mut self, place: &Range<usize>) -> Result<(), ModelError> {
+        match self.values.positions(place)? {
+            Some(positions) => self.ids_below(Meta::Positions, positions, 0, place),
+            None => Ok(()),
+        }
+    }
+
     /// What is added to these scores, and the weight that it is computed from.
     fn bias(
         &mut self,
@@ -306,6 +315,7 @@ impl Builder<'_> {
         scores: NodeId,
         place: &Range<usize>,
     ) -> Result<(Bias, NodeId), ModelError> {
+        self.limit_positions(place)?;
         // Of what is no scores inference says so, whatever the bias.
         let heads = self.graph.shape(scores).0.first();
         let heads = heads.and_then(Size::as_constant).unwrap_or(1);

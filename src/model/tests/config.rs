@@ -281,7 +281,7 @@ fn frequencies_that_depend_on_the_length_limit_it() {
     assert_eq!(dynamic.max_positions, Some(2048));
     config["rope_scaling"] = Value::Null;
     let plain = model(config.clone()).expect("the sizes are right");
-    assert_eq!(plain.max_positions, None);
+    assert_eq!(plain.max_positions, Some(2048));
     assert_eq!(dynamic.graph.text(), plain.graph.text());
     config["rope_scaling"] =
         json!({"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 100});
@@ -302,9 +302,47 @@ fn frequencies_that_depend_on_the_length_limit_it() {
             .build(config, None)
             .expect("the sizes are right")
     };
+    config["max_position_embeddings"] = json!(2048);
     let positions = 8 * of(&config).dims["hidden"] as u32;
     assert_eq!(of(&config).max_positions, Some(positions));
     config["rope_scaling"] =
         json!({"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 5});
     assert_eq!(of(&config).max_positions, Some(5));
+}
+
+#[test]
+fn sequences_are_limited_to_the_positions_of_config_json_as_its_scaling_stretches_them() {
+    let source = changed(
+        r#"add(a: "x", b: "y")"#,
+        r#"rotary(x: "y", heads: 2, width: 4, theta: 10000, scaling: "rope_scaling")"#,
+    );
+    let description = super::parse(&source).expect("it is right");
+    let limit = |scaling: Value| {
+        let mut config = tiny_config();
+        config["max_position_embeddings"] = json!(100);
+        config["rope_scaling"] = scaling;
+        let model = description.build(&config, None);
+        model.expect("the sizes are right").max_positions
+    };
+    assert_eq!(limit(Value::Null), Some(100));
+    assert_eq!(limit(json!({"rope_type": "default"})), Some(100));
+    assert_eq!(limit(json!({"type": "linear", "factor": 2.5})), Some(250));
+    let llama3 = json!({
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 50,
+    });
+    assert_eq!(limit(llama3), Some(100));
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 80});
+    assert_eq!(limit(yarn), Some(320));
+    assert_eq!(limit(json!({"type": "ntk", "factor": 2.0})), Some(100));
+    let dynamic = json!({"rope_type": "dynamic", "factor": 4.0});
+    assert_eq!(limit(dynamic), Some(100));
+    // Values that are no number of positions are named.
+    let mut config = tiny_config();
+    config["max_position_embeddings"] = json!(0);
+    let error = refused(description.build(&config, None));
+    assert!(
+        error.contains("`max_position_embeddings` is `0`; expected a number of positions"),
+        "{error}"
+    );
 }

@@ -189,11 +189,21 @@ fn positions_that_a_length_dependent_base_is_not_for_are_a_limit() {
         let mut config = config();
         config["rotary_scaling_factor"] = factor;
         config["max_trained_positions"] = trained;
+        config["n_positions"] = json!(8192);
+        config["max_position_embeddings"] = Value::Null;
         build("nomic_bert", &config, None).max_positions
     };
-    assert_eq!(longest(Value::Null, json!(2048)), None);
+    assert_eq!(longest(Value::Null, json!(2048)), Some(8192));
     assert_eq!(longest(json!(2), json!(1024)), Some(1024));
     assert_eq!(longest(json!(4.0), Value::Null), Some(2048));
+}
+
+#[test]
+fn every_family_is_limited_to_the_positions_of_config_json() {
+    for name in Description::shipped_names() {
+        let positions = build(name, &config(), None).max_positions;
+        assert!(positions.is_some_and(|n| n <= 40), "{name}: {positions:?}");
+    }
 }
 
 #[test]

@@ -33,7 +33,7 @@ pub enum BatchError {
         id: u32,
     },
     #[error(
-        "sequence {sequence} has {len} tokens, but the position table serves at most {limit}; shorten or split it"
+        "sequence {sequence} has {len} tokens, but the model has {limit} positions; shorten or split it"
     )]
     TooLong {
         sequence: usize,

@@ -204,12 +204,16 @@ impl Drop for Reply {
             return;
         };
         let mut state = self.shared.lock();
-        if state.desk.cancel(id) {
+        let was_waiting = state.desk.cancel(id);
+        if was_waiting {
             drop(state.remove(id));
             let now = self.shared.now();
             state.record(now, || Happened::Left(id));
-            Metrics::count(&self.shared.metrics.cancelled, 1);
             self.shared.count_waiting(&state);
+        }
+        // One that runs is computed to its end, without a reader.
+        if was_waiting || self.answer.try_recv().is_err() {
+            Metrics::count(&self.shared.metrics.cancelled, 1);
         }
     }
 }

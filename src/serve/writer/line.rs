@@ -84,7 +84,7 @@ mod tests {
             stop: Vec::new(),
             goes_on: false,
             pieces: unbounded_channel().0,
-            is_over: Arc::default(),
+            ending: Arc::default(),
             share: crate::serve::Share::unlimited(),
         }
     }

@@ -4,14 +4,14 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::Ordering,
         mpsc::{Receiver, RecvTimeoutError, TryRecvError},
     },
     time::{Duration, Instant},
 };
 
 use super::{
-    Job, Shared,
+    EarlyEnd, Job, Shared,
     line::Line,
     texts::{News, Texts},
 };
@@ -32,8 +32,7 @@ struct Row {
     tokens: [u64; 2],
     /// The thread that makes its text.
     thread: usize,
-    /// Nobody reads on, or a stop was found.
-    is_over: Arc<AtomicBool>,
+    ending: Arc<EarlyEnd>,
 }
 
 /// What the thread has.
@@ -120,9 +119,7 @@ impl Running {
             self.full_at = None;
         }
         let now = Instant::now();
-        let gone = self
-            .line
-            .take_out(|job| job.is_over.load(Ordering::Acquire));
+        let gone = self.line.take_out(|job| job.ending.is_abandoned());
         let late = self.line.take_out(|job| job.is_late(now));
         if !(gone.is_empty() && late.is_empty()) {
             // What had no room may be what left.
@@ -165,7 +162,7 @@ impl Running {
                 let row = Row {
                     until: job.until,
                     tokens: [job.tokens(), 0],
-                    is_over: Arc::clone(&job.is_over),
+                    ending: Arc::clone(&job.ending),
                     thread: self.texts.begin(ticket, job),
                 };
                 self.rows.insert(ticket, row);
@@ -182,20 +179,25 @@ impl Running {
     /// Ends texts that nobody reads, and those whose time is over.
     fn give_up(&mut self) {
         let now = Instant::now();
+        let metrics = Arc::clone(&self.shared.metrics);
         let gone = self.rows.iter().filter_map(|(&ticket, row)| {
-            match row.until.is_some_and(|until| until <= now) {
-                true => Some((ticket, News::Failed(ticket, ServeError::Deadline))),
-                false => row
-                    .is_over
-                    .load(Ordering::Acquire)
-                    .then_some((ticket, News::Gone(ticket))),
+            // In this order: a text that is complete was so before its reader left.
+            let is_abandoned = row.ending.is_abandoned();
+            if row.ending.is_complete() {
+                return Some((ticket, News::Gone(ticket)));
             }
+            if is_abandoned {
+                Metrics::count(&metrics.cancelled, 1);
+                return Some((ticket, News::Gone(ticket)));
+            }
+            let is_late = row.until.is_some_and(|until| until <= now);
+            is_late.then(|| {
+                Metrics::count(&metrics.expired, 1);
+                (ticket, News::Failed(ticket, ServeError::Deadline))
+            })
         });
         for (ticket, news) in gone.collect::<Vec<_>>() {
             self.generator.cancel(ticket);
-            if matches!(news, News::Failed(..)) {
-                Metrics::count(&self.shared.metrics.expired, 1);
-            }
             if let Some(row) = self.rows.remove(&ticket) {
                 self.texts.tell(row.thread, news);
             }

@@ -5,7 +5,6 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::Ordering,
         mpsc::{Receiver, Sender, channel},
     },
     thread::JoinHandle,
@@ -187,8 +186,8 @@ impl Making {
                     return row.fail_with(error);
                 }
                 if stopped {
-                    row.end(Ending::Stop);
                     row.stop();
+                    row.end(Ending::Stop);
                 }
             }
             Event::Found { .. } => {}
@@ -235,13 +234,13 @@ impl Row {
         self.text.push(step.id, |tokens| encoder.decode(tokens))?;
         let ends = self.job.request.options.rules.ends(step.id);
         if let Some(log_probability) = step.log_probability.filter(|_| !ends) {
-            let behind = |id: u32| encoder.text_behind(before, id);
+            let bytes = |id: u32| encoder.bytes_after(before, id);
             let most_probable = step.most_probable.into_iter();
             self.scored.push(Scored {
-                text: behind(step.id)?,
+                bytes: bytes(step.id)?,
                 log_probability,
                 most_probable: most_probable
-                    .map(|(id, value)| Ok((behind(id)?, value)))
+                    .map(|(id, value)| Ok((bytes(id)?, value)))
                     .collect::<Result<_, EngineError>>()?,
                 start,
                 offset: self
@@ -267,9 +266,12 @@ impl Row {
             false => text.ready(&self.job.stop),
         };
         let piece = text.text.get(text.shown..to).unwrap_or_default();
-        if !piece.is_empty() {
-            // What lies behind a stop is not shown, and its tokens neither.
-            let n = self.scored.partition_point(|token| token.start < to);
+        // What lies after a stop is not shown, and its tokens neither. Tokens without a text come with the next text, or with the end.
+        let n = match is_over && !text.stopped {
+            true => self.scored.len(),
+            false => self.scored.partition_point(|token| token.start < to),
+        };
+        if !piece.is_empty() || is_over && n > 0 {
             let piece = Piece::Text {
                 text: piece.to_owned(),
                 tokens: self.scored.drain(..n).collect(),
@@ -286,14 +288,14 @@ impl Row {
     }
 
     fn fail_with(&mut self, error: ServeError) {
-        let _ = self.job.pieces.send(Err(error));
         self.stop();
+        let _ = self.job.pieces.send(Err(error));
     }
 
-    /// Lets the generator end it: what comes until then is of no use.
+    /// Lets the generator end it, whose tokens until then are ignored. To be called before the last piece is sent.
     fn stop(&mut self) {
         self.text.stopped = true;
-        self.job.is_over.store(true, Ordering::Release);
+        self.job.ending.complete();
     }
 
     fn end(&self, ending: Ending) {
