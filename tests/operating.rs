@@ -10,6 +10,10 @@ mod cache;
 mod deploy;
 #[path = "operating/drain.rs"]
 mod drain;
+#[path = "operating/fairness.rs"]
+mod fairness;
+#[path = "operating/memory.rs"]
+mod memory;
 #[path = "operating/protocol.rs"]
 mod protocol;
 #[path = "operating/replicas.rs"]

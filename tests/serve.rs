@@ -1818,6 +1818,14 @@ fn keys_let_those_in_who_have_one_and_balancers() {
             "alice",
             "line 1 is no key; expected a name and the SHA-256 of the key in 64 hexadecimal digits, as `printf %s KEY | sha256sum` writes it",
         ),
+        (
+            "alice 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b priority=3",
+            "line 1 has `priority=3` after the key; expected `max-priority=N`, the highest x-priority that counts for it, from 0 to 255",
+        ),
+        (
+            "alice 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b max-priority=256",
+            "line 1 has `max-priority=256` after the key; expected `max-priority=N`, the highest x-priority that counts for it, from 0 to 255",
+        ),
     ] {
         assert_eq!(Keys::parse(text).unwrap_err().to_string(), error);
     }

@@ -109,7 +109,8 @@ pub(super) struct Args {
     /// Threads that tokenize a model's texts; by default one for each core, at most 64
     #[arg(long, value_name = "N")]
     tokenizers: Option<NonZeroUsize>,
-    /// Only those may ask who have a key: a name and the key's SHA-256 a line
+    /// Answer requests with a key only. Each line of the file has a name, the SHA-256 of a key, and `max-priority=N` where its requests
+    /// may have an x-priority
     #[arg(long, value_name = "FILE")]
     api_keys: Option<PathBuf>,
     /// The routes that need no key: none; health, for /health and /ready; or all, for /metrics, /openapi.json, / and /status.json,

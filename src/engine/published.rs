@@ -362,8 +362,17 @@ impl Published {
         self.limit = limit;
     }
 
+    /// Maximum number of tokens of a text.
+    pub(super) fn max_tokens(&self) -> Option<usize> {
+        self.limit.map(|(limit, _)| limit)
+    }
+
     pub(super) fn id(&self, token: &str) -> Option<u32> {
         self.ids.get(token).copied()
+    }
+
+    pub(super) fn text_bytes(&self, id: u32) -> usize {
+        self.texts.get(&id).map_or(0, String::len)
     }
 
     pub(super) fn knows(&self, id: u32) -> bool {

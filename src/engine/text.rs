@@ -1,5 +1,6 @@
 mod bytes;
 mod coder;
+mod long;
 
 use std::{
     path::{Path, PathBuf},
@@ -18,6 +19,7 @@ use crate::{
 };
 pub use coder::CutSide;
 use coder::{Coder, cut_side, loaded};
+use long::LONG;
 
 /// The tokenizer of a checkpoint, with what its folder says of texts: how long they may be, whether they are in lower
 /// case, and what stands before them.
@@ -222,8 +224,8 @@ impl TextEncoder {
     pub fn prompts<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<u32>>, EngineError> {
         let each = texts.iter().enumerate();
         each.map(|(index, text)| {
-            let encoding = self.encoding_of(index, EncodeInput::from(text.as_ref()), true)?;
-            Ok(encoding.get_ids().to_vec())
+            let encoded = self.encoded(index, text.as_ref(), true, self.cut_side);
+            encoded.map(|encoded| encoded.ids)
         })
         .collect()
     }
@@ -234,8 +236,7 @@ impl TextEncoder {
     /// # Errors
     /// A text that the tokenizer refuses or panics on.
     pub fn prompt_as_written(&self, text: &str) -> Result<Vec<u32>, EngineError> {
-        let encoding = self.encoding_of(0, EncodeInput::from(text), false)?;
-        Ok(encoding.get_ids().to_vec())
+        Ok(self.encoded(0, text, false, self.cut_side)?.ids)
     }
 
     /// The id of a token as the checkpoint's files have it, such as `__de__`.
@@ -275,6 +276,15 @@ impl TextEncoder {
             Coder::Json(tokenizer, _) => tokenizer.id_to_token(id).is_some(),
             Coder::Pieces(pieces) => pieces.knows(id),
         }
+    }
+
+    /// Upper estimate of the length of the text of tokens, in bytes.
+    pub fn max_text_bytes(&self, ids: &[u32]) -> u64 {
+        let bytes = |&id: &u32| match &self.tokenizer {
+            Coder::Json(tokenizer, _) => tokenizer.id_to_token(id).map_or(0, |token| token.len()),
+            Coder::Pieces(pieces) => pieces.text_bytes(id),
+        };
+        ids.iter().map(|id| bytes(id) as u64 + 1).sum()
     }
 
     /// The text of tokens, without special ones. What is not whole yet, as bytes of a character may be, is U+FFFD.
@@ -324,37 +334,15 @@ impl TextEncoder {
         })
     }
 
-    /// All tokens of a text, however long it is, with the special ones that the tokenizer adds or without. No prompt stands
-    /// before it.
-    ///
-    /// # Errors
-    /// A text that the tokenizer refuses or panics on.
-    pub fn tokens(&self, text: &str, adds_special: bool) -> Result<Vec<TextToken>, EngineError> {
-        let encoding = self.contained(0, || {
-            self.unlimited()
-                .encode(EncodeInput::from(text), adds_special)
-        })?;
-        let marks = encoding.get_special_tokens_mask().iter();
-        let names = encoding.get_tokens().iter().zip(encoding.get_offsets());
-        let ids = encoding.get_ids().iter().zip(marks);
-        let tokens = ids.zip(names).map(|((&id, &mark), (name, &span))| {
-            let written = (mark == 0).then(|| text.get(span.0..span.1)).flatten();
-            TextToken {
-                id,
-                text: written.unwrap_or(name).to_owned(),
-                is_special: mark != 0,
-                span: (mark == 0).then_some(span),
-            }
-        });
-        Ok(tokens.collect())
-    }
-
     fn other_side(&self) -> &Coder {
         self.other_side
             .get_or_init(|| self.tokenizer.cutting(self.cut_side.other()))
     }
 
     fn unlimited(&self) -> &Coder {
+        if self.limit().is_none() {
+            return &self.tokenizer;
+        }
         self.unlimited.get_or_init(|| {
             let mut tokenizer = self.tokenizer.clone();
             match &mut tokenizer {
@@ -364,6 +352,14 @@ impl TextEncoder {
             }
             tokenizer
         })
+    }
+
+    /// Maximum number of tokens of a text, if there is one.
+    fn limit(&self) -> Option<usize> {
+        match &self.tokenizer {
+            Coder::Json(tokenizer, _) => tokenizer.get_truncation().map(|limit| limit.max_length),
+            Coder::Pieces(pieces) => pieces.max_tokens(),
+        }
     }
 
     /// Token ids and segment ids of pairs of texts, as a cross-encoder takes them: a query and a document. Of a pair that is
@@ -422,25 +418,41 @@ impl TextEncoder {
         if let Some(conversation) = &self.conversation {
             return self.written_down(conversation, index, input, prompt, side);
         }
-        let input = match (input, prompt) {
-            (Input::Pair(..), _) if self.writes => {
-                return Err(EngineError::Folder {
-                    file: self.folder.trunk().join("config.json"),
-                    problem: "its model goes on from texts, and there is no modules.json that says how it scores pairs of texts; a ranker of this kind has a LogitScore module, and a chat template for a query and a document: `CrossEncoder(DIR).save(DIR)` of sentence-transformers writes them".to_owned(),
-                });
-            }
-            (Input::Text(text), "") => EncodeInput::from(text),
-            (Input::Text(text), _) => EncodeInput::from(format!("{prompt}{text}")),
-            (Input::Pair(a, b), _) => EncodeInput::from((format!("{prompt}{a}"), b.to_owned())),
-        };
-        let (encoding, is_cut) = self.encoding(index, input, true, side)?;
+        match (input, prompt) {
+            (Input::Pair(..), _) if self.writes => Err(EngineError::Folder {
+                file: self.folder.trunk().join("config.json"),
+                problem: "its model goes on from texts, and there is no modules.json that says how it scores pairs of texts; a ranker of this kind has a LogitScore module, and a chat template for a query and a document: `CrossEncoder(DIR).save(DIR)` of sentence-transformers writes them".to_owned(),
+            }),
+            (Input::Text(text), "") => self.encoded(index, text, true, side),
+            (Input::Text(text), _) => self.encoded(index, &format!("{prompt}{text}"), true, side),
+            (Input::Pair(a, b), _) => self.pair(index, format!("{prompt}{a}"), b, side),
+        }
+    }
+
+    /// Token ids of a text.
+    fn encoded(
+        &self,
+        index: usize,
+        text: &str,
+        adds_special: bool,
+        side: CutSide,
+    ) -> Result<Encoded, EngineError> {
+        if text.len() > LONG {
+            return self.long(index, text, adds_special, side);
+        }
+        let input = EncodeInput::from(text);
+        let (encoding, is_cut) = self.encoding(index, input, adds_special, side)?;
+        Ok(self.with_types(&encoding, is_cut))
+    }
+
+    fn with_types(&self, encoding: &Encoding, is_cut: bool) -> Encoded {
         let types = encoding.get_type_ids();
         let has_types = self.has_segments && types.iter().any(|&t| t != 0);
-        Ok(Encoded {
+        Encoded {
             ids: encoding.get_ids().to_vec(),
             types: has_types.then(|| types.to_vec()),
             is_cut,
-        })
+        }
     }
 
     /// Token ids of what a template writes. Of one that is too long the last tokens are those that the template ends with, by
@@ -454,8 +466,9 @@ impl TextEncoder {
         side: CutSide,
     ) -> Result<Encoded, EngineError> {
         let text = conversation.write(input, prompt)?;
-        let (encoding, is_cut) = self.encoding(index, EncodeInput::from(text), false, side)?;
-        let mut ids = encoding.get_ids().to_vec();
+        let Encoded {
+            mut ids, is_cut, ..
+        } = self.encoded(index, &text, false, side)?;
         if is_cut {
             let whole = |filler| {
                 let filled = match input {

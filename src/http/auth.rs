@@ -12,10 +12,29 @@ use sha2::{Digest, Sha256};
 use super::error::Failure;
 use crate::files::{self, Kind, ReadError};
 
-/// Who may ask: digests of keys, with the number of the tenant that each is of. Copies are the same list.
+/// The sender of a request, as its key says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tenant {
+    /// Keys of one name have one number.
+    pub number: u32,
+    /// A higher `x-priority` counts as this one.
+    pub max_priority: u8,
+}
+
+/// The tenant of a server without keys, which trusts everybody.
+impl Default for Tenant {
+    fn default() -> Self {
+        Self {
+            number: 0,
+            max_priority: u8::MAX,
+        }
+    }
+}
+
+/// Digests of the keys of those who may ask, with the tenant of each. Clones share one list.
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
-    tenants: Arc<RwLock<HashMap<String, u32>>>,
+    tenants: Arc<RwLock<HashMap<String, Tenant>>>,
     /// Where they are read again.
     file: Option<PathBuf>,
 }
@@ -31,13 +50,17 @@ pub enum KeysError {
         "line {line} is no key; expected a name and the SHA-256 of the key in 64 hexadecimal digits, as `printf %s KEY | sha256sum` writes it"
     )]
     Line { line: usize },
+    #[error(
+        "line {line} has `{found}` after the key; expected `max-priority=N`, the highest x-priority that counts for it, from 0 to 255"
+    )]
+    Priority { line: usize, found: String },
     #[error("there is no key in it, so that nobody could ask")]
     Empty,
 }
 
 impl Keys {
-    /// Reads keys, one a line: a name, and the key's SHA-256. Keys of one name share a tenant's turns. Empty lines and those that
-    /// begin with `#` are left out.
+    /// Reads keys, one a line: a name, the key's SHA-256 and, where its requests may pass others, `max-priority=N`, which is 0
+    /// without it. Keys of one name are one tenant. Empty lines and lines that begin with `#` are skipped.
     ///
     /// # Errors
     /// A line that is no key; lines count from 1.
@@ -72,7 +95,7 @@ impl Keys {
     }
 
     /// The tenant of a request's key. Digests are looked up, so that the time of an answer says nothing of a key.
-    pub(super) fn tenant(&self, headers: &HeaderMap) -> Result<u32, Failure> {
+    pub(super) fn tenant(&self, headers: &HeaderMap) -> Result<Tenant, Failure> {
         let given = headers
             .get(AUTHORIZATION)
             .and_then(|value| value.to_str().ok());
@@ -95,7 +118,7 @@ fn bearer(header: &str) -> Option<&str> {
         .then_some(token.trim())
 }
 
-fn read(file: &Path) -> Result<HashMap<String, u32>, KeysError> {
+fn read(file: &Path) -> Result<HashMap<String, Tenant>, KeysError> {
     let text = files::text(file, Kind::Config)?;
     tenants(&text).map_err(|problem| KeysError::Keys {
         file: file.to_owned(),
@@ -104,7 +127,7 @@ fn read(file: &Path) -> Result<HashMap<String, u32>, KeysError> {
 }
 
 /// The tenants of keys, by digest.
-fn tenants(text: &str) -> Result<HashMap<String, u32>, KeysError> {
+fn tenants(text: &str) -> Result<HashMap<String, Tenant>, KeysError> {
     let mut tenants = HashMap::new();
     let mut names: HashMap<&str, u32> = HashMap::new();
     for (at, line) in text.lines().enumerate() {
@@ -114,14 +137,29 @@ fn tenants(text: &str) -> Result<HashMap<String, u32>, KeysError> {
         }
         let wrong = KeysError::Line { line: at + 1 };
         let mut words = line.split_whitespace();
-        let (Some(name), Some(digest), None) = (words.next(), words.next(), words.next()) else {
+        let (Some(name), Some(digest)) = (words.next(), words.next()) else {
             return Err(wrong);
         };
         if digest.len() != 64 || !digest.chars().all(|c| c.is_ascii_hexdigit()) {
             return Err(wrong);
         }
+        let rest: Vec<&str> = words.collect();
+        let max_priority = match rest.as_slice() {
+            [] => Some(0),
+            [one] => one
+                .strip_prefix("max-priority=")
+                .and_then(|n| n.parse().ok()),
+            _ => None,
+        };
+        let max_priority = max_priority.ok_or_else(|| KeysError::Priority {
+            line: at + 1,
+            found: rest.join(" "),
+        })?;
         let next = names.len() as u32 + 1;
-        let tenant = *names.entry(name).or_insert(next);
+        let tenant = Tenant {
+            number: *names.entry(name).or_insert(next),
+            max_priority,
+        };
         tenants.insert(digest.to_ascii_lowercase(), tenant);
     }
     match tenants.is_empty() {

@@ -3,10 +3,13 @@
 use std::{
     convert::Infallible,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 
 use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
+
+use crate::serve::Share;
 
 /// Makes events of what comes.
 pub(super) trait Events: Send {
@@ -20,9 +23,45 @@ pub(super) enum Body {
     Events(Box<dyn Events>),
 }
 
+/// Bytes of a frame at most: hyper copies a frame whole, and takes the next when it was sent.
+const FRAME: usize = 64 << 10;
+
+/// What a request is charged for, with the memory that it holds.
+struct Charged<T>(
+    T,
+    #[expect(dead_code, reason = "it ends the charge when it is dropped")] Arc<Share>,
+);
+
+impl AsRef<[u8]> for Charged<Bytes> {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Events for Charged<Box<dyn Events>> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Vec<u8>>> {
+        self.0.poll(context)
+    }
+}
+
 impl Body {
     pub fn whole(bytes: Vec<u8>) -> Self {
         Self::Whole(Some(Bytes::from(bytes)))
+    }
+
+    /// The same body, which keeps the memory of its request charged until the last byte was sent.
+    pub fn holding(self, share: &Arc<Share>) -> Self {
+        let share = Arc::clone(share);
+        match self {
+            Self::Whole(bytes) => {
+                share.is_answered(bytes.as_ref().map(|bytes| bytes.len() as u64));
+                Self::Whole(bytes.map(|bytes| Bytes::from_owner(Charged(bytes, share))))
+            }
+            Self::Events(events) => {
+                share.is_answered(None);
+                Self::Events(Box::new(Charged(events, share)))
+            }
+        }
     }
 }
 
@@ -35,7 +74,11 @@ impl HttpBody for Body {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let bytes = match &mut *self {
-            Self::Whole(bytes) => Poll::Ready(bytes.take()),
+            Self::Whole(rest) => Poll::Ready(rest.take().map(|mut bytes| {
+                let frame = bytes.split_to(bytes.len().min(FRAME));
+                *rest = Some(bytes).filter(|bytes| !bytes.is_empty());
+                frame
+            })),
             Self::Events(events) => events.poll(context).map(|next| next.map(Bytes::from)),
         };
         bytes.map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))

@@ -12,9 +12,21 @@ pub(super) async fn computed(
     inputs: Vec<Text>,
     submit: Submit,
 ) -> Result<Vec<Answer>, Failure> {
+    let memory = service.memory(inputs.len(), submit.wanted);
+    app.share().reserve(memory).await?;
+    answers(app, service, inputs, submit).await
+}
+
+/// The same where memory was reserved for them.
+async fn answers(
+    app: &Asking<'_>,
+    service: &Service,
+    inputs: Vec<Text>,
+    submit: Submit,
+) -> Result<Vec<Answer>, Failure> {
     let mut answers = Vec::with_capacity(inputs.len());
     // Replies that are left behind by an error are dropped, which cancels them.
-    for reply in service.submit(inputs, submit)? {
+    for reply in service.submit_within(inputs, submit, app.share())? {
         answers.push(reply.await?);
     }
     app.has_values();
@@ -185,8 +197,13 @@ pub(super) async fn ranked(
         }
         .into());
     }
+    // Each pair has a copy of the query.
+    let copies = (query.len() as u64).saturating_mul(documents.len() as u64);
+    let memory = service.memory(documents.len(), submit.wanted);
+    app.share().reserve(copies.saturating_add(memory)).await?;
     let pair = |document: &String| Text::Pair(query.to_owned(), document.clone());
-    let answers = computed(app, service, documents.iter().map(pair).collect(), submit).await?;
+    let pairs = documents.iter().map(pair).collect();
+    let answers = answers(app, service, pairs, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     let score = |answer: &Answer| answer.values.first().copied().unwrap_or(0.0);
     let mut ranks: Vec<(usize, f32)> = answers.iter().map(score).enumerate().collect();

@@ -235,9 +235,9 @@ impl From<ServeError> for Failure {
             ServeError::ContextLength { .. } => {
                 (StatusCode::BAD_REQUEST, "context_length_exceeded")
             }
-            ServeError::TooLong { .. } | ServeError::TooLarge { .. } => {
-                (StatusCode::PAYLOAD_TOO_LARGE, "too_large")
-            }
+            ServeError::TooLong { .. }
+            | ServeError::TooLarge { .. }
+            | ServeError::LargeRequest { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "too_large"),
             ServeError::Overloaded { .. } | ServeError::Hopeless => {
                 (StatusCode::TOO_MANY_REQUESTS, "overloaded")
             }

@@ -27,6 +27,7 @@ mod host;
 mod metrics;
 mod openai;
 mod openapi;
+mod received;
 mod request;
 mod server;
 mod socket;
@@ -35,6 +36,7 @@ mod tei;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod weight;
 mod writing;
 
 use std::{
@@ -49,13 +51,13 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use http_body_util::{BodyExt, Limited};
 use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
     body::Body as _,
     header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue},
 };
 
+use auth::Tenant;
 pub use auth::{Keys, KeysError};
 #[doc(hidden)]
 pub use bodies::Bodies;
@@ -66,7 +68,7 @@ use tokio::{
     task::block_in_place,
 };
 
-use crate::serve::{self, Model, Models, ServeError, Submit, Wanted};
+use crate::serve::{self, Memory, Model, Models, ServeError, Share, Submit, Wanted};
 use body::Body;
 use error::{Failure, Style};
 use gzip::Encoding;
@@ -155,10 +157,9 @@ struct App {
     models: Models,
     choice: HttpChoice,
     counts: Counts,
-    /// The turn of large requests for tokens.
-    tokenizing: Arc<Semaphore>,
-    /// Conversations that chat templates write down at once.
+    /// Limits the chat templates that are rendered at the same time.
     rendering: Arc<Semaphore>,
+    memory: Memory,
     next_id: AtomicU64,
     /// Whether what still runs is given up.
     cut: watch::Sender<bool>,
@@ -293,6 +294,8 @@ struct Asking<'a> {
     model: OnceLock<Arc<Model>>,
     /// When the values of its answer were there.
     has_values: OnceLock<Instant>,
+    /// The memory that it is charged for.
+    share: OnceLock<Arc<Share>>,
 }
 
 impl Deref for Asking<'_> {
@@ -314,10 +317,10 @@ impl App {
     fn new(models: Models, choice: HttpChoice) -> Self {
         let started = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
+            memory: Memory::new(choice.most_body as u64),
             models,
             choice,
             counts: Counts::default(),
-            tokenizing: Arc::new(Semaphore::new(1)),
             rendering: Arc::new(Semaphore::new(MAX_RENDERINGS)),
             next_id: AtomicU64::new(0),
             cut: watch::Sender::new(false),
@@ -370,7 +373,11 @@ impl App {
             false => Err(Failure::method(request.method(), &methods)),
         };
         let mut response = match answered {
-            Ok(response) => response,
+            Ok(response) => match asking.share.get() {
+                // The answer counts until its last byte was sent.
+                Some(share) => response.map(|body| body.holding(share)),
+                None => response,
+            },
             Err(failure) => failure.response(style),
         };
         if let Ok(id) = HeaderValue::from_str(&id) {
@@ -388,7 +395,13 @@ impl<'a> Asking<'a> {
             app,
             model: OnceLock::new(),
             has_values: OnceLock::new(),
+            share: OnceLock::new(),
         }
+    }
+
+    /// The memory that the request is charged for.
+    fn share(&self) -> &Arc<Share> {
+        self.share.get_or_init(|| self.memory.empty_share())
     }
 
     /// Notes the model that is asked, if there is one.
@@ -417,7 +430,7 @@ impl<'a> Asking<'a> {
     async fn routed(&self, route: Route, request: Request<Upload>, began: Instant) -> Answered {
         let tenant = match (&self.choice.keys, self.choice.public.contains(route)) {
             (Some(keys), false) => keys.tenant(request.headers())?,
-            _ => 0,
+            _ => Tenant::default(),
         };
         match route {
             Route::Health => return Ok(health::health()),
@@ -440,22 +453,29 @@ impl<'a> Asking<'a> {
             _ => {}
         }
         let timeout = self.timeout(request.headers())?;
+        let left = || timeout.saturating_sub(began.elapsed());
+        let class = class(request.headers())?.min(tenant.max_priority);
+        let is_raw = openai::wants_raw(request.headers());
+        let late = |_| Failure::from(ServeError::Deadline);
+        let encoding = Encoding::from_headers(request.headers())?;
+        let received = tokio::time::timeout(left(), self.body(request, encoding)).await;
+        let mut body = received.map_err(late)??;
+        body.bytes = encoding.decoded(body.bytes, self.choice.most_body)?;
+        let weight = self.memory.request(weight::weight(&body.bytes));
+        let share = tokio::time::timeout(left(), weight).await.map_err(late)??;
+        let _ = self.share.set(share);
+        let fields = Fields::read(route, body.charged())?;
         let submit = Submit {
             truncate: self.choice.auto_truncate,
             cut_side: None,
             prompt: None,
-            within: Some(timeout),
-            class: class(request.headers())?,
-            tenant,
+            within: Some(left()),
+            class,
+            tenant: tenant.number,
             wanted: Wanted::Usual,
         };
-        let is_raw = openai::wants_raw(request.headers());
-        let encoding = Encoding::from_headers(request.headers())?;
-        let body = self.body(request).await?;
-        let fields = Fields::read(route, encoding.decoded(body, self.choice.most_body)?)?;
-        let left = timeout.saturating_sub(began.elapsed());
         // What is given up cancels what waits for it.
-        match tokio::time::timeout(left, self.of_body(route, fields, submit, is_raw)).await {
+        match tokio::time::timeout(left(), self.of_body(route, fields, submit, is_raw)).await {
             Ok(answered) => answered,
             Err(_) => Err(ServeError::Deadline.into()),
         }
@@ -489,24 +509,6 @@ impl<'a> Asking<'a> {
 }
 
 impl App {
-    /// The body of a request, within its limit and time.
-    async fn body(&self, request: Request<Upload>) -> Result<Vec<u8>, Failure> {
-        let most = self.choice.most_body;
-        let hint = request.body().size_hint().lower();
-        if hint > most as u64 {
-            return Err(Failure::large_body(most));
-        }
-        let body = Limited::new(request.into_body(), most).collect();
-        match tokio::time::timeout(self.choice.body_time, body).await {
-            Ok(Ok(body)) => Ok(body.to_bytes().to_vec()),
-            Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-                Err(Failure::large_body(most))
-            }
-            Ok(Err(error)) => Err(Failure::broken_body(&error.to_string())),
-            Err(_) => Err(Failure::slow_body(self.choice.body_time)),
-        }
-    }
-
     /// The time that an answer is of use.
     fn timeout(&self, headers: &HeaderMap) -> Result<Duration, Failure> {
         for name in ["x-request-timeout-ms", "x-envoy-expected-rq-timeout-ms"] {

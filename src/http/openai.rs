@@ -1,6 +1,6 @@
 //! OpenAI's routes of embeddings and models, and the reranking of Jina and Cohere.
 
-use std::{sync::Arc, time::UNIX_EPOCH};
+use std::{ops::ControlFlow, sync::Arc, time::UNIX_EPOCH};
 
 use hyper::{
     HeaderMap, Response, StatusCode,
@@ -267,8 +267,15 @@ pub(super) async fn rerank_v2(app: &Asking<'_>, mut fields: Fields, submit: Subm
         let model = Arc::clone(&model);
         documents = on_thread(move || {
             let cut = documents.into_iter().map(|document| {
-                let tokens = model.tokens(&document, false)?;
-                let end = tokens.get(most).and_then(|token| token.span);
+                let mut n = 0;
+                let next = model.encoder().for_each_token(&document, false, |token| {
+                    n += 1;
+                    match n > most {
+                        true => ControlFlow::Break(token.span),
+                        false => ControlFlow::Continue(()),
+                    }
+                });
+                let end = next.map_err(|e| e.to_string())?.flatten();
                 match end.and_then(|(end, _)| document.get(..end)) {
                     Some(cut) => Ok(cut.to_owned()),
                     None => Ok(document),

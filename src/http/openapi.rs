@@ -69,7 +69,7 @@ fn operation(route: Route, path: &str, public: Public) -> Value {
         ));
         parameters.push(header(
             "x-priority",
-            "What the request matters beside others; more goes first.",
+            "Requests of a higher priority go first, up to the maximum priority of the key.",
             0,
             255,
         ));

@@ -20,7 +20,6 @@ pub(super) struct Fields {
     /// Path of the object and a dot; empty for the body itself.
     prefix: &'static str,
     values: BTreeMap<&'static str, Value>,
-    n_bytes: usize,
     /// The whole body, where a route reads fields whose objects keep the order of their keys.
     body: Vec<u8>,
 }
@@ -49,7 +48,6 @@ impl Fields {
             Ok(values) => Ok(Self {
                 route,
                 prefix: "",
-                n_bytes: body.len(),
                 body: match ORDERED.iter().any(|name| values.contains_key(name)) {
                     true => body,
                     false => Vec::new(),
@@ -73,11 +71,6 @@ impl Fields {
             }
         }
         Ok(Self { route, ..self })
-    }
-
-    /// Length of the body in bytes.
-    pub fn n_bytes(&self) -> usize {
-        self.n_bytes
     }
 
     /// Whether a field is there and not null.
@@ -235,7 +228,6 @@ impl Fields {
             route: self.route,
             prefix,
             values,
-            n_bytes: self.n_bytes,
             body: Vec::new(),
         })
     }

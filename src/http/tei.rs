@@ -1,13 +1,13 @@
 //! The routes of text-embeddings-inference (TEI).
 
-use std::sync::Arc;
+use std::{ops::ControlFlow, sync::Arc};
 
 use hyper::{Response, StatusCode, header::HeaderValue};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    Answered, Asking, Body, LARGE, Route,
+    Answered, Asking, Body, Route,
     embeddings::{computed, cut, inputs, kind, normalize, prompted, ranked, shortened},
     error::Failure,
     json, of_type, on_thread,
@@ -101,6 +101,12 @@ pub(super) async fn embed_all(app: &Asking<'_>, mut fields: Fields, submit: Subm
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }
 
+#[derive(Serialize)]
+struct Weight {
+    index: u32,
+    value: f32,
+}
+
 /// The entries of the vocabulary that a text weighs, with their weights.
 pub(super) async fn embed_sparse(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
     let model = app.asks(app.models.sparse(fields.text("model")?.as_deref()))?;
@@ -114,12 +120,12 @@ pub(super) async fn embed_sparse(app: &Asking<'_>, mut fields: Fields, submit: S
     };
     let answers = computed(app, service, inputs, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
-    let row = |answer: &Answer| -> Vec<Value> {
+    let row = |answer: &Answer| -> Vec<Weight> {
         let weights = answer.entries.iter().zip(&answer.values);
-        let weights = weights.map(|(index, value)| json!({"index": index, "value": value}));
+        let weights = weights.map(|(&index, &value)| Weight { index, value });
         weights.collect()
     };
-    let rows: Vec<Vec<Value>> = answers.iter().map(row).collect();
+    let rows: Vec<Vec<Weight>> = answers.iter().map(row).collect();
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }
 
@@ -175,29 +181,56 @@ pub(super) async fn tokenize(app: &Asking<'_>, mut fields: Fields) -> Answered {
             }
         })
         .collect::<Result<_, _>>()?;
-    // Tokens take some hundred bytes each: large requests go one by one. One that is given up keeps its turn until its thread is done.
-    let turn = match fields.n_bytes() > LARGE {
-        true => Some(Arc::clone(&app.tokenizing).acquire_owned().await),
-        false => None,
-    };
+    let bytes: usize = texts.iter().map(String::len).sum();
+    // A word of some letters has an object of some sixty; more is charged as it comes.
+    let reserved = TOKEN_LETTER * bytes as u64;
+    app.share().reserve(reserved).await?;
+    let share = Arc::clone(app.share());
     let rows = on_thread(move || {
-        let _turn = turn;
         let mut body = b"[".to_vec();
+        // A vector that grows is copied.
+        let mut charged = reserved as usize / 3 * 2;
         for (at, text) in texts.iter().enumerate() {
-            if at > 0 {
-                body.push(b',');
+            body.extend_from_slice(if at > 0 { b",[" } else { b"[" });
+            let mut is_first = true;
+            let stopped = model.encoder().for_each_token(text, adds_special, |token| {
+                if !std::mem::take(&mut is_first) {
+                    body.push(b',');
+                }
+                // Memory takes all, and the token has no maps.
+                let _ = serde_json::to_writer(&mut body, &Token::of(token));
+                match body.len() > charged + ANSWER_STEP {
+                    true => {
+                        let grown = (body.len() - charged) as u64;
+                        charged = body.len();
+                        match share.add(grown + grown / 2) {
+                            Ok(()) => ControlFlow::Continue(()),
+                            Err(error) => ControlFlow::Break(error),
+                        }
+                    }
+                    false => ControlFlow::Continue(()),
+                }
+            });
+            match stopped {
+                Ok(None) => {}
+                Ok(Some(error)) => return Err(Failure::from(error)),
+                Err(error) => return Err(Failure::invalid("inputs", error.to_string())),
             }
-            let tokens = model.tokens(text, adds_special)?.into_iter();
-            let tokens: Vec<Token> = tokens.map(Token::of).collect();
-            serde_json::to_writer(&mut body, &tokens).map_err(|e| e.to_string())?;
+            body.push(b']');
         }
         body.push(b']');
         Ok(body)
     });
-    let rows: Result<Vec<u8>, String> = rows.await?;
-    let rows = rows.map_err(|problem| Failure::invalid("inputs", problem))?;
+    let rows = rows.await??;
     Ok(of_type(StatusCode::OK, "application/json", rows))
 }
+
+/// Bytes that tokens take for each byte of their texts, for which memory is reserved.
+const TOKEN_LETTER: u64 = 20;
+/// Bytes of an answer for which a request is charged at once as it grows.
+const ANSWER_STEP: usize = 64 << 10;
+/// Bytes that decoding takes for each token, beside its text.
+const DECODED_TOKEN: u64 = 100;
 
 /// A token as TEI says it.
 #[derive(Serialize)]
@@ -237,12 +270,28 @@ pub(super) async fn decode(app: &Asking<'_>, mut fields: Fields) -> Answered {
             }
         })
         .collect::<Result<_, _>>()?;
+    let (bytes, all) = {
+        let model = Arc::clone(&model);
+        on_thread(move || {
+            let each = all.iter();
+            let bytes = each.map(|ids| {
+                // The text, the answer, and what is decoded one token after another.
+                3 * model.encoder().max_text_bytes(ids) + DECODED_TOKEN * ids.len() as u64
+            });
+            (bytes.sum(), all)
+        })
+        .await?
+    };
+    app.share().reserve(bytes).await?;
     let texts = on_thread(move || {
-        let texts = all.iter().map(|ids| model.decode(ids, skips_special));
-        texts.collect::<Result<Vec<String>, String>>()
+        let mut texts = Vec::with_capacity(all.len());
+        for ids in &all {
+            let text = model.decode(ids, skips_special);
+            texts.push(text.map_err(|problem| Failure::invalid("ids", problem))?);
+        }
+        Ok::<Vec<String>, Failure>(texts)
     });
-    let texts = texts.await?;
-    let texts = texts.map_err(|problem| Failure::invalid("ids", problem))?;
+    let texts = texts.await??;
     Ok(json(StatusCode::OK, &texts))
 }
 

@@ -4,6 +4,7 @@ mod asked;
 mod head;
 
 use std::{
+    future::poll_fn,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -28,7 +29,7 @@ use super::{
     request::Fields,
 };
 use crate::serve::{
-    Ending, Message, Piece, Pieces, Scored, ServeError, Submit, Text, Writer, Writing,
+    Ending, Message, Piece, Pieces, Scored, ServeError, Share, Submit, Text, Writer, Writing,
 };
 
 pub(super) async fn completions(app: &Asking<'_>, fields: Fields, submit: Submit) -> Answered {
@@ -42,7 +43,7 @@ pub(super) async fn completions(app: &Asking<'_>, fields: Fields, submit: Submit
         return Err(Failure::invalid("prompt", problem));
     }
     let texts = (prompts.len() as u64).saturating_mul(n as u64);
-    writer.has_place(texts, submit.class)?;
+    writer.has_place(texts, submit)?;
     let holds = Arc::clone(&model);
     let prompts = on_thread(move || {
         let writer = holds.writer()?;
@@ -54,8 +55,9 @@ pub(super) async fn completions(app: &Asking<'_>, fields: Fields, submit: Submit
         });
         ids.collect::<Result<Vec<Vec<u32>>, ServeError>>()
     });
-    let all = written(app, writer, prompts.await??, n, &writing, submit)?;
-    answered(Head::new(app, &model.name, false, &asked), &asked, n, all).await
+    let all = written(app, writer, prompts.await??, n, &writing, submit).await?;
+    let head = Head::new(app, &model.name, false, &asked);
+    answered(app, head, &asked, n, all).await
 }
 
 pub(super) async fn chat(app: &Asking<'_>, fields: Fields, submit: Submit) -> Answered {
@@ -77,7 +79,7 @@ pub(super) async fn chat(app: &Asking<'_>, fields: Fields, submit: Submit) -> An
     let messages = messages.collect::<Result<Vec<Message>, Failure>>()?;
     let (n, writing) = (asked.n(), asked.writing(true));
     let options = asked.chat_options()?;
-    writer.has_place(n as u64, submit.class)?;
+    writer.has_place(n as u64, submit)?;
     let holds = Arc::clone(&model);
     // The bound on memory is one rendering's, so few run at once. A permit is held until the work has ended, even if the client has left.
     let permit = Arc::clone(&app.rendering).acquire_owned().await;
@@ -85,13 +87,14 @@ pub(super) async fn chat(app: &Asking<'_>, fields: Fields, submit: Submit) -> An
         let _permit = permit;
         holds.writer()?.conversation(&messages, &options)
     });
-    let all = written(app, writer, vec![prompt.await??], n, &writing, submit)?;
-    answered(Head::new(app, &model.name, true, &asked), &asked, n, all).await
+    let all = written(app, writer, vec![prompt.await??], n, &writing, submit).await?;
+    let head = Head::new(app, &model.name, true, &asked);
+    answered(app, head, &asked, n, all).await
 }
 
 /// `n` texts of each prompt, which are being written.
-fn written(
-    app: &App,
+async fn written(
+    app: &Asking<'_>,
     writer: &Writer,
     prompts: Vec<Vec<u32>>,
     n: usize,
@@ -102,8 +105,15 @@ fn written(
     let each = prompts
         .iter()
         .flat_map(|prompt| (0..n).map(move |nth| (prompt, nth)));
-    each.map(|(prompt, nth)| writer.go_on(prompt.clone(), seeded(app, writing, nth), submit))
-        .collect()
+    let share = app.share();
+    let tokens: usize = prompts.iter().map(Vec::len).sum();
+    // One copy waits, and one runs.
+    let bytes = 8 * (tokens as u64).saturating_mul(n as u64);
+    share.reserve(bytes).await?;
+    each.map(|(prompt, nth)| {
+        writer.go_on_within(prompt.clone(), seeded(app, writing, nth), submit, share)
+    })
+    .collect()
 }
 
 /// Settings of `n` texts of one prompt. Several texts are drawn, unless the request says otherwise by its temperature: the most
@@ -133,13 +143,18 @@ fn seeded(app: &App, writing: &Writing, nth: usize) -> Writing {
 }
 
 /// Texts, `n` of each prompt, as they were asked for.
-async fn answered(head: Head, asked: &Asked, n: usize, all: Vec<Pieces>) -> Answered {
+async fn answered(
+    app: &Asking<'_>,
+    head: Head,
+    asked: &Asked,
+    n: usize,
+    all: Vec<Pieces>,
+) -> Answered {
     if asked.streams() {
         return streamed(head, all).await;
     }
     let (mut choices, mut prompt, mut tokens) = (Vec::with_capacity(all.len()), 0, 0);
-    for (index, pieces) in all.into_iter().enumerate() {
-        let done = whole(pieces).await?;
+    for (index, done) in whole(all, app.share()).await?.into_iter().enumerate() {
         // A prompt counts once, however many texts go on from it.
         prompt += if index % n == 0 { done.used.0 } else { 0 };
         tokens += done.used.1;
@@ -158,30 +173,62 @@ struct Done {
     used: (usize, usize),
 }
 
-/// A text when it is done.
-async fn whole(mut pieces: Pieces) -> Result<Done, Failure> {
-    let (mut all, mut scored) = (String::new(), Vec::new());
-    while let Some(piece) = pieces.next().await {
-        match piece? {
-            Piece::Text { text, tokens } => {
-                all += &text;
-                scored.extend(tokens);
+/// Bytes that a token with its log-probability takes in an answer, as an object of JSON, and each alternative likewise.
+const SCORED_BYTES: u64 = 1000;
+
+/// The texts when all are done.
+async fn whole(all: Vec<Pieces>, share: &Share) -> Result<Vec<Done>, Failure> {
+    let mut all: Vec<(Pieces, Done, bool)> = all
+        .into_iter()
+        .map(|pieces| {
+            let empty = Done {
+                text: String::new(),
+                tokens: Vec::new(),
+                ending: Ending::Stop,
+                used: (0, 0),
+            };
+            (pieces, empty, false)
+        })
+        .collect();
+    // Pieces of all texts are taken as they come, so that they are charged for at once.
+    poll_fn(|context| {
+        let mut is_done = true;
+        for (pieces, done, is_over) in &mut all {
+            while !*is_over {
+                let Poll::Ready(piece) = pieces.poll_next(context) else {
+                    break;
+                };
+                match piece.transpose()? {
+                    Some(Piece::Text { text, tokens }) => {
+                        let scored = |token: &Scored| 1 + token.most_probable.len() as u64;
+                        let scored: u64 = tokens.iter().map(scored).sum();
+                        share.add(3 * text.len() as u64 + SCORED_BYTES * scored)?;
+                        done.text += &text;
+                        done.tokens.extend(tokens);
+                    }
+                    Some(Piece::End {
+                        ending,
+                        prompt_tokens,
+                        tokens,
+                    }) => {
+                        (done.ending, done.used) = (ending, (prompt_tokens, tokens));
+                        *is_over = true;
+                    }
+                    None => {
+                        let failure = Failure::not_ready("it ended before the text did");
+                        return Poll::Ready(Err(failure));
+                    }
+                }
             }
-            Piece::End {
-                ending,
-                prompt_tokens,
-                tokens,
-            } => {
-                return Ok(Done {
-                    text: all,
-                    tokens: scored,
-                    ending,
-                    used: (prompt_tokens, tokens),
-                });
-            }
+            is_done &= *is_over;
         }
-    }
-    Err(Failure::not_ready("it ended before the text did"))
+        match is_done {
+            true => Poll::Ready(Ok(())),
+            false => Poll::Pending,
+        }
+    })
+    .await?;
+    Ok(all.into_iter().map(|(_, done, _)| done).collect())
 }
 
 /// Pieces as server-sent events. The first is waited for, so that what is wrong with the request has its own status.

@@ -42,7 +42,7 @@ const AGEING: u64 = 4;
 ///    of what waits, or within half a percent where more than two such batches wait and none has a deadline; at most what the
 ///    lane has memory for, and, unless so many wait, at most half of the tightest time that is left to a deadline.
 /// 3. Requests with less time left than two batches take go first, the earliest deadline first; then the highest class, where
-///    waiting raises a request by a class each four times the latency that is aimed at; of a class, tenants take turns by
+///    waiting raises the requests of a class by one each four times the latency that is aimed at; of a class, tenants take turns by
 ///    tokens (deficit round robin), each in order of arrival. A request that does not fit is passed over for one of the next 64
 ///    that does, at most eight times.
 /// 4. Tokens that the device adds to round a batch up are filled with requests: they are computed anyway.
@@ -460,12 +460,21 @@ impl Packed {
                 .front()
                 .and_then(|&(id, _)| view.waiting.get(id))
         };
+        // All tenants of a class rise together: the one with the most requests, which wait longest, must not pass the others.
+        let mut oldest: BTreeMap<u8, u64> = BTreeMap::new();
+        for (&(class, _), line) in &self.lines {
+            if let Some(first) = head(line) {
+                let age = oldest.entry(class).or_default();
+                *age = view.now.since(first.arrived).0.max(*age);
+            }
+        }
         let mut order: Vec<(Reverse<u64>, u32, (u8, u32))> = self
             .lines
             .iter()
             .filter_map(|(&(class, tenant), line)| {
-                let age = view.now.since(head(line)?.arrived);
-                let raised = age.0 / self.slo.0.saturating_mul(AGEING).max(1);
+                head(line)?;
+                let age = oldest.get(&class).copied().unwrap_or_default();
+                let raised = age / self.slo.0.saturating_mul(AGEING).max(1);
                 let turn = tenant.wrapping_sub(self.turn).wrapping_sub(1);
                 let class_now = match line.passed >= PASSED_OVER {
                     true => u64::MAX,

@@ -1,7 +1,10 @@
 //! How long what waits will take, by which requests are let in: at the pace of the slower of tokenizers and devices, as it was
 //! measured of late.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 use crate::{
     schedule::{CostTable, Costs, Layout, Micros},
@@ -56,6 +59,9 @@ pub(super) struct ByClass(BTreeMap<u8, u64>);
 
 impl ByClass {
     pub fn add(&mut self, class: u8, amount: u64) {
+        if amount == 0 {
+            return;
+        }
         let of_class = self.0.entry(class).or_default();
         *of_class = of_class.saturating_add(amount);
     }
@@ -69,18 +75,114 @@ impl ByClass {
         }
     }
 
-    /// What goes before another one of this class.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The amount that goes before another one of this class.
     pub fn before(&self, class: u8) -> u64 {
         let ahead = self.0.range(class..).map(|(_, &amount)| amount);
         ahead.fold(0, u64::saturating_add)
     }
 }
 
-/// What waits before the tokenizers, and how fast they and the devices are.
+/// Requests that are let in however long they take, for each second of the queue's time: 32 with the default of two seconds.
+///
+/// A few clients that each wait for an answer are no overload, even before the pace is known.
+pub(super) const PER_SECOND: f64 = 16.0;
+
+/// Requests that are let in whatever they take, for the time that requests may wait.
+pub(super) fn always_admitted(queue: Duration) -> u64 {
+    (queue.as_secs_f64() * PER_SECOND) as u64
+}
+
+/// Work of one tenant, or of all of them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Work {
+    /// Bytes of texts that no thread has tokenized yet.
+    pub bytes: ByClass,
+    /// Tokens that wait for a device.
+    pub tokens: ByClass,
+    /// Requests that have no answer yet.
+    pub requests: u64,
+}
+
+impl Work {
+    fn is_empty(&self) -> bool {
+        self.requests == 0 && self.bytes.is_empty() && self.tokens.is_empty()
+    }
+}
+
+/// Work of all tenants together, and of each.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tenants {
+    all: Work,
+    each: HashMap<u32, Work>,
+}
+
+impl Tenants {
+    /// Changes the work of a tenant, which is part of all work.
+    pub fn change(&mut self, tenant: u32, change: impl Fn(&mut Work)) {
+        change(&mut self.all);
+        let own = self.each.entry(tenant).or_default();
+        change(own);
+        if own.is_empty() {
+            self.each.remove(&tenant);
+        }
+    }
+
+    pub fn all(&self) -> &Work {
+        &self.all
+    }
+
+    /// The work of a tenant, if it has any, and the number of tenants that share the time, with this one.
+    fn sharing(&self, tenant: u32) -> (Option<&Work>, u32) {
+        let own = self.each.get(&tenant);
+        let n = self.each.len() + usize::from(own.is_none());
+        (own, u32::try_from(n).unwrap_or(u32::MAX))
+    }
+
+    /// Whether more requests of a tenant may wait, of which `max` do, beside its share of them.
+    pub fn has_place(&self, tenant: u32, more: u64, max: u64) -> bool {
+        let (own, n) = self.sharing(tenant);
+        let own = own.map_or(0, |own| own.requests);
+        self.all.requests + more <= max || own + more <= max / u64::from(n)
+    }
+
+    /// Whether another request of a tenant is let in, where work takes `time` and may take `queue`. All are while there is room.
+    /// When there is none, a tenant is that has less than its share: of the time and of the requests that are always let in, all
+    /// tenants that have work have equal parts.
+    ///
+    /// # Errors
+    /// The time that the work takes which goes before the request.
+    pub fn admit(
+        &self,
+        tenant: u32,
+        queue: Duration,
+        time: impl Fn(&Work) -> Duration,
+    ) -> Result<(), Duration> {
+        let always = always_admitted(queue);
+        let ahead = time(&self.all);
+        if ahead <= queue || self.all.requests < always {
+            return Ok(());
+        }
+        let (own, n) = self.sharing(tenant);
+        let has_less = match own {
+            None => true,
+            Some(_) if n == 1 => false,
+            Some(own) => own.requests < always / u64::from(n) || time(own) <= queue / n,
+        };
+        match has_less {
+            true => Ok(()),
+            false => Err(ahead),
+        }
+    }
+}
+
+/// Work that waits, and how fast tokenizers and devices are.
 #[derive(Clone, Debug)]
 pub(super) struct Backlog {
-    /// Bytes of texts that no thread has taken yet.
-    pub untokenized: ByClass,
+    pub tenants: Tenants,
     /// Seconds of one thread for a byte of text.
     pub tokenizing: Pace,
     /// Seconds of a device for a second that a batch was estimated to take.
@@ -94,7 +196,7 @@ pub(super) struct Backlog {
 impl Backlog {
     pub fn new(n_tokenizers: usize, n_lanes: usize) -> Self {
         Self {
-            untokenized: ByClass::default(),
+            tenants: Tenants::default(),
             tokenizing: Pace::of(BYTE),
             device: Pace::of(1.0),
             late: Duration::ZERO,
@@ -110,20 +212,35 @@ impl Backlog {
         self.late = self.late.mul_f64(FADES).max(late);
     }
 
-    /// What batches have of the time within which an answer is of use. Under overload every request is answered as late as it may
-    /// be, so that an answer that is not handed over yet, and a batch that takes longer than estimated, would make all of them late.
+    /// The part of a request's deadline that its batch has. Under overload every request is answered as late as it may be, so that
+    /// one that is not sent yet, or whose batch takes longer than estimated, would be late.
     pub fn for_batches(&self, within: Duration) -> Duration {
         let (share, most) = ON_THE_WAY;
         within - (within / share).min(most) - self.late.min(within / 4)
     }
 
-    /// How long what goes before a request of this class takes, so many tokens of it being known: tokenizers and devices work at the
-    /// same time, so that the slower of them tells.
-    pub fn time(&self, class: u8, tokens: u64, costs: &CostTable) -> Duration {
-        let untokenized = self.untokenized.before(class);
+    /// Whether another request is let in.
+    ///
+    /// # Errors
+    /// The time that the work takes which goes before it.
+    pub fn admit(
+        &self,
+        tenant: u32,
+        class: u8,
+        queue: Duration,
+        costs: &CostTable,
+    ) -> Result<(), Duration> {
+        let time = |work: &Work| self.time(work, class, costs);
+        self.tenants.admit(tenant, queue, time)
+    }
+
+    /// The time that work takes which goes before a request of a class. Tokenizers and devices work at the same time, so it is that
+    /// of the slower.
+    pub fn time(&self, work: &Work, class: u8, costs: &CostTable) -> Duration {
+        let untokenized = work.bytes.before(class);
         let tokenizing = self.tokenizing.seconds(untokenized as f64);
         // A text has about one token for four bytes.
-        let tokens = tokens + untokenized / 4;
+        let tokens = work.tokens.before(class) + untokenized / 4;
         let size = tokens.min(FULL);
         let device = match size {
             0 => 0.0,
@@ -151,10 +268,15 @@ mod tests {
     #[test]
     fn what_waits_takes_as_long_as_the_slower_of_tokenizers_and_devices() {
         let costs = CostTable::parse(include_str!("../../examples/costs.ron")).unwrap();
-        let seconds = |of: &Backlog, tokens| of.time(0, tokens, &costs).as_secs_f64();
+        let seconds = |of: &Backlog, tokens: u64| {
+            let mut work = of.tenants.all().clone();
+            work.tokens.add(0, tokens);
+            of.time(&work, 0, &costs).as_secs_f64()
+        };
+        let before = |of: &Backlog, class| of.time(of.tenants.all(), class, &costs);
         let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 0.05, "{a} {b}");
         let mut one = Backlog::new(1, 1);
-        assert_eq!(one.time(0, 0, &costs), Duration::ZERO);
+        assert_eq!(before(&one, 0), Duration::ZERO);
         let of_device = seconds(&one, 100_000);
         near(seconds(&one, 200_000), 2.0 * of_device);
         near(seconds(&Backlog::new(1, 4), 100_000), of_device / 4.0);
@@ -167,24 +289,73 @@ mod tests {
         for _ in 0..100 {
             one.tokenizing.add(1000.0, Duration::from_millis(100));
         }
-        one.untokenized.add(0, 100_000);
+        one.tenants.change(0, |work| work.bytes.add(0, 100_000));
         near(seconds(&one, 0), 10.0);
         let mut four = Backlog::new(4, 1);
-        (four.tokenizing, four.untokenized) = (one.tokenizing, one.untokenized.clone());
+        (four.tokenizing, four.tenants) = (one.tokenizing, one.tenants.clone());
         near(seconds(&four, 0), 2.5);
         // What the device has to do beside that is no more.
         near(seconds(&four, 1), 2.5);
         // An urgent one passes what is there.
-        assert_eq!(one.time(1, 0, &costs), Duration::ZERO);
-        one.untokenized.add(7, 1000);
-        near(one.time(1, 0, &costs).as_secs_f64(), 0.1);
-        assert_eq!(one.time(8, 0, &costs), Duration::ZERO);
-        one.untokenized.take(7, 1000);
+        assert_eq!(before(&one, 1), Duration::ZERO);
+        one.tenants.change(0, |work| work.bytes.add(7, 1000));
+        near(before(&one, 1).as_secs_f64(), 0.1);
+        assert_eq!(before(&one, 8), Duration::ZERO);
+        one.tenants.change(0, |work| work.bytes.take(7, 1000));
         // A pace that changes is followed within a second of work.
         for _ in 0..1000 {
             one.tokenizing.add(1000.0, Duration::from_millis(1));
         }
         near(seconds(&one, 0), f64::max(0.1, 3.0 * of_device / 4.0));
+    }
+
+    #[test]
+    fn a_tenant_with_less_than_its_share_is_let_in_when_there_is_no_room() {
+        let queue = Duration::from_secs(2);
+        let mut tenants = Tenants::default();
+        // A token takes a millisecond.
+        let time = |work: &Work| Duration::from_millis(work.tokens.before(0));
+        let ask = |tenants: &Tenants, tenant| tenants.admit(tenant, queue, time);
+        let add = |tenants: &mut Tenants, tenant, tokens| {
+            tenants.change(tenant, |work| {
+                work.requests += 1;
+                work.tokens.add(0, tokens);
+            });
+        };
+        // Whatever they take, 32 are let in.
+        for _ in 0..32 {
+            assert_eq!(ask(&tenants, 1), Ok(()));
+            add(&mut tenants, 1, 1000);
+        }
+        assert_eq!(ask(&tenants, 1), Err(Duration::from_secs(32)));
+        // Another tenant has half of the time, and of the requests that are let in anyway.
+        for _ in 0..16 {
+            assert_eq!(ask(&tenants, 2), Ok(()));
+            add(&mut tenants, 2, 100);
+        }
+        let ahead = Duration::from_millis(33_600);
+        assert_eq!(ask(&tenants, 2), Err(ahead));
+        assert_eq!(ask(&tenants, 1), Err(ahead));
+        assert_eq!(ask(&tenants, 3), Ok(()));
+        // While there is room one tenant may have all of it.
+        let mut tenants = Tenants::default();
+        for _ in 0..100 {
+            assert_eq!(ask(&tenants, 1), Ok(()));
+            add(&mut tenants, 1, 20);
+        }
+        add(&mut tenants, 1, 1);
+        assert_eq!(ask(&tenants, 1), Err(Duration::from_millis(2001)));
+        add(&mut tenants, 2, 1);
+        assert_eq!(ask(&tenants, 2), Ok(()));
+        // Requests that have their answers do not count.
+        for _ in 0..101 {
+            tenants.change(1, |work| {
+                work.requests -= 1;
+                work.tokens.take(0, 1000);
+            });
+        }
+        assert_eq!(tenants.each.len(), 1);
+        assert_eq!(ask(&tenants, 2), Ok(()));
     }
 
     #[test]

@@ -26,6 +26,10 @@ pub enum ServeError {
     )]
     TooLarge { index: usize },
     #[error(
+        "the request takes about {bytes} bytes of the server's memory, with its answer; expected at most {limit}, so split it into several requests"
+    )]
+    LargeRequest { bytes: u64, limit: u64 },
+    #[error(
         "the server has as much to do as it can answer in time; send the request again after {} ms, or to another server",
         .retry_after.as_millis()
     )]

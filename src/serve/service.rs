@@ -16,10 +16,10 @@ pub use self::request::Reply;
 use self::{
     lanes::{Collect, Launcher, Weights, run_launch, session_of},
     queue::{Kept, Shared, State},
-    request::{Asked, Lead, Ticket},
+    request::{Asked, Lead, Open, Ticket},
 };
 use super::{
-    Cache, Lookup, Metrics, Recorder, Seat, ServeError, Text, Tier,
+    Cache, Lookup, Metrics, Recorder, Seat, ServeError, Share, Text, Tier,
     backlog::Backlog,
     cache::{Boarded, Deep, Key, digest, key},
     tokenize::{Pool, prompt},
@@ -117,6 +117,25 @@ pub struct Answer {
     pub entries: Vec<u32>,
     /// Tokens that were computed for it.
     pub tokens: usize,
+}
+
+/// Bytes that an input takes from its admission to its answer, beside its text.
+const INPUT: u64 = 1024;
+/// Bytes that a value takes in an embedding and in an answer's JSON, and a score with its label.
+const VALUE: u64 = 20;
+const SCORE: u64 = 1000;
+/// Bytes that an entry of a sparse embedding takes, likewise.
+const ENTRY: u64 = 64;
+
+impl Answer {
+    /// Bytes that it and its JSON take, where that was not known before.
+    fn memory(&self, wanted: Wanted) -> u64 {
+        match wanted {
+            Wanted::Usual | Wanted::Logits => 0,
+            Wanted::AllTokens => VALUE * self.values.len() as u64,
+            Wanted::Sparse => ENTRY * self.values.len() as u64,
+        }
+    }
 }
 
 /// One model that computes embeddings or scores.
@@ -316,6 +335,29 @@ impl Service {
     /// Ids that the model has no row for, a queue that is full, and a service that is ending. What is wrong with an input's
     /// text is told by its reply.
     pub fn submit(&self, inputs: Vec<Text>, submit: Submit) -> Result<Vec<Reply>, ServeError> {
+        self.submit_within(inputs, submit, &Share::unlimited())
+    }
+
+    /// Bytes that inputs take until they are answered, with answers whose size is known before.
+    pub fn memory(&self, inputs: usize, wanted: Wanted) -> u64 {
+        let answer = match wanted {
+            Wanted::AllTokens | Wanted::Sparse => 0,
+            Wanted::Usual | Wanted::Logits if self.is_scoring() => SCORE * self.width as u64,
+            Wanted::Usual | Wanted::Logits => VALUE * self.width as u64,
+        };
+        (INPUT + answer).saturating_mul(inputs as u64)
+    }
+
+    /// As [`submit`](Self::submit), within the memory of a request, which is charged for answers whose size is not known before.
+    ///
+    /// # Errors
+    /// As `submit`.
+    pub fn submit_within(
+        &self,
+        inputs: Vec<Text>,
+        submit: Submit,
+        share: &Arc<Share>,
+    ) -> Result<Vec<Reply>, ServeError> {
         for (index, text) in inputs.iter().enumerate() {
             self.check(index, text)?;
         }
@@ -338,20 +380,22 @@ impl Service {
                 key: None,
                 shared: Arc::clone(shared),
                 is_answered: false,
+                open: None,
             });
-            if let (Some(kept), Some(key)) = (kept, &key)
-                && let Some(answer) = kept.cache.in_memory(key)
-            {
-                shared.metrics.cache.add(Tier::Memory, Lookup::Hit);
-                let _ = sender.send(Ok(Answer::clone(&answer)));
-                continue;
-            }
             let asked = Asked {
                 answer: sender,
                 index,
                 submit,
                 sent,
+                share: Arc::clone(share),
             };
+            if let (Some(kept), Some(key)) = (kept, &key)
+                && let Some(answer) = kept.cache.in_memory(key)
+            {
+                shared.metrics.cache.add(Tier::Memory, Lookup::Hit);
+                asked.give(&answer);
+                continue;
+            }
             left.push((text, key, asked));
         }
         let is_deep = shared.kept.as_ref().is_some_and(|k| k.cache.is_deep());
@@ -366,15 +410,23 @@ impl Service {
             if let Some(why) = state.is_over {
                 return Err(ServeError::NotReady { why });
             }
-            let backlog = state.before(submit.class, &shared.costs);
-            if backlog > shared.queue {
+            let Submit { tenant, class, .. } = submit;
+            let admitted = state
+                .backlog
+                .admit(tenant, class, shared.queue, &shared.costs);
+            if let Err(ahead) = admitted {
                 Metrics::count(&shared.metrics.overloaded, left.len() as u64);
-                let retry_after = backlog.saturating_sub(shared.queue / 2);
+                let retry_after = ahead.saturating_sub(shared.queue / 2);
                 return Err(ServeError::Overloaded { retry_after });
             }
             if !is_inline {
                 let bytes = left.iter().map(|(text, ..)| text.bytes() as u64).sum();
-                state.backlog.untokenized.add(submit.class, bytes);
+                let tenants = &mut state.backlog.tenants;
+                tenants.change(tenant, |work| work.bytes.add(class, bytes));
+            }
+            let open = Open::new(shared, &mut state, tenant);
+            for (.., asked) in &left {
+                replies[asked.index].open = Some(Arc::clone(&open));
             }
         }
         for (text, key, asked) in left {
@@ -395,7 +447,7 @@ impl Service {
                             shared.metrics.cache.add(Tier::Memory, Lookup::Joined);
                             reply.ticket = ticket;
                             if !is_inline {
-                                shared.is_tokenized(submit.class, n_bytes);
+                                shared.is_tokenized(submit, n_bytes);
                             }
                             continue;
                         }
@@ -418,16 +470,16 @@ impl Service {
             let tokenize = {
                 let shared = Arc::clone(&shared);
                 move |lead| {
-                    shared.is_tokenized(submit.class, n_bytes);
+                    shared.is_tokenized(submit, n_bytes);
                     shared.tokenize(&text, lead);
                 }
             };
             let Some(key) = key.filter(|_| is_deep) else {
-                self.pool.run(submit.class, move || tokenize(lead));
+                self.pool.run(submit, n_bytes, move || tokenize(lead));
                 continue;
             };
             let pool = self.pool.clone();
-            self.pool.run(submit.class, move || {
+            self.pool.run(submit, n_bytes, move || {
                 let Some(kept) = &shared.kept else {
                     return;
                 };
@@ -439,13 +491,13 @@ impl Service {
                         }
                         match (found, deep) {
                             (Some(answer), _) => {
-                                shared.is_tokenized(submit.class, n_bytes);
+                                shared.is_tokenized(submit, n_bytes);
                                 shared.answer_kept(lead, &answer);
                             }
                             (None, Deep::File) => tokenize(lead),
                             // The thread that asks others is not kept.
                             (None, Deep::Shared(_)) => {
-                                pool.run(submit.class, move || tokenize(lead));
+                                pool.run(submit, n_bytes, move || tokenize(lead));
                             }
                         }
                     }

@@ -2,7 +2,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
@@ -34,7 +34,10 @@ impl Text {
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Threads that tokenize: what is of a higher class first, of one class what came first.
+/// Bytes of text that take as long as handing a text to a thread.
+const PER_WORK: u64 = 64;
+
+/// Threads that tokenize: the highest class first, within a class tenants by turns, of a tenant in order of arrival.
 #[derive(Clone)]
 pub(super) struct Pool(Arc<Handle>);
 
@@ -49,9 +52,13 @@ struct Line {
 
 #[derive(Default)]
 struct Waiting {
-    /// By class, the highest first, and by when it came.
-    work: BTreeMap<(Reverse<u8>, u64), Work>,
+    /// By class, the highest first, by its place among those of all tenants, and by when it came.
+    work: BTreeMap<(Reverse<u8>, u64, u64), Work>,
     n_came: u64,
+    /// Bytes of each tenant up to its last work, for those that are ahead of `now` (start-time fair queueing).
+    given: HashMap<u32, u64>,
+    /// The place of the work that was taken last.
+    now: u64,
     is_over: bool,
 }
 
@@ -64,7 +71,11 @@ impl Line {
     fn next(&self) -> Option<Work> {
         let mut waiting = self.lock();
         loop {
-            if let Some((_, work)) = waiting.work.pop_first() {
+            if let Some(((_, place, _), work)) = waiting.work.pop_first() {
+                waiting.now = waiting.now.max(place);
+                if waiting.work.is_empty() {
+                    waiting.given.clear();
+                }
                 return Some(work);
             }
             if waiting.is_over {
@@ -102,10 +113,15 @@ impl Pool {
         Ok(pool)
     }
 
-    pub fn run(&self, class: u8, work: impl FnOnce() + Send + 'static) {
+    /// Lets a thread do the work of a request, which takes as long as this many bytes of text.
+    pub fn run(&self, submit: Submit, bytes: usize, work: impl FnOnce() + Send + 'static) {
         let line = &self.0.0;
         let mut waiting = line.lock();
-        let turn = (Reverse(class), waiting.n_came);
+        let now = waiting.now;
+        let given = waiting.given.entry(submit.tenant).or_insert(now);
+        let place = (*given).max(now);
+        *given = place.saturating_add(bytes as u64 + PER_WORK);
+        let turn = (Reverse(submit.class), place, waiting.n_came);
         waiting.n_came += 1;
         waiting.work.insert(turn, Box::new(work));
         drop(waiting);
@@ -199,17 +215,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_urgent_is_tokenized_first_and_all_is_in_the_end() {
+    fn urgent_texts_are_tokenized_first_then_tenants_take_turns() {
         let pool = Pool::new(1).unwrap();
         let (open, opened) = channel::<()>();
+        let (begin, began) = channel::<()>();
         let (done, all) = channel();
-        pool.run(0, move || opened.recv().unwrap());
+        let submit = |class, tenant| Submit {
+            class,
+            tenant,
+            ..Submit::default()
+        };
+        pool.run(submit(0, 0), 0, move || {
+            begin.send(()).unwrap();
+            opened.recv().unwrap();
+        });
+        began.recv().unwrap();
         for (class, name) in [(0, 'a'), (7, 'b'), (0, 'c'), (255, 'd'), (7, 'e')] {
             let done = done.clone();
-            pool.run(class, move || done.send(name).unwrap());
+            pool.run(submit(class, 0), 9, move || done.send(name).unwrap());
+        }
+        // Another tenant takes turns, and so did the urgent ones.
+        for name in ['1', '2', '3', '4'] {
+            let done = done.clone();
+            pool.run(submit(0, 1), 0, move || done.send(name).unwrap());
         }
         drop((pool, done));
         open.send(()).unwrap();
-        assert_eq!(all.iter().collect::<String>(), "dbeac");
+        assert_eq!(all.iter().collect::<String>(), "dbea123c4");
     }
 }

@@ -18,7 +18,11 @@ use std::{
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use self::{running::Running, texts::Texts};
-use super::{Metrics, Seat, ServeError, Submit, backlog::ByClass, service::LOST};
+use super::{
+    Metrics, Seat, ServeError, Share, Submit,
+    backlog::{Tenants, Work},
+    service::LOST,
+};
 use crate::{
     Engine, EngineError,
     engine::{
@@ -28,8 +32,11 @@ use crate::{
     search::Sampling,
 };
 
-/// Texts that wait at most; who asks for one more is told to come again.
-const MOST_WAITING: u64 = 1024;
+/// Maximum number of texts that wait; a tenant with less than its share of them may exceed it.
+const MAX_WAITING: u64 = 1024;
+
+/// Tokens of a prompt that are counted, also where the model has fewer positions.
+const COUNTED: usize = 1 << 17;
 
 /// What is asked of a writer.
 #[derive(Clone, Debug, Default)]
@@ -88,10 +95,30 @@ pub enum Piece {
     },
 }
 
+impl Piece {
+    /// Bytes that it takes until it is read.
+    fn memory(&self) -> u64 {
+        let scored = |(bytes, _): &(Vec<u8>, f32)| bytes.len() + 64;
+        let token = |token: &Scored| {
+            let most = token.most_probable.iter().map(scored);
+            token.bytes.len() + 128 + most.sum::<usize>()
+        };
+        match self {
+            Self::Text { text, tokens } => {
+                let tokens: usize = tokens.iter().map(token).sum();
+                (text.len() + 128 + tokens) as u64
+            }
+            Self::End { .. } => 0,
+        }
+    }
+}
+
 /// The pieces of a text as they come. Dropping it ends the writing.
 pub struct Pieces {
     pieces: UnboundedReceiver<Result<Piece, ServeError>>,
     ending: Arc<EarlyEnd>,
+    /// The memory that is charged for pieces until they are read.
+    share: Arc<Share>,
 }
 
 /// Why a text ends before the generator ends it.
@@ -120,7 +147,15 @@ impl EarlyEnd {
 impl Pieces {
     /// The next piece; `None` after the last one, or an error.
     pub async fn next(&mut self) -> Option<Result<Piece, ServeError>> {
-        self.pieces.recv().await
+        let piece = self.pieces.recv().await;
+        self.note_read(piece.as_ref());
+        piece
+    }
+
+    fn note_read(&self, piece: Option<&Result<Piece, ServeError>>) {
+        if let Some(Ok(piece)) = piece {
+            self.share.free(piece.memory());
+        }
     }
 
     /// As [`next`](Self::next), for bodies of responses.
@@ -128,7 +163,11 @@ impl Pieces {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Piece, ServeError>>> {
-        self.pieces.poll_recv(context)
+        let polled = self.pieces.poll_recv(context);
+        if let Poll::Ready(piece) = &polled {
+            self.note_read(piece.as_ref());
+        }
+        polled
     }
 }
 
@@ -158,28 +197,34 @@ struct Shared {
     is_lost: AtomicBool,
     /// What a token that waits takes of the thread's time, in nanoseconds; 0 while all have room.
     token_nanos: AtomicU64,
-    /// Tokens of texts that wait; their sum is a metric.
-    waiting: Mutex<ByClass>,
+    /// Tokens of texts that wait, of which the sum is a metric, and the number of these texts.
+    waiting: Mutex<Tenants>,
 }
 
 impl Shared {
-    fn waiting(&self) -> MutexGuard<'_, ByClass> {
+    fn waiting(&self) -> MutexGuard<'_, Tenants> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn waits(&self, job: &Job) {
         Metrics::count(&self.metrics.queue_requests, 1);
         let mut waiting = self.waiting();
-        waiting.add(job.class, job.tokens());
-        Metrics::set(&self.metrics.queue_tokens, waiting.before(0));
+        waiting.change(job.tenant, |work| {
+            work.requests += 1;
+            work.tokens.add(job.class, job.tokens());
+        });
+        Metrics::set(&self.metrics.queue_tokens, waiting.all().tokens.before(0));
     }
 
     fn waits_no_more(&self, job: &Job) {
         let requests = &self.metrics.queue_requests;
         requests.fetch_sub(1, Ordering::Relaxed);
         let mut waiting = self.waiting();
-        waiting.take(job.class, job.tokens());
-        Metrics::set(&self.metrics.queue_tokens, waiting.before(0));
+        waiting.change(job.tenant, |work| {
+            work.requests -= 1;
+            work.tokens.take(job.class, job.tokens());
+        });
+        Metrics::set(&self.metrics.queue_tokens, waiting.all().tokens.before(0));
     }
 }
 
@@ -194,9 +239,19 @@ struct Job {
     goes_on: bool,
     pieces: UnboundedSender<Result<Piece, ServeError>>,
     ending: Arc<EarlyEnd>,
+    /// The memory of its request.
+    share: Arc<Share>,
 }
 
 impl Job {
+    /// Passes on a piece, which its request is charged for until it is read.
+    fn send(&self, piece: Piece) -> Result<(), ServeError> {
+        self.share.add(piece.memory())?;
+        // A client that has gone needs none.
+        let _ = self.pieces.send(Ok(piece));
+        Ok(())
+    }
+
     /// Maximum number of new tokens.
     fn tokens(&self) -> u64 {
         self.request.options.rules.max_new_tokens as u64
@@ -301,8 +356,32 @@ impl Writer {
     /// # Errors
     /// A prompt that the tokenizer refuses.
     pub fn prompts(&self, prompts: &[&str]) -> Result<Vec<Vec<u32>>, ServeError> {
-        let ids = self.encoder.prompts(prompts);
-        ids.map_err(|e| ServeError::invalid("prompt", e.to_string()))
+        let each = prompts.iter();
+        each.map(|prompt| self.tokens_within(prompt, true, "prompt"))
+            .collect()
+    }
+
+    /// Token ids of a text, of which no more is tokenized than shows that it is too long.
+    fn tokens_within(
+        &self,
+        text: &str,
+        adds_special: bool,
+        param: &'static str,
+    ) -> Result<Vec<u32>, ServeError> {
+        // A source is refused by its number of tokens, as it has positions of its own. Shorter prompts are, too.
+        let room = match self.admission.has_source() {
+            true => usize::MAX,
+            false => self.admission.room(0, &self.usual),
+        };
+        let max = room.max(COUNTED);
+        let ids = self.encoder.prompt_within(text, adds_special, max);
+        let ids = ids.map_err(|e| ServeError::invalid(param, e.to_string()))?;
+        ids.ok_or_else(|| {
+            let problem = format!(
+                "the prompt has more than {max} tokens, and the model's positions and KV cache have room for {room}; shorten it"
+            );
+            ServeError::ContextLength { param, problem }
+        })
     }
 
     /// Token ids of a conversation, as the model's template writes it down.
@@ -340,34 +419,38 @@ impl Writer {
             ServeError::invalid(param, e.to_string())
         };
         let prompt = template.render_with(messages, options).map_err(wrong)?;
-        self.encoder.prompt_as_written(&prompt).map_err(wrong)
+        self.tokens_within(&prompt, false, "messages")
     }
 
-    /// Whether so many texts of another request of this class may wait: a request's texts are let in together.
+    /// Whether the texts of another request may wait, which are let in together.
     ///
     /// # Errors
-    /// More texts than ever wait, texts that wait for longer than they may, and a device that is lost.
-    pub fn has_place(&self, texts: u64, class: u8) -> Result<(), ServeError> {
+    /// More texts than ever wait, texts that wait for longer than they may, where its tenant has its share of them, and a device that
+    /// is lost.
+    pub fn has_place(&self, texts: u64, submit: Submit) -> Result<(), ServeError> {
         if self.is_lost() {
             return Err(ServeError::NotReady { why: LOST });
         }
-        if texts > MOST_WAITING {
+        if texts > MAX_WAITING {
             let problem = format!(
-                "the request asks for {texts} texts, of its prompts and `n` together; expected at most {MOST_WAITING}, so send several requests"
+                "the request asks for {texts} texts, of its prompts and `n` together; expected at most {MAX_WAITING}, so send several requests"
             );
             return Err(ServeError::invalid("prompt", problem));
         }
-        let metrics = self.metrics();
-        let waiting = metrics.queue_requests.load(Ordering::Relaxed);
-        if waiting + texts > MOST_WAITING {
-            return Err(self.overloaded(Duration::from_secs(1)));
-        }
+        let Submit { tenant, class, .. } = submit;
         let nanos = self.shared.token_nanos.load(Ordering::Relaxed);
-        let tokens = self.shared.waiting().before(class);
-        let backlog = Duration::from_nanos(nanos.saturating_mul(tokens));
-        match backlog > self.queue {
-            true => Err(self.overloaded(backlog.saturating_sub(self.queue / 2))),
-            false => Ok(()),
+        let time = |work: &Work| {
+            let tokens = work.tokens.before(class);
+            Duration::from_nanos(nanos.saturating_mul(tokens))
+        };
+        let waiting = self.shared.waiting();
+        let has_place = waiting.has_place(tenant, texts, MAX_WAITING);
+        let admitted = waiting.admit(tenant, self.queue, time);
+        drop(waiting);
+        match admitted {
+            Err(ahead) => Err(self.overloaded(ahead.saturating_sub(self.queue / 2))),
+            Ok(()) if !has_place => Err(self.overloaded(Duration::from_secs(1))),
+            Ok(()) => Ok(()),
         }
     }
 
@@ -385,6 +468,20 @@ impl Writer {
         prompt: Vec<u32>,
         writing: Writing,
         submit: Submit,
+    ) -> Result<Pieces, ServeError> {
+        self.go_on_within(prompt, writing, submit, &Share::unlimited())
+    }
+
+    /// As [`go_on`](Self::go_on), within the memory of a request, which is charged for pieces that are not read yet.
+    ///
+    /// # Errors
+    /// As `go_on`.
+    pub fn go_on_within(
+        &self,
+        prompt: Vec<u32>,
+        writing: Writing,
+        submit: Submit,
+        share: &Arc<Share>,
     ) -> Result<Pieces, ServeError> {
         let mut options = self.usual.clone();
         let Writing {
@@ -463,10 +560,14 @@ impl Writer {
             goes_on: goes_on && !self.admission.has_source(),
             pieces: sender,
             ending: Arc::clone(&ending),
+            share: Arc::clone(share),
         };
         let why = "it is shutting down";
         let jobs = self.jobs.as_ref().ok_or(ServeError::NotReady { why })?;
-        if self.metrics().queue_requests.load(Ordering::Relaxed) >= MOST_WAITING {
+        let waiting = self.shared.waiting();
+        let has_place = waiting.has_place(submit.tenant, 1, MAX_WAITING);
+        drop(waiting);
+        if !has_place {
             return Err(self.overloaded(Duration::from_secs(1)));
         }
         self.shared.waits(&job);
@@ -474,7 +575,11 @@ impl Writer {
             self.shared.waits_no_more(&unsent.0);
             return Err(ServeError::NotReady { why });
         }
-        Ok(Pieces { pieces, ending })
+        Ok(Pieces {
+            pieces,
+            ending,
+            share: Arc::clone(share),
+        })
     }
 }
 

@@ -282,6 +282,34 @@ fn tenants_share_a_device_evenly_under_packed() {
 }
 
 #[test]
+fn a_tenant_that_comes_later_takes_turns_with_one_whose_requests_wait_for_long_under_packed() {
+    let costs = Straight::default();
+    let mut packed = scheduler("packed", &Settings::default()).unwrap();
+    let mut desk = Desk::new(&[u64::MAX], 1);
+    for _ in 0..20_000 {
+        desk.arrive(Waiting::new(100, Micros(0)));
+    }
+    let late = Micros(10_000_000);
+    desk.decide(Micros(0), &mut *packed, &costs).unwrap();
+    desk.finished(late, 0, &[], true, &mut *packed);
+    let first = desk.arrive(Waiting {
+        tenant: 1,
+        ..Waiting::new(100, late)
+    });
+    for _ in 0..1000 {
+        desk.arrive(Waiting {
+            tenant: 1,
+            ..Waiting::new(100, late)
+        });
+    }
+    let decision = desk.decide(late, &mut *packed, &costs).unwrap();
+    let ids: Vec<u64> = decision.run.iter().flat_map(Planned::ids).collect();
+    let own = ids.iter().filter(|&&id| id >= first).count();
+    let share = own as f64 / ids.len() as f64;
+    assert!((0.4..0.6).contains(&share), "{own} of {}", ids.len());
+}
+
+#[test]
 fn packed_gives_a_busy_lane_its_next_batch_only_when_it_is_worth_it() {
     let costs = Straight::default();
     let mut packed = scheduler("packed", &Settings::default()).unwrap();

@@ -142,7 +142,7 @@ pub(super) fn run_launch(shared: &Shared, lanes: &[Launcher]) {
                 Refusal::TooLarge => &metrics.too_large,
             };
             Metrics::count(counter, 1);
-            if let Some(entry) = state.entries.remove(&id) {
+            if let Some(entry) = state.remove(id) {
                 let error = ServeError::refused(refusal, entry.lead.index());
                 refused.push((entry, error));
             }
@@ -200,7 +200,7 @@ pub(super) fn run_launch(shared: &Shared, lanes: &[Launcher]) {
 /// The requests of a batch, which wait no more.
 fn take(state: &mut State, planned: &Planned) -> Vec<(u64, Entry)> {
     let members = planned.ids();
-    let members = members.filter_map(|id| Some((id, state.entries.remove(&id)?)));
+    let members = members.filter_map(|id| Some((id, state.remove(id)?)));
     members.collect()
 }
 
@@ -210,7 +210,7 @@ fn fail_all(state: &mut State, error: &ServeError) -> Vec<(Entry, ServeError)> {
     let mut failed = Vec::new();
     for id in ids {
         state.desk.cancel(id);
-        if let Some(entry) = state.entries.remove(&id) {
+        if let Some(entry) = state.remove(id) {
             failed.push((entry, error.clone()));
         }
     }

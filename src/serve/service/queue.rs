@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    Answer,
+    Answer, Submit,
     request::{Asked, Joined, Lead},
 };
 use crate::{
@@ -32,6 +32,9 @@ pub(super) struct Entry {
     pub(super) encoded: Encoded,
     pub(super) lead: Lead,
     pub(super) sent: Instant,
+    /// By which its tokens are counted.
+    pub(super) tenant: u32,
+    pub(super) class: u8,
 }
 
 pub(super) struct State {
@@ -45,18 +48,21 @@ pub(super) struct State {
 }
 
 impl State {
-    /// How long what goes before a request of this class takes.
-    pub(super) fn before(&self, class: u8, costs: &CostTable) -> Duration {
-        let ahead = match class {
-            // All do, and need not be looked at.
-            0 => self.desk.tokens(),
-            _ => {
-                let waiting = self.desk.waiting().iter();
-                let ahead = waiting.filter(|waiting| waiting.class >= class);
-                ahead.map(|waiting| u64::from(waiting.tokens)).sum()
-            }
-        };
-        self.backlog.time(class, ahead, costs)
+    /// Keeps a request while it waits.
+    pub(super) fn insert(&mut self, id: u64, entry: Entry) {
+        let (class, tokens) = (entry.class, entry.encoded.ids.len() as u64);
+        let tenants = &mut self.backlog.tenants;
+        tenants.change(entry.tenant, |work| work.tokens.add(class, tokens));
+        self.entries.insert(id, entry);
+    }
+
+    /// Takes out a request, which waits no more.
+    pub(super) fn remove(&mut self, id: u64) -> Option<Entry> {
+        let entry = self.entries.remove(&id)?;
+        let (class, tokens) = (entry.class, entry.encoded.ids.len() as u64);
+        let tenants = &mut self.backlog.tenants;
+        tenants.change(entry.tenant, |work| work.tokens.take(class, tokens));
+        Some(entry)
     }
 
     /// Records what happened, in the order in which the desk saw it.
@@ -127,12 +133,14 @@ impl Shared {
         }
         let id = state.desk.arrive(waiting);
         lead.ticket.id.store(id + 1, Ordering::Release);
-        state.entries.insert(
+        state.insert(
             id,
             Entry {
                 encoded,
                 lead,
                 sent,
+                tenant: submit.tenant,
+                class: submit.class,
             },
         );
         self.count_waiting(&state);
@@ -161,7 +169,7 @@ impl Shared {
                     // It is there before the next one asks.
                     kept.cache.keep(*key, answer);
                     for asked in lead.land() {
-                        let _ = asked.answer.send(Ok(answer.clone()));
+                        asked.give(answer);
                     }
                 }
                 Err(ServeError::Deadline | ServeError::Hopeless) if encoded.is_some() => {
@@ -182,14 +190,17 @@ impl Shared {
                 }
             }
         }
-        // Who has gone needs no answer.
-        let _ = asked.answer.send(result);
+        match result {
+            Ok(answer) => asked.give_own(answer),
+            // A client that has gone needs no answer.
+            Err(error) => _ = asked.answer.send(Err(error)),
+        }
     }
 
     /// Answers a request and those that joined it with what was kept.
     pub(super) fn answer_kept(&self, mut lead: Lead, answer: &Answer) {
         for asked in lead.land().into_iter().chain(lead.asked.take()) {
-            let _ = asked.answer.send(Ok(answer.clone()));
+            asked.give(answer);
         }
     }
 
@@ -218,8 +229,12 @@ impl Shared {
         }
     }
 
-    pub(super) fn is_tokenized(&self, class: u8, n_bytes: usize) {
-        self.lock().backlog.untokenized.take(class, n_bytes as u64);
+    /// Notes that bytes of a request wait for no tokenizer any more.
+    pub(super) fn is_tokenized(&self, submit: Submit, n_bytes: usize) {
+        let tenants = &mut self.lock().backlog.tenants;
+        tenants.change(submit.tenant, |work| {
+            work.bytes.take(submit.class, n_bytes as u64);
+        });
     }
 
     pub(super) fn count_waiting(&self, state: &State) {

@@ -13,10 +13,13 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{Answer, Submit, queue::Shared};
+use super::{
+    Answer, Submit,
+    queue::{Shared, State},
+};
 use crate::{
     serve::{
-        Metrics, ServeError,
+        Metrics, ServeError, Share,
         cache::{Flights, Key},
     },
     simulate::Happened,
@@ -31,6 +34,32 @@ pub struct Reply {
     pub(super) shared: Arc<Shared>,
     /// Whether there is nothing left to cancel.
     pub(super) is_answered: bool,
+    /// The request that it is of, until its last answer; `None` before it was let in.
+    pub(super) open: Option<Arc<Open>>,
+}
+
+/// A request that was let in, which counts as its tenant's until this is dropped.
+pub(super) struct Open {
+    shared: Arc<Shared>,
+    tenant: u32,
+}
+
+impl Open {
+    pub(super) fn new(shared: &Arc<Shared>, state: &mut State, tenant: u32) -> Arc<Self> {
+        let tenants = &mut state.backlog.tenants;
+        tenants.change(tenant, |work| work.requests += 1);
+        Arc::new(Self {
+            shared: Arc::clone(shared),
+            tenant,
+        })
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let tenants = &mut self.shared.lock().backlog.tenants;
+        tenants.change(self.tenant, |work| work.requests -= 1);
+    }
 }
 
 /// Where a request is, for those who may cancel it, and how urgent.
@@ -66,9 +95,23 @@ pub(super) struct Asked {
     pub(super) index: usize,
     pub(super) submit: Submit,
     pub(super) sent: Instant,
+    /// The memory that its request is charged for.
+    pub(super) share: Arc<Share>,
 }
 
 impl Asked {
+    /// Answers with a copy.
+    pub(super) fn give(self, answer: &Answer) {
+        let charged = self.share.add(answer.memory(self.submit.wanted));
+        let _ = self.answer.send(charged.map(|()| answer.clone()));
+    }
+
+    /// Answers. A client that has gone needs no answer.
+    pub(super) fn give_own(self, answer: Answer) {
+        let charged = self.share.add(answer.memory(self.submit.wanted));
+        let _ = self.answer.send(charged.map(|()| answer));
+    }
+
     /// Later than all where there is no end to it.
     pub(super) fn until(&self) -> (bool, Option<Instant>) {
         self.submit.until(self.sent)
@@ -163,7 +206,7 @@ impl Drop for Reply {
         let mut state = self.shared.lock();
         let was_waiting = state.desk.cancel(id);
         if was_waiting {
-            state.entries.remove(&id);
+            drop(state.remove(id));
             let now = self.shared.now();
             state.record(now, || Happened::Left(id));
             self.shared.count_waiting(&state);

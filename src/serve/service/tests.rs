@@ -62,6 +62,7 @@ fn batch(
             index,
             submit: Submit::default(),
             sent: Instant::now(),
+            share: Share::unlimited(),
         };
         let encoded = service
             .encoder()
@@ -74,6 +75,8 @@ fn batch(
                 boarded: None,
             },
             sent: Instant::now(),
+            tenant: 0,
+            class: 0,
         };
         ((index as u64, entry), reply)
     });
@@ -128,7 +131,10 @@ fn texts_that_wait_for_slow_tokenizers_have_new_ones_refused() {
                 .tokenizing
                 .add(1.0, Duration::from_millis(100));
         }
-        state.backlog.untokenized.add(0, 1000);
+        state.backlog.tenants.change(0, |work| {
+            work.bytes.add(0, 1000);
+            work.requests += 1000;
+        });
     }
     match ask().err() {
         Some(ServeError::Overloaded { retry_after }) => {
@@ -159,7 +165,7 @@ fn a_device_that_is_lost_has_all_told_to_ask_another_server() {
         let mut state = service.shared.lock();
         let (_, entry) = waiting.remove(0);
         let id = state.desk.arrive(Waiting::new(3, Micros(0)));
-        state.entries.insert(id, entry);
+        state.insert(id, entry);
         drop(state);
     }
     assert!(!service.is_lost());

@@ -85,6 +85,7 @@ mod tests {
             goes_on: false,
             pieces: unbounded_channel().0,
             ending: Arc::default(),
+            share: crate::serve::Share::unlimited(),
         }
     }
 

@@ -182,7 +182,9 @@ impl Making {
                     return row.fail(error);
                 }
                 let stopped = row.text.cut(&row.job.stop);
-                row.show(stopped);
+                if let Err(error) = row.show(stopped) {
+                    return row.fail_with(error);
+                }
                 if stopped {
                     row.stop();
                     row.end(Ending::Stop);
@@ -196,7 +198,9 @@ impl Making {
                 if row.text.stopped {
                     return;
                 }
-                row.show(true);
+                if let Err(error) = row.show(true) {
+                    return row.fail_with(error);
+                }
                 row.end(match reason {
                     Reason::Length => Ending::Length,
                     Reason::End | Reason::Cancelled => Ending::Stop,
@@ -252,7 +256,10 @@ impl Row {
     }
 
     /// Sends what has become certain of the text, at its end all.
-    fn show(&mut self, is_over: bool) {
+    ///
+    /// # Errors
+    /// Too little memory for pieces that the client has not read.
+    fn show(&mut self, is_over: bool) -> Result<(), ServeError> {
         let text = &mut self.text;
         let to = match is_over {
             true => text.text.len().max(text.shown),
@@ -269,14 +276,18 @@ impl Row {
                 text: piece.to_owned(),
                 tokens: self.scored.drain(..n).collect(),
             };
-            let _ = self.job.pieces.send(Ok(piece));
+            self.job.send(piece)?;
             text.shown = to;
         }
+        Ok(())
     }
 
     /// Ends it for a decoder that failed.
     fn fail(&mut self, error: EngineError) {
-        let error = ServeError::Engine(Arc::new(error));
+        self.fail_with(ServeError::Engine(Arc::new(error)));
+    }
+
+    fn fail_with(&mut self, error: ServeError) {
         self.stop();
         let _ = self.job.pieces.send(Err(error));
     }

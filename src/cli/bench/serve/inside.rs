@@ -315,7 +315,9 @@ impl Target for Inside {
                 status: match &error {
                     ServeError::Invalid { .. } | ServeError::ContextLength { .. } => 400,
                     ServeError::NoModel { .. } | ServeError::UnsupportedTask { .. } => 404,
-                    ServeError::TooLong { .. } | ServeError::TooLarge { .. } => 413,
+                    ServeError::TooLong { .. }
+                    | ServeError::TooLarge { .. }
+                    | ServeError::LargeRequest { .. } => 413,
                     ServeError::Overloaded { .. } | ServeError::Hopeless => 429,
                     ServeError::NotReady { .. } => 503,
                     ServeError::Deadline => 504,

@@ -1,0 +1,400 @@
+//! Memory that requests hold: a bound on all of them together, and its return to the system.
+//!
+//! A request is charged for its body before the body is read, then for the values in it, then for its answer, until the last byte of
+//! the answer is sent.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        mpsc::{Sender, channel},
+    },
+    time::Duration,
+};
+
+use tokio::sync::oneshot;
+
+use super::ServeError;
+
+/// Bodies that are being read hold at most this much together, unless one is longer.
+const BODIES: u64 = 96 << 20;
+/// Values of bodies that have been read hold at most this much together.
+const VALUES: u64 = 224 << 20;
+/// Inputs and answers hold at most this much together when their requests begin.
+const ANSWERS: u64 = 224 << 20;
+/// Part of each amount, as its divisor, that is added for small requests, and for answers that grow.
+const EXTRA: u64 = 4;
+/// Requests that take at most this much do not wait behind larger ones, so that these cannot keep them out.
+const SMALL: u64 = 256 << 10;
+/// Memory of values and of answers for each byte of the longest body, where that is more than the above.
+const FACTOR: u64 = 16;
+/// Memory that is returned to the system when a request that held as much ends.
+const LARGE: u64 = 4 << 20;
+/// When a request should be sent again that found too little memory.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The memory of all requests to a server.
+///
+/// A request waits for memory three times: for its body, for the values in it, and for its inputs and answer. It never waits for a
+/// kind of memory that it already holds, or for an earlier kind, so requests cannot deadlock.
+pub struct Memory {
+    bodies: Arc<Ledger>,
+    values: Arc<Ledger>,
+    answers: Arc<Ledger>,
+}
+
+impl Memory {
+    /// Memory for requests with bodies of at most `max_body` bytes.
+    pub fn new(max_body: u64) -> Self {
+        let long = FACTOR.saturating_mul(max_body);
+        Self {
+            bodies: Arc::new(Ledger::new(BODIES.max(max_body.saturating_mul(2)))),
+            values: Arc::new(Ledger::new(VALUES.max(long))),
+            answers: Arc::new(Ledger::new(ANSWERS.max(long))),
+        }
+    }
+
+    /// Waits until there is memory for a body of this many bytes.
+    pub async fn body(&self, bytes: u64) -> Held {
+        self.bodies.take(bytes.min(self.bodies.limit)).await
+    }
+
+    /// Waits until there is memory for the values of a body, which take this many bytes.
+    ///
+    /// # Errors
+    /// Values that take more than those of one request may.
+    pub async fn request(&self, bytes: u64) -> Result<Arc<Share>, ServeError> {
+        let limit = self.values.limit;
+        if bytes > limit {
+            return Err(ServeError::LargeRequest { bytes, limit });
+        }
+        Ok(Share::new(self.values.take(bytes).await, &self.answers))
+    }
+
+    /// A share that holds nothing yet.
+    pub fn empty_share(&self) -> Arc<Share> {
+        Share::new(Held::new(&self.values, 0), &self.answers)
+    }
+}
+
+/// The memory of a request whose body has been read.
+#[derive(Debug)]
+pub struct Share {
+    /// `None` when there is an answer.
+    values: Mutex<Option<Held>>,
+    answer: Mutex<Held>,
+}
+
+impl Share {
+    fn new(values: Held, answers: &Arc<Ledger>) -> Arc<Self> {
+        Arc::new(Self {
+            values: Mutex::new(Some(values)),
+            answer: Mutex::new(Held::new(answers, 0)),
+        })
+    }
+
+    /// Memory for a caller that bounds its requests itself.
+    pub fn unlimited() -> Arc<Self> {
+        let ledger = Arc::new(Ledger::new(u64::MAX));
+        Self::new(Held::new(&ledger, 0), &ledger)
+    }
+
+    fn answer(&self) -> MutexGuard<'_, Held> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until there is memory for inputs and an answer of this many bytes. A request does so once.
+    ///
+    /// # Errors
+    /// More memory than one request may take.
+    pub async fn reserve(&self, bytes: u64) -> Result<(), ServeError> {
+        let ledger = Arc::clone(&self.answer().ledger);
+        if bytes > ledger.limit {
+            let limit = ledger.limit;
+            return Err(ServeError::LargeRequest { bytes, limit });
+        }
+        let mut taken = ledger.take(bytes).await;
+        self.answer().bytes += std::mem::take(&mut taken.bytes);
+        Ok(())
+    }
+
+    /// Charges the request for an answer that grows, for which it does not wait.
+    ///
+    /// # Errors
+    /// More memory than one request may take, or than all of them leave.
+    pub fn add(&self, bytes: u64) -> Result<(), ServeError> {
+        let mut answer = self.answer();
+        let sum = answer.bytes.saturating_add(bytes);
+        let limit = answer.ledger.limit;
+        if sum > limit {
+            return Err(ServeError::LargeRequest { bytes: sum, limit });
+        }
+        if !answer.ledger.try_take(bytes) {
+            return Err(ServeError::Overloaded { retry_after: RETRY });
+        }
+        answer.bytes = sum;
+        Ok(())
+    }
+
+    /// Ends the charge for all but an answer that takes this many bytes, or for the values alone where it has no length yet.
+    pub fn is_answered(&self, bytes: Option<u64>) {
+        let values = self.values.lock();
+        drop(values.unwrap_or_else(PoisonError::into_inner).take());
+        let mut answer = self.answer();
+        let freed = answer.bytes.saturating_sub(bytes.unwrap_or(u64::MAX));
+        answer.bytes -= freed;
+        drop(Held::new(&answer.ledger, freed));
+    }
+
+    /// Ends the charge for memory that the request has freed.
+    pub fn free(&self, bytes: u64) {
+        let mut answer = self.answer();
+        let bytes = bytes.min(answer.bytes);
+        answer.bytes -= bytes;
+        answer.ledger.give_back(bytes);
+    }
+}
+
+/// Memory that is charged until this is dropped.
+#[derive(Debug)]
+pub struct Held {
+    ledger: Arc<Ledger>,
+    bytes: u64,
+}
+
+impl Held {
+    fn new(ledger: &Arc<Ledger>, bytes: u64) -> Self {
+        Self {
+            ledger: Arc::clone(ledger),
+            bytes,
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let bytes = std::mem::take(&mut self.bytes);
+        if bytes < LARGE {
+            return self.ledger.give_back(bytes);
+        }
+        // It counts until the system has it again.
+        return_to_system(Held::new(&self.ledger, bytes));
+    }
+}
+
+/// A limited amount of memory: the part that is in use, and the requests that wait for some, in order of arrival.
+#[derive(Debug)]
+struct Ledger {
+    limit: u64,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    bytes: u64,
+    waiting: VecDeque<(u64, oneshot::Sender<Held>)>,
+}
+
+impl Ledger {
+    fn new(limit: u64) -> Self {
+        Self {
+            limit,
+            taken: Mutex::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Taken> {
+        // Each change is whole.
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes an amount at once, also where others wait and somewhat beyond the limit.
+    fn try_take(&self, bytes: u64) -> bool {
+        let mut taken = self.lock();
+        let sum = taken.bytes.saturating_add(bytes);
+        let fits = sum <= self.limit.saturating_add(self.limit / EXTRA);
+        if fits {
+            taken.bytes = sum;
+        }
+        fits
+    }
+
+    /// Waits for an amount within the limit.
+    async fn take(self: &Arc<Self>, bytes: u64) -> Held {
+        if bytes <= SMALL && self.try_take(bytes) {
+            return Held::new(self, bytes);
+        }
+        let granted = {
+            let mut taken = self.lock();
+            let (sender, granted) = oneshot::channel();
+            taken.waiting.push_back((bytes, sender));
+            granted
+        };
+        self.grant();
+        match granted.await {
+            Ok(held) => held,
+            // The line is only dropped with the ledger, which this holds.
+            Err(_) => Held::new(self, 0),
+        }
+    }
+
+    /// Grants what waiting requests ask for, in their order, while there is room.
+    fn grant(self: &Arc<Self>) {
+        let mut unclaimed = Vec::new();
+        {
+            let mut taken = self.lock();
+            while let Some(&(bytes, ref sender)) = taken.waiting.front() {
+                let is_gone = sender.is_closed();
+                let sum = taken.bytes.saturating_add(bytes);
+                if !is_gone && taken.bytes > 0 && sum > self.limit {
+                    break;
+                }
+                let Some((_, sender)) = taken.waiting.pop_front() else {
+                    break;
+                };
+                if is_gone {
+                    continue;
+                }
+                taken.bytes = sum;
+                unclaimed.extend(sender.send(Held::new(self, bytes)).err());
+            }
+        }
+        // Given back without the lock.
+        drop(unclaimed);
+    }
+
+    fn give_back(self: &Arc<Self>, bytes: u64) {
+        let mut taken = self.lock();
+        taken.bytes = taken.bytes.saturating_sub(bytes);
+        let waits = !taken.waiting.is_empty();
+        drop(taken);
+        if waits {
+            self.grant();
+        }
+    }
+}
+
+/// Returns free memory to the system, then gives back what was held of it.
+fn return_to_system(held: Held) {
+    static THREAD: OnceLock<Option<Sender<Held>>> = OnceLock::new();
+    let thread = THREAD.get_or_init(|| {
+        let (sender, freed) = channel::<Held>();
+        let run = move || {
+            while let Ok(first) = freed.recv() {
+                let all: Vec<Held> = std::iter::once(first).chain(freed.try_iter()).collect();
+                trim();
+                all.into_iter().for_each(Held::end);
+            }
+        };
+        let thread = std::thread::Builder::new().name("memory".to_owned());
+        thread.spawn(run).ok().map(|_| sender)
+    });
+    let unsent = match thread {
+        Some(thread) => thread.send(held).err().map(|unsent| unsent.0),
+        None => Some(held),
+    };
+    if let Some(held) = unsent {
+        held.end();
+    }
+}
+
+impl Held {
+    /// Gives it back at once, without returning memory to the system: somebody else is charged for it now.
+    pub fn end(mut self) {
+        let bytes = std::mem::take(&mut self.bytes);
+        self.ledger.give_back(bytes);
+    }
+}
+
+/// Returns the free pages of the heap, which glibc keeps otherwise where a block in use lies behind them.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn trim() {
+    // SAFETY: it touches nothing but the allocator's own free memory, under its locks.
+    unsafe { libc::malloc_trim(0) };
+}
+
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+fn trim() {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.unwrap().block_on(future)
+    }
+
+    fn used(ledger: &Ledger) -> u64 {
+        ledger.lock().bytes
+    }
+
+    #[test]
+    fn requests_wait_for_memory_in_the_order_in_which_they_came() {
+        let memory = Memory::new(8 << 20);
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let [first, second, third] = [1, 2, 3].map(|_| block_on(memory.request(1)).unwrap());
+        block_on(first.reserve(ANSWERS)).unwrap();
+        let mut waits = Box::pin(second.reserve(2 << 20));
+        let mut behind = Box::pin(third.reserve(1 << 20));
+        assert!(waits.as_mut().poll(&mut context).is_pending());
+        assert!(behind.as_mut().poll(&mut context).is_pending());
+        let error = first.add(1).unwrap_err();
+        assert!(matches!(error, ServeError::LargeRequest { .. }));
+        first.free(2 << 20);
+        // An answer that grows has memory that those do not wait for.
+        first.add(1 << 20).unwrap();
+        assert!(waits.as_mut().poll(&mut context).is_ready());
+        assert!(behind.as_mut().poll(&mut context).is_pending());
+        first.free(2 << 20);
+        assert!(behind.as_mut().poll(&mut context).is_ready());
+        drop((waits, behind));
+        third.add(ANSWERS / EXTRA).unwrap();
+        let error = second.add(ANSWERS / 2).unwrap_err();
+        assert!(matches!(error, ServeError::Overloaded { .. }));
+        first.free(ANSWERS);
+        drop((second, third, first));
+        let began = std::time::Instant::now();
+        while used(&memory.answers) > 0 {
+            assert!(began.elapsed() < Duration::from_secs(10));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(used(&memory.values), 0);
+    }
+
+    #[test]
+    fn a_request_that_is_given_up_keeps_no_place_and_one_that_is_too_large_never_waits() {
+        let memory = Memory::new(8 << 20);
+        let share = block_on(memory.request(VALUES)).unwrap();
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let mut gone = Box::pin(memory.request(VALUES));
+        assert!(gone.as_mut().poll(&mut context).is_pending());
+        drop(gone);
+        let error = block_on(memory.request(VALUES + 1)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the request takes about 234881025 bytes of the server's memory, with its answer; expected at most 234881024, so split it into several requests"
+        );
+        let next = memory.request(1 << 20);
+        drop(share);
+        block_on(next).unwrap();
+    }
+
+    #[test]
+    fn short_bodies_pass_long_ones_that_wait_and_large_memory_comes_back_after_a_trim() {
+        let memory = Memory::new(8 << 20);
+        let held: Vec<Held> = (0..12).map(|_| block_on(memory.body(8 << 20))).collect();
+        assert_eq!(used(&memory.bodies), BODIES);
+        let mut long = Box::pin(memory.body(8 << 20));
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(long.as_mut().poll(&mut context).is_pending());
+        drop(block_on(memory.body(1 << 10)));
+        drop(held);
+        drop(block_on(long));
+        let began = std::time::Instant::now();
+        while used(&memory.bodies) > 0 {
+            assert!(began.elapsed() < Duration::from_secs(10));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
