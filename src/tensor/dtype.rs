@@ -2,7 +2,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// How an element is stored. Arithmetic is always accumulated in f32.
+/// Element type in memory. Sums are always accumulated in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum DType {
     F32,
@@ -22,7 +22,7 @@ impl DType {
         }
     }
 
-    /// The name used in symbols, files and on the command line.
+    /// Returns the name used in symbols, in files and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -33,12 +33,12 @@ impl DType {
         }
     }
 
-    /// Whether this is a type that activations and weights may have.
+    /// Returns whether activations and weights may have this type.
     pub const fn is_real(self) -> bool {
         matches!(self, DType::F32 | DType::F16 | DType::BF16)
     }
 
-    /// `value` as it reads after being stored in this type.
+    /// Rounds `value` to this type and converts it back to f32.
     pub fn round(self, value: f32) -> f32 {
         match self {
             DType::F16 => half::f16::from_f32(value).to_f32(),
@@ -54,7 +54,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// A name that is no storage type of activations.
+/// Error for a name that is not an element type of activations.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not a storage type; expected f32, f16 or bf16")]
 pub struct UnknownDType(String);
