@@ -229,7 +229,7 @@ fn an_unsound_graph_is_no_pass_s_mistake() {
     let twice = graph.consumers(x)[0];
     graph.add_output("y", twice);
     let error = optimize(graph, &Options::default()).unwrap_err();
-    insta::assert_snapshot!(error, @"the graph was unsound before the first pass: the name `tokens` is given to two values; rename one");
+    insta::assert_snapshot!(error, @"the graph was unsound before the first pass: two values have the name `tokens`; rename one of them");
 }
 
 #[test]
