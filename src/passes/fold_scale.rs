@@ -5,8 +5,8 @@ use super::{
 };
 use crate::graph::{Graph, GraphError, Op};
 
-/// `softmax(t · (s·x)) = softmax((t·s) · x)`, also with a bias that is added to the product: the kernel multiplies by a factor
-/// anyway.
+/// `softmax(t · (s·x)) = softmax((t·s) · x)`, also with a bias that is added to the product. The
+/// softmax kernel multiplies by a factor anyway.
 pub(super) struct FoldScale;
 
 impl Pass for FoldScale {
@@ -20,7 +20,7 @@ impl Pass for FoldScale {
 
     fn run(&self, graph: &mut Graph, report: &mut Report) -> Result<(), GraphError> {
         for id in graph.topological() {
-            // Scales may stand in a row.
+            // There may be several scales in a row.
             while let Op::Softmax { scale, causal, by } = *graph.op(id)
                 && let Some(x) = first(graph, id)
                 && let Op::Scale { by: factor } = *graph.op(x)
@@ -57,7 +57,7 @@ mod tests {
     use super::super::tests::{models::Builder, refusals, story};
     use crate::graph::{Graph, Op};
 
-    /// Two scales before a softmax, which has one of its own.
+    /// Returns attention with two scales before a softmax that has a scale of its own.
     fn attention() -> Builder {
         let mut b = Builder::default();
         let x = b.tokens(16);
