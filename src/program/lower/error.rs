@@ -17,13 +17,13 @@ pub enum LowerError {
         problem: AttentionError,
     },
     #[error(
-        "{choice} attention was asked for, but `{node}` computes attention in pieces; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or ask for auto"
+        "{choice} attention was requested, but `{node}` belongs to attention that was not fused; enable the pass `fuse_attention` (`gemmule explain` shows why it refuses), or choose auto"
     )]
     AttentionInPieces {
         node: String,
         choice: AttentionChoice,
     },
-    #[error("activations are stored as f32, f16 or bf16, not as {0}")]
+    #[error("activations cannot be stored as {0}; expected f32, f16 or bf16")]
     DType(DType),
     #[error(
         "`{node}` is fused attention, which has no mask for padding; to keep padding, switch the pass `fuse_attention` off"
@@ -39,7 +39,7 @@ pub enum LowerError {
     ReadsPadding {
         output: String,
         node: String,
-        /// What the node reads, as a verb phrase.
+        /// Description of the reads, as a verb phrase.
         reads: &'static str,
     },
 }
