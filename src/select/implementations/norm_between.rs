@@ -1,5 +1,6 @@
-//! At small M, a linear layer that adds to the residual stream, the norm of its sum and the linear layer that alone reads that,
-//! by two launches: the first leaves rows times gamma and their statistics, by which the second normalises its accumulators.
+//! At small M: a linear layer that adds to the residual stream, the norm of the sum, and the linear
+//! layer that alone reads the norm, in two launches. The first stores the rows times gamma and
+//! their statistics. The second normalises its accumulators with the statistics.
 
 use super::{
     Implementation, Launch, Operand,
@@ -69,7 +70,8 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     );
     let launches = vec![
         Launch {
-            // In the place of the norm, the first that reads the sum, where its gamma is known.
+            // At the norm's site, because the norm is the first reader of the sum and its gamma is
+            // available there.
             site: 1,
             operands: operands(0, 0..2 + epilogue.operands())
                 .chain(operands(1, 1..2 + usize::from(centred)))
