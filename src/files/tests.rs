@@ -19,7 +19,7 @@ fn set_mode(path: &Path, mode: u32) {
 }
 
 /// Formats a message with the test's folder replaced by ROOT.
-fn told(what: impl std::fmt::Display, root: &Path) -> String {
+fn message(what: impl std::fmt::Display, root: &Path) -> String {
     let root = root.canonicalize().unwrap().display().to_string();
     what.to_string().replace(&root, "ROOT")
 }
@@ -27,7 +27,7 @@ fn told(what: impl std::fmt::Display, root: &Path) -> String {
 fn refused(path: &Path, besides: Writers, root: &Path) -> String {
     match trust::resolve(path, besides) {
         Ok(real) => panic!("{} is trusted", real.display()),
-        Err(why) => told(why, root),
+        Err(why) => message(why, root),
     }
 }
 
@@ -100,7 +100,7 @@ fn a_file_of_another_user_is_not_trusted_in_any_mode() {
     }
     insta::assert_snapshot!(refused(&file, Writers::Group, root.path()), @"ROOT/file belongs to user 12345, neither to you nor to root; change its owner with `chown`, or use one of your own");
     let why = own::read(&file, 10).unwrap_err();
-    insta::assert_snapshot!(told(io::Error::from(why), root.path()), @"ROOT/file belongs to user 12345, not to you; change its owner with `chown`, or use one of your own");
+    insta::assert_snapshot!(message(io::Error::from(why), root.path()), @"ROOT/file belongs to user 12345, not to you; change its owner with `chown`, or use one of your own");
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn a_private_file_is_accessible_to_the_user_only() {
 
     let why = |file: &PathBuf| {
         let error = own::read(file, 10).unwrap_err();
-        told(io::Error::from(error), root.path())
+        message(io::Error::from(error), root.path())
     };
     symlink(&file, at("made/folder/link")).unwrap();
     insta::assert_snapshot!(why(&at("made/folder/link")), @"ROOT/made/folder/link is a symbolic link; replace it with the file itself");

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_in_the_source_is_shown_with_its_line_and_the_log() {
+    fn a_mistake_in_the_source_is_shown_with_its_line_and_the_log() {
         let source = source(
             "extern \"C\" __global__ void bad(float* y) {\n  int unused;\n  float z = missing(y);\n  y[0] = z +;\n}\n",
         );
@@ -159,7 +159,7 @@ ptxas fatal   : Ptx assembly aborted due to errors
     }
 
     #[test]
-    fn too_much_static_shared_memory_is_reported_though_the_log_does_not_mention_it() {
+    fn too_much_static_shared_memory_is_named_though_the_log_is_silent() {
         // Output of NVRTC 13.0, which does not name the cause.
         let log = "\
 ptxas info    : Compiling entry function 'bad' for 'sm_80'

@@ -23,7 +23,7 @@ fn cubin(bytes: &[u8]) -> Cubin {
 }
 
 /// Formats a message with the test's folder replaced by ROOT.
-fn told(error: &JitError, root: &Path) -> String {
+fn message(error: &JitError, root: &Path) -> String {
     error
         .to_string()
         .replace(&root.display().to_string(), "ROOT")
@@ -136,14 +136,14 @@ fn damage_is_described() {
     let path = cache.entry_path(&key);
     let mut bytes = fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
-    let told_of = |bytes: &[u8]| {
+    let message_of = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
-        told(&cache.get(&key).unwrap_err(), root.path()).replace(&key.to_string(), "KEY")
+        message(&cache.get(&key).unwrap_err(), root.path()).replace(&key.to_string(), "KEY")
     };
-    insta::assert_snapshot!(told_of(&bytes), @"the kernel cache entry ROOT/cubins/KEY.cubin is damaged: its contents do not match its hash. It is compiled again and replaced");
-    insta::assert_snapshot!(told_of(&bytes[..bytes.len() - 1]), @"the kernel cache entry ROOT/cubins/KEY.cubin is damaged: it should hold 62 bytes and holds 61. It is compiled again and replaced");
-    insta::assert_snapshot!(told_of(&bytes[..20]), @"the kernel cache entry ROOT/cubins/KEY.cubin is damaged: it has 20 bytes, which is shorter than any entry. It is compiled again and replaced");
-    insta::assert_snapshot!(told_of(&[b'x'; 100]), @"the kernel cache entry ROOT/cubins/KEY.cubin is damaged: it does not start with an entry's magic number. It is compiled again and replaced");
+    insta::assert_snapshot!(message_of(&bytes), @"the kernel cache entry ROOT/cubins/KEY.cubin is damaged: its contents do not match its hash. It is compiled again and replaced");
+    insta::assert_snapshot!(message_of(&bytes[..bytes.len() - 1]), @"the kernel cache entry ROOT/cubins/KEY.cubin is damaged: it should hold 62 bytes and holds 61. It is compiled again and replaced");
+    insta::assert_snapshot!(message_of(&bytes[..20]), @"the kernel cache entry ROOT/cubins/KEY.cubin is damaged: it has 20 bytes, which is shorter than any entry. It is compiled again and replaced");
+    insta::assert_snapshot!(message_of(&[b'x'; 100]), @"the kernel cache entry ROOT/cubins/KEY.cubin is damaged: it does not start with an entry's magic number. It is compiled again and replaced");
 }
 
 #[test]
@@ -153,10 +153,10 @@ fn a_file_in_place_of_the_cache_is_reported() {
     let cache = DiskCache::at(&root.path().join("file"));
     let error = cache.put(&key("a"), &cubin(b"one")).unwrap_err();
     assert_eq!(error.cache_fault(), Some(CacheFault::NotAFolder));
-    insta::assert_snapshot!(told(&error, root.path()).replace(&key("a").to_string(), "KEY"), @"cannot write the kernel cache at ROOT/file/cubins/KEY.cubin: Not a directory (os error 20). To fix it, remove the file that is in place of a folder, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start");
-    insta::assert_snapshot!(told(&cache.check_writable().unwrap_err(), root.path()), @"cannot write the kernel cache at ROOT/file/cubins: Not a directory (os error 20). To fix it, remove the file that is in place of a folder, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start");
+    insta::assert_snapshot!(message(&error, root.path()).replace(&key("a").to_string(), "KEY"), @"cannot write the kernel cache at ROOT/file/cubins/KEY.cubin: Not a directory (os error 20). To fix it, remove the file that is in place of a folder, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start");
+    insta::assert_snapshot!(message(&cache.check_writable().unwrap_err(), root.path()), @"cannot write the kernel cache at ROOT/file/cubins: Not a directory (os error 20). To fix it, remove the file that is in place of a folder, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start");
     insta::assert_snapshot!(
-        told(&cache.get(&key("a")).unwrap_err(), root.path()).replace(&key("a").to_string(), "KEY"),
+        message(&cache.get(&key("a")).unwrap_err(), root.path()).replace(&key("a").to_string(), "KEY"),
         @"cannot read the kernel cache at ROOT/file/cubins/KEY.cubin: Not a directory (os error 20). To fix it, remove the file that is in place of a folder, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start"
     );
     assert!(cache.usage().is_err());
@@ -180,7 +180,7 @@ fn a_full_disk_is_reported_and_leaves_no_file() {
     let full = DiskCache::writing_with(root.path(), onto_a_full_disk);
     let error = full.put(&key("a"), &cubin(b"after")).unwrap_err();
     assert_eq!(error.cache_fault(), Some(CacheFault::Full));
-    insta::assert_snapshot!(told(&error, root.path()).replace(&key("a").to_string(), "KEY"), @"cannot write the kernel cache at ROOT/cubins/KEY.cubin: No space left on device (os error 28). To fix it, free some space, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start");
+    insta::assert_snapshot!(message(&error, root.path()).replace(&key("a").to_string(), "KEY"), @"cannot write the kernel cache at ROOT/cubins/KEY.cubin: No space left on device (os error 28). To fix it, free some space, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start");
     assert_eq!(
         full.check_writable().unwrap_err().cache_fault(),
         Some(CacheFault::Full)
@@ -284,7 +284,7 @@ fn a_folder_writable_by_others_is_neither_read_nor_written() {
         ] {
             assert_eq!(error.cache_fault(), Some(CacheFault::Foreign), "{open:o}");
             insta::allow_duplicates! {
-                insta::assert_snapshot!(told(&error, root.path()).replace(&format!("{open:04o}"), "MODE"), @"the kernel cache ROOT/cubins is neither read nor written: ROOT/cubins is writable by other users (mode MODE); run `chmod go-w ROOT/cubins`. Code that another user put there would run on the GPU as yours. Fix the permissions, or set GEMMULE_CACHE to a folder of your own; until then, kernels are compiled again at each start");
+                insta::assert_snapshot!(message(&error, root.path()).replace(&format!("{open:04o}"), "MODE"), @"the kernel cache ROOT/cubins is neither read nor written: ROOT/cubins is writable by other users (mode MODE); run `chmod go-w ROOT/cubins`. Code that another user put there would run on the GPU as yours. Fix the permissions, or set GEMMULE_CACHE to a folder of your own; until then, kernels are compiled again at each start");
             }
         }
         assert_eq!(cache.usage().unwrap().n_entries, 1);
@@ -295,7 +295,7 @@ fn a_folder_writable_by_others_is_neither_read_nor_written() {
 
     // A parent folder that is writable lets others replace the folder, unless it is sticky.
     set_mode(root.path(), 0o777);
-    insta::assert_snapshot!(told(&cache.get(&key("a")).unwrap_err(), root.path()), @"the kernel cache ROOT/cubins is neither read nor written: ROOT is writable by other users (mode 0777); run `chmod go-w ROOT`. Code that another user put there would run on the GPU as yours. Fix the permissions, or set GEMMULE_CACHE to a folder of your own; until then, kernels are compiled again at each start");
+    insta::assert_snapshot!(message(&cache.get(&key("a")).unwrap_err(), root.path()), @"the kernel cache ROOT/cubins is neither read nor written: ROOT is writable by other users (mode 0777); run `chmod go-w ROOT`. Code that another user put there would run on the GPU as yours. Fix the permissions, or set GEMMULE_CACHE to a folder of your own; until then, kernels are compiled again at each start");
     set_mode(root.path(), 0o1777);
     assert_eq!(cache.get(&key("a")).unwrap(), Some(cubin(b"forged")));
 }
@@ -310,7 +310,7 @@ fn an_entry_writable_by_others_is_not_read_and_is_replaced() {
     let refused = || {
         let error = cache.get(&key).unwrap_err();
         assert_eq!(error.cache_fault(), Some(CacheFault::Foreign));
-        told(&error, root.path()).replace(&key.to_string(), "KEY")
+        message(&error, root.path()).replace(&key.to_string(), "KEY")
     };
     let replaced = || {
         cache.put(&key, &cubin(b"right")).unwrap();

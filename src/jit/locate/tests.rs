@@ -3,7 +3,7 @@ use crate::jit::Nvrtc;
 use std::fs;
 
 /// Formats a message with the test's folder replaced by ROOT.
-fn told(error: &JitError, root: &Path) -> String {
+fn message(error: &JitError, root: &Path) -> String {
     error
         .to_string()
         .replace(&root.display().to_string(), "ROOT")
@@ -41,7 +41,7 @@ fn when_nvrtc_is_missing_every_place_and_the_remedy_are_told() {
         environments: vec![("VIRTUAL_ENV", None), ("CONDA_PREFIX", Some(at("conda")))],
         python: Some(at("python3")),
     });
-    insta::assert_snapshot!(told(&error, root.path()));
+    insta::assert_snapshot!(message(&error, root.path()));
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn an_explicit_path_is_never_replaced() {
     let cuda = vec![root.path().join("cuda")];
     let choose = |value: PathBuf| {
         let choice = Some(value);
-        told(
+        message(
             &refused(&Surroundings {
                 choice,
                 cuda: cuda.clone(),
@@ -113,7 +113,7 @@ fn an_explicit_path_may_be_a_file_a_folder_or_a_toolkit() {
 fn log_of(root: &Path, change: impl FnOnce(&mut Surroundings)) -> String {
     let mut surroundings = Surroundings::default();
     change(&mut surroundings);
-    told(&refused(&surroundings), root)
+    message(&refused(&surroundings), root)
 }
 
 fn set_mode(path: &Path, mode: u32) {
@@ -129,9 +129,9 @@ fn no_path_that_depends_on_the_current_folder_is_searched() {
     link(root.path(), "lib64");
     link(root.path(), "lib/python3.11/site-packages/nvidia/cu13/lib");
     assert!(below.join("lib64/libnvrtc.so.13").exists());
-    let told = |error: String| error.replace(&below.display().to_string(), "BELOW");
+    let message = |error: String| error.replace(&below.display().to_string(), "BELOW");
 
-    insta::assert_snapshot!(told(log_of(root.path(), |s| {
+    insta::assert_snapshot!(message(log_of(root.path(), |s| {
         s.loader_refused = Some("LD_LIBRARY_PATH has an empty entry".to_owned());
         s.loader_names = vec!["libnvrtc.so.13".into()];
         s.cuda = vec![below.clone()];
@@ -145,7 +145,7 @@ fn no_path_that_depends_on_the_current_folder_is_searched() {
       CONDA_PREFIX, BELOW: not searched, because a relative path depends on the current folder; make it absolute
     Install it with `pip install nvidia-cuda-nvrtc`, or set GEMMULE_NVRTC to the file libnvrtc.so.13 or to the folder that holds it
     ");
-    insta::assert_snapshot!(told(log_of(root.path(), |s| s.choice = Some(below.join("lib64")))), @r"
+    insta::assert_snapshot!(message(log_of(root.path(), |s| s.choice = Some(below.join("lib64")))), @r"
     GEMMULE_NVRTC is set to BELOW/lib64, which cannot be used:
       GEMMULE_NVRTC, BELOW/lib64: a relative path depends on the current folder; make it absolute
     Set it to the file libnvrtc.so.13, to the folder or the Python environment that holds it, or unset it to let NVRTC be searched for
