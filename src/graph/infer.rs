@@ -201,7 +201,7 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             }
             if *causal && of[0].0.last() == Some(&Symbol::SourcePairs.into()) {
                 return Err(
-                    "no position of another stream is before or behind a query; leave `causal` out"
+                    "no position of another stream is before or after a query; leave `causal` out"
                         .to_owned(),
                 );
             }

@@ -197,7 +197,7 @@ impl Split {
         let others = names(graph, others);
         (!others.is_empty()).then(|| {
             format!(
-                "{} is also read by {others}, which is no attention",
+                "{} is also read by {others}, which is not attention",
                 quoted(graph, self.split)
             )
         })
@@ -281,7 +281,7 @@ mod tests {
             as split_heads(y[:, o..])[h, t, c] = y[t, o + h·head + c]; merge_heads likewise
             saves 4 launches, moves 32·tokens + 2·pairs elements instead of 160·tokens + 2·pairs
         refused `context` by fold_head_layout
-            because `vh` is also read by `v again`, which is no attention
+            because `vh` is also read by `v again`, which is not attention
         ");
     }
 

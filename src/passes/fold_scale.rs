@@ -35,7 +35,7 @@ impl Pass for FoldScale {
                 let scale = product as f32;
                 if !(scale.is_finite() && scale > 0.0) {
                     let condition = format!(
-                        "{} scales by {factor}, and the softmax, which takes the largest score before it scales, only by numbers above 0",
+                        "{} scales by {factor}, but the softmax takes the maximum before it scales, so the factor must be above 0",
                         quoted(graph, x)
                     );
                     report.refuse(self.name(), graph.node(id).name.clone(), condition);
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_scale_that_turns_the_order_of_scores_stays() {
-        for (by, said) in [(-0.5, "-0.5"), (0.0, "0"), (-0.0, "-0")] {
+        for (by, shown) in [(-0.5, "-0.5"), (0.0, "0"), (-0.0, "-0")] {
             let mut b = Builder::default();
             let x = b.tokens(16);
             let x = b.split("heads", x, 2);
@@ -107,7 +107,7 @@ mod tests {
             assert_eq!(
                 report,
                 format!(
-                    "refused `probabilities` by fold_scale\n    because `scaled` scales by {said}, and the softmax, which takes the largest score before it scales, only by numbers above 0\n"
+                    "refused `probabilities` by fold_scale\n    because `scaled` scales by {shown}, but the softmax takes the maximum before it scales, so the factor must be above 0\n"
                 )
             );
         }

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_doubled_again_and_again_is_refused_at_once() {
+    fn a_repeatedly_doubled_value_is_refused_at_once() {
         let mut b = Builder::default();
         let mut x = b.tokens(16);
         for i in 0..64 {

@@ -136,7 +136,7 @@ fn find(graph: &Graph, product: NodeId) -> Option<Result<Match, String>> {
         }
         let up = match projection(graph, other) {
             Some(up) => up?,
-            None => return Err(format!("{} is no linear layer", quoted(graph, other))),
+            None => return Err(format!("{} is not a linear layer", quoted(graph, other))),
         };
         for (id, reader) in [
             (gate.value, activated),
@@ -244,7 +244,7 @@ mod tests {
         b.add("both", Op::Multiply, &[gate, up]);
         insta::assert_snapshot!(refused(b, &["both"]), @r"
         refused `both` by fuse_gate
-            because `up` is no linear layer
+            because `up` is not a linear layer
         ");
     }
 
@@ -303,7 +303,7 @@ mod tests {
         b.add("gated", Op::Multiply, &[gate, x]);
         insta::assert_snapshot!(refused(b, &["gated"]), @r"
         refused `gated` by fuse_gate
-            because `tokens` is no linear layer
+            because `tokens` is not a linear layer
         ");
     }
 
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_that_are_no_halves_or_have_another_reader_stay() {
+    fn columns_that_are_not_halves_or_have_another_reader_stay() {
         for (columns, outputs) in [
             ([(24, 24), (0, 24)], &["gated"][..]),
             ([(0, 20), (20, 20)], &["gated"]),

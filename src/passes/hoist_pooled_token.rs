@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_behind_the_last_attention_is_of_pooled_tokens() {
+    fn values_after_the_last_attention_are_computed_for_pooled_tokens() {
         let graph = pooled(Op::FirstToken).with_outputs(&["pooler"]);
         insta::assert_snapshot!(PASS, story(PASS, graph));
     }

@@ -20,14 +20,14 @@ type Implement = fn(&[Link], &Machine) -> Option<Implementation>;
 pub(super) const ALL: &[Implement] = &[
     gemm::implement,
     norm::implement,
-    gemm_norm::behind_linear,
-    gemm_norm::behind_sum,
+    gemm_norm::after_linear,
+    gemm_norm::after_sum,
     deferred_norm::implement,
     gate::alone,
-    gate::behind_gemm,
+    gate::after_gemm,
     norm_between::implement,
     prepare::alone,
-    prepare::behind_gemm,
+    prepare::after_gemm,
 ];
 
 /// An implementation of the first sites of a chain.

@@ -49,7 +49,7 @@ impl Batch {
                 Meta::TokenIds => ((start + i) * 7 + 3) % 13,
                 Meta::TypeIds => usize::from(2 * i > n),
                 Meta::Positions => i,
-                other => panic!("{other:?} is no input of a description"),
+                other => panic!("{other:?} is not an input of a description"),
             } as f64));
         }
         ids

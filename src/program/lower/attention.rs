@@ -36,7 +36,7 @@ impl Lowering<'_> {
         let graph = self.graph;
         let unsupported = |problem: String| unsupported(graph, id, op, problem);
         let &Op::Attention(of) = op else {
-            return Err(unsupported("is no attention".to_owned()));
+            return Err(unsupported("is not attention".to_owned()));
         };
         if let Some(kernel) = self.cached(id, &of).map_err(unsupported)? {
             return Ok(self.cached_attention(id, kernel));

@@ -27,7 +27,7 @@ const FIRST_ROWS_OF_WIDE: [u32; 4] = [16, 32, 48, 64];
 const SECOND_ROWS_OF_WIDE: [u32; 4] = [24, 40, 48, 64];
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
-    let [before, norm, behind, ..] = chain else {
+    let [before, norm, after, ..] = chain else {
         return None;
     };
     let (
@@ -39,11 +39,11 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         },
         Site::SumLayerNorm(norm),
         &Site::Linear {
-            n: n_behind,
+            n: n_after,
             epilogue,
             ..
         },
-    ) = (&before.site, &norm.site, &behind.site)
+    ) = (&before.site, &norm.site, &after.site)
     else {
         return None;
     };
@@ -71,7 +71,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         candidate(kernel.into(), most)
     };
     let second_kernel = |tokens| DeferredLayerNormGemm {
-        n: n_behind,
+        n: n_after,
         k: n,
         eps: norm.eps,
         dtype,
@@ -87,7 +87,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         let kernel = second_kernel(tokens);
         kernel.check().ok()?;
         let tile = SplitKTile::new(tokens, 1);
-        let at_once = u64::from(machine.sms) / tile.ctas(1, n_behind);
+        let at_once = u64::from(machine.sms) / tile.ctas(1, n_after);
         candidate(
             kernel.into(),
             (at_once * u64::from(tokens)).min(tile.most_rows()),

@@ -26,7 +26,7 @@ pub(super) fn alone(chain: &[Link], _: &Machine) -> Option<Implementation> {
     })
 }
 
-pub(super) fn behind_gemm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let kernel = gated(chain)?;
     let Site::Linear { epilogue, .. } = chain[0].site else {
         return None;

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Implements the norm of a sum that is a separate node of the graph.
-pub(super) fn behind_linear(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+pub(super) fn after_linear(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let [linear, norm, ..] = chain else {
         return None;
     };
@@ -64,7 +64,7 @@ pub(super) fn behind_linear(chain: &[Link], machine: &Machine) -> Option<Impleme
 }
 
 /// Implements the norm of a linear layer that adds to the residual stream; the sum is stored too.
-pub(super) fn behind_sum(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+pub(super) fn after_sum(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let [linear, norm, ..] = chain else {
         return None;
     };

@@ -15,7 +15,7 @@ use crate::{
 };
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
-    let [before, norm, behind, ..] = chain else {
+    let [before, norm, after, ..] = chain else {
         return None;
     };
     let (
@@ -26,12 +26,12 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             epilogue,
         },
         &Site::Linear {
-            n: n_behind,
+            n: n_after,
             k: width,
-            epilogue: epilogue_behind,
+            epilogue: epilogue_after,
             ..
         },
-    ) = (&before.site, &behind.site)
+    ) = (&before.site, &after.site)
     else {
         return None;
     };
@@ -51,7 +51,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     };
     let second = GemmStream {
         norm: StreamNorm::Behind { eps, centred },
-        ..gate.unwrap_or_else(|| streamed(n_behind, width, dtype, epilogue_behind))
+        ..gate.unwrap_or_else(|| streamed(n_after, width, dtype, epilogue_after))
     };
     let scratch = |name, dtype, columns, more_rows| Operand::Scratch {
         site: 1,
@@ -83,7 +83,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             site: sites - 1,
             operands: [scaled]
                 .into_iter()
-                .chain(operands(2, 1..2 + epilogue_behind.operands()))
+                .chain(operands(2, 1..2 + epilogue_after.operands()))
                 .chain([stats, Operand::Value(sites - 1)])
                 .collect(),
             candidates: streaming(&second, machine, |_| true),

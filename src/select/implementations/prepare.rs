@@ -28,7 +28,7 @@ pub(super) fn alone(chain: &[Link], _: &Machine) -> Option<Implementation> {
 }
 
 /// Launched at the second site, when all operands are available.
-pub(super) fn behind_gemm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let [linear, prepare, ..] = chain else {
         return None;
     };
