@@ -24,8 +24,8 @@ pub enum Happened {
     Began { bytes: Vec<u64>, depth: u8 },
     /// The scheduler made this decision.
     Decided(Decision),
-    /// The requests `ids` of the batch on a lane have finished. The batch has finished too, unless
-    /// other requests had `joined` it and it continues.
+    /// The requests `ids` of the batch on a lane have finished. With `joined`, the batch continues with
+    /// other members; otherwise it has finished too.
     Finished {
         lane: usize,
         ids: Vec<u64>,
