@@ -145,7 +145,10 @@ fn a_script_that_exits_early_gives_the_reason() {
         "{text}"
     );
     let silent = stand_in("exit 0").map(|p| p.is_some()).unwrap_err();
-    assert!(silent.to_string().contains("did not report a device"), "{silent}");
+    assert!(
+        silent.to_string().contains("did not report a device"),
+        "{silent}"
+    );
 }
 
 #[cfg(unix)]
