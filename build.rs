@@ -1,6 +1,6 @@
-//! `include_dir!` embeds folders whole, and Cargo knows only the files that were in them when it last built: without this a
-//! file that is new would not be in the binary. And timings are of kernels as they are: a digest of all that makes their
-//! sources goes into the binary.
+//! Tells Cargo to watch the folders that `include_dir!` embeds, because otherwise new files would
+//! be missing from the binary. Also embeds a digest of the kernel sources, which identifies the
+//! kernels that a timing belongs to.
 
 use std::{
     fs,
@@ -8,7 +8,7 @@ use std::{
 };
 
 const EMBEDDED: [&str; 2] = ["templates", "machines"];
-/// Folders that decide what kernels are.
+/// Folders that determine the kernels' sources.
 const KERNELS: [&str; 2] = ["templates", "src/kernels"];
 
 fn main() {
@@ -20,7 +20,7 @@ fn main() {
         collect(Path::new(folder), &mut files);
     }
     files.sort();
-    // FNV-1a (Fowler, Noll, Vo), which tells versions apart and needs no crate.
+    // FNV-1a (Fowler, Noll, Vo): sufficient to distinguish versions, without a dependency.
     let mut digest: u64 = 0xcbf2_9ce4_8422_2325;
     for file in files {
         let text = fs::read(&file).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The CPU kernels that a MiniLM-sized encoder spends its time in: hidden 384, 12 heads of 32,
-//! inner 1536, on 32 sentences of 5 to 60 tokens and on one sentence of 10.
+//! The CPU kernels that dominate a MiniLM-sized encoder: hidden size 384, 12 heads of 32, inner
+//! size 1536, on 32 sentences of 5 to 60 tokens and on one sentence of 10.
 
 use std::hint::black_box;
 
@@ -16,7 +16,7 @@ const INNER: u32 = 1536;
 const HEADS: u32 = 12;
 const HEAD: u32 = 32;
 
-/// Deterministic values in (−0.5, 0.5): all that matters here is that they are no special ones.
+/// Returns deterministic values in (−0.5, 0.5), none of which is special.
 fn values(n: usize) -> Vec<f32> {
     (0..n)
         .map(|i| ((i * 7919 + 13) % 1009) as f32 / 1009.0 - 0.5)
@@ -32,7 +32,7 @@ fn extents(lens: &[u32]) -> Extents {
     Extents::of(lens).expect("the lengths above are valid")
 }
 
-/// Runs a kernel whose arguments are known to fit it.
+/// Runs a kernel with valid arguments.
 fn launch(spec: &KernelSpec, extents: &Extents, reads: &[Read<'_>], out: &mut [f32]) {
     run(spec, extents, reads, &mut [out]).expect("the arguments fit the kernel");
     black_box(out);
@@ -51,7 +51,7 @@ fn gemm(c: &mut Criterion) {
             let rows = extents.tokens as usize;
             let x = values(rows * k as usize);
             let weight = values((n * k) as usize);
-            // As when a model is loaded.
+            // Packed once, as when a model is loaded.
             let weight = PackedWeight::new(&weight, n as usize, k as usize, Products::F32);
             let bias = values(n as usize);
             let mut out = vec![0.0; rows * n as usize];
@@ -60,7 +60,7 @@ fn gemm(c: &mut Criterion) {
                 k,
                 dtype: DType::F32,
                 epilogue: Epilogue::new(true, activation),
-                // Not read on the CPU.
+                // Ignored on the CPU.
                 tile: Tile {
                     m: 1,
                     n: 1,

@@ -1,8 +1,8 @@
-//! How long the planning before a launch takes: a plan for the intermediates of a 12-layer encoder
-//! (87 tensors), one for as many random lifetimes, which take the search to its end, and the
-//! lookup of a batch shape that was seen before.
+//! Time of the planning before a launch: a plan for the intermediates of a 12-layer encoder (87
+//! tensors), a plan for the same number of random lifetimes, which use the search to its end, and
+//! the lookup of a cached batch shape.
 //!
-//! Targets: a plan in at most 100 µs, a lookup in at most 2 µs.
+//! Targets: at most 100 µs for a plan, at most 2 µs for a lookup.
 
 use std::hint::black_box;
 use std::num::NonZeroUsize;
@@ -10,7 +10,8 @@ use std::num::NonZeroUsize;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use gemmule::plan::{Allocator, ChunkAllocator, Gsoc, PlanCache, PlanError, Turbo, UsageRecord};
 
-/// A post-norm encoder with fused kernels, width 768, two bytes a value, on `tokens` tokens.
+/// Returns a post-norm encoder with fused kernels, width 768 and two bytes per value, on `tokens`
+/// tokens.
 fn encoder(tokens: u64) -> Vec<UsageRecord> {
     let record = |first_op, last_op, width: u64| UsageRecord {
         first_op,
@@ -34,7 +35,7 @@ fn encoder(tokens: u64) -> Vec<UsageRecord> {
     records
 }
 
-/// Lifetimes without any pattern, from a fixed linear congruential sequence.
+/// Returns random lifetimes from a fixed linear congruential sequence.
 fn random(n_records: usize) -> Vec<UsageRecord> {
     let mut state = 20_210_227u64;
     let mut next = |below: u64| {
@@ -76,7 +77,7 @@ fn plans(c: &mut Criterion) {
         });
     }
     c.bench_function("plan/chunks_growing/encoder_87", |b| {
-        // More than the headroom of the chunk, so that it is packed again and one is added.
+        // Exceeds the headroom of the chunk, so that it is packed again and a chunk is added.
         let (shorter, records) = (encoder(20 * 470), encoder(20 * 512));
         let mut held = ChunkAllocator::default();
         held.plan(&shorter).expect("the records are well formed");
@@ -92,7 +93,8 @@ fn lookups(c: &mut Criterion) {
     let mut cache = PlanCache::new(NonZeroUsize::new(1024).expect("1024 is not zero"));
     let mut allocator = ChunkAllocator::default();
     let key = |tokens: u64| (tokens, 1, tokens, tokens * tokens);
-    // Long and short take turns, as otherwise memory would shrink, and plans be made again.
+    // Long and short lengths alternate, because memory would shrink otherwise and plans would be
+    // made again.
     let lengths = (0..512u64).map(|i| 512 - (i * 199) % 512);
     let mut lookup = |tokens: u64| {
         let records = || Ok::<_, PlanError>(encoder(tokens));

@@ -1,6 +1,6 @@
-//! The nearest of several names, for messages about a wrong one.
+//! Suggestions for misspelt names in error messages.
 
-/// The candidate with the least edit distance, unless even that one is far off.
+/// Returns the candidate with the smallest edit distance from `name`, unless all are too different.
 pub fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let limit = name.chars().count().div_ceil(3).max(2);
     candidates

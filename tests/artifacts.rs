@@ -329,7 +329,7 @@ fn refused(change: impl FnOnce(&mut Artifact)) -> String {
 #[test]
 fn impossible_kernels_are_refused() {
     assert_snapshot!(refused(|a| kernel!(a, Gemm).k = 0), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: a width of 0, expected 1 to 2147483647; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, Gemm).tile = Tile { m: 0, n: 0, k: 0, warps_m: 0, warps_n: 0, stages: 0 }), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: Tile { m: 0, n: 0, k: 0, warps_m: 0, warps_n: 0, stages: 0 } is no tile for f32; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, Gemm).tile = Tile { m: 0, n: 0, k: 0, warps_m: 0, warps_n: 0, stages: 0 }), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: Tile { m: 0, n: 0, k: 0, warps_m: 0, warps_n: 0, stages: 0 } is not a tile for f32; compile the model again");
     assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).width = 0), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: a width of 0, expected 1 to 16777216; compile the model again");
     assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).eps = f32::NAN), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: eps is NaN; compile the model again");
     assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).dtype = DType::F16), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: it computes in f16, the program in f32; compile the model again");
@@ -339,7 +339,7 @@ fn impossible_kernels_are_refused() {
     assert_snapshot!(refused(|a| kernel!(a, MhaOnline).of.heads = u32::MAX), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: a width of 4294967295, expected 1 to 16777216; compile the model again");
     assert_snapshot!(refused(|a| kernel!(a, MhaOnline).of.head = 0), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: a width of 0, expected 1 to 16777216; compile the model again");
     assert_snapshot!(refused(|a| kernel!(a, MhaShort).max_len = 1 << 20), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: the longest sequence of a short kernel is 1048576; with head size 8 in f32 it is from 1 to 256, use the online kernel; compile the model again");
-    assert_snapshot!(refused(|a| a.program.kernels.push(KernelSpec::runtime()[1].clone())), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: uploading and packing are the runtime's, not a program's; compile the model again");
+    assert_snapshot!(refused(|a| a.program.kernels.push(KernelSpec::runtime()[1].clone())), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: a program cannot contain upload and packing kernels, which belong to the runtime; compile the model again");
 }
 
 #[test]
@@ -354,11 +354,11 @@ fn programs_that_would_reach_past_their_tensors_are_refused() {
     assert_snapshot!(refused(|a| a.program.steps[1].operands[0] = 10_000), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` binds tensor 10000 of 30; compile the model again");
     assert_snapshot!(refused(|a| a.program.steps[1].dispatch = Dispatch::always(10_000)), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` launches kernel 10000 of N; compile the model again");
     assert_snapshot!(refused(|a| a.program.steps[1].operands.truncate(1)), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` binds 1 tensors to `[gemm]`, which takes 4; compile the model again");
-    assert_snapshot!(refused(|a| a.program.outputs[0].1 = 0), @"`[dir]/tiny` is no artifact of this version of gemmule: the output `last_hidden_state` is no tensor that a step computes; compile the model again");
+    assert_snapshot!(refused(|a| a.program.outputs[0].1 = 0), @"`[dir]/tiny` is no artifact of this version of gemmule: the output `last_hidden_state` is not a tensor that a step computes; compile the model again");
     assert_snapshot!(refused(|a| {
         let out = a.program.outputs[0].1;
         if let Place::Planned { last, .. } = &mut a.program.tensors[out].place { *last -= 1 }
-    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the output `last_hidden_state` does not live to the end; compile the model again");
+    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the output `last_hidden_state` is not alive after the last step; compile the model again");
     assert_snapshot!(refused(|a| a.program.steps.swap(1, 2)), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.context` binds `layer.0.query+key+value` outside its life; compile the model again");
     assert_snapshot!(refused(|a| a.program.steps.truncate(3)), @"`[dir]/tiny` is no artifact of this version of gemmule: `hidden` lives from step 0 to 4 of 3; compile the model again");
     assert_snapshot!(refused(|a| {
@@ -395,12 +395,12 @@ fn parts_of_batches_that_are_no_partition_are_refused() {
     assert_snapshot!(refused_with(many(1025).collect()), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has kernels for 1025 ranges of batches; 1 to 1024 are possible; compile the model again");
     // As many as there may be, but nothing serves what is beyond them.
     assert_snapshot!(refused_with(many(1024).collect()), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.context` reads `layer.0.query+key+value`, which is not computed for all its batches; compile the model again");
-    assert_snapshot!(refused_with(vec![all(), part(rows(64, Some(64)), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has a kernel for no batch (rows 65 to 64); compile the model again");
-    assert_snapshot!(refused_with(vec![all(), part(rows(64, Some(8)), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has a kernel for no batch (rows 65 to 8); compile the model again");
-    assert_snapshot!(refused_with(vec![all(), part(longest(0, Some(0)), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has a kernel for no batch (longest up to 0); compile the model again");
-    assert_snapshot!(refused_with(vec![part(rows(0, Some(65)), 1), part(rows(64, None), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has two kernels for one batch (rows above 64; rows up to 65); compile the model again");
-    assert_snapshot!(refused_with(vec![part(rows(0, Some(64)), 1), part(longest(8, None), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has two kernels for one batch (longest above 8; rows up to 64); compile the model again");
-    assert_snapshot!(refused_with(vec![all(), all()]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has two kernels for one batch (any batch; any batch); compile the model again");
+    assert_snapshot!(refused_with(vec![all(), part(rows(64, Some(64)), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has a kernel for an empty range of batches (rows 65 to 64); compile the model again");
+    assert_snapshot!(refused_with(vec![all(), part(rows(64, Some(8)), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has a kernel for an empty range of batches (rows 65 to 8); compile the model again");
+    assert_snapshot!(refused_with(vec![all(), part(longest(0, Some(0)), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has a kernel for an empty range of batches (longest up to 0); compile the model again");
+    assert_snapshot!(refused_with(vec![part(rows(0, Some(65)), 1), part(rows(64, None), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has two kernels for the same batch (rows above 64; rows up to 65); compile the model again");
+    assert_snapshot!(refused_with(vec![part(rows(0, Some(64)), 1), part(longest(8, None), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has two kernels for the same batch (longest above 8; rows up to 64); compile the model again");
+    assert_snapshot!(refused_with(vec![all(), all()]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has two kernels for the same batch (any batch; any batch); compile the model again");
     assert_snapshot!(refused_with(vec![part(rows(0, Some(64)), 1), part(rows(65, None), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.context` reads `layer.0.query+key+value`, which is not computed for all its batches; compile the model again");
     assert_snapshot!(refused_with(vec![part(longest(1, None), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.context` reads `layer.0.query+key+value`, which is not computed for all its batches; compile the model again");
     // Kernels of other parameters than the step has.
@@ -428,7 +428,7 @@ fn parts_of_batches_that_are_no_partition_are_refused() {
         parts.truncate(1);
         parts[0].batches = longest(0, Some(1 << 20));
         step.dispatch = Dispatch::of(parts);
-    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.context` launches a kernel for at most 64 tokens a sequence on longer ones; compile the model again");
+    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.context` launches a kernel for sequences longer than its limit of 64 tokens; compile the model again");
 }
 
 #[test]

@@ -122,14 +122,14 @@ fn what_cannot_be_had_is_refused_and_not_replaced() {
     let mut options = options(DType::F32);
     options.attention = AttentionChoice::Grouped;
     options.without.insert("fuse_attention".to_owned());
-    assert_snapshot!(compiled(&options).err().unwrap(), @"grouped attention was asked for, but `layer.0.probabilities` computes attention in pieces; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or ask for auto");
+    assert_snapshot!(compiled(&options).err().unwrap(), @"grouped attention was requested, but `layer.0.probabilities` belongs to attention that was not fused; enable the pass `fuse_attention` (`gemmule explain` shows why it refuses), or choose auto");
     // Heads of 12 are not fused in the first place.
     options.without.clear();
     let mut odd = config();
     (odd["hidden_size"], odd["intermediate_size"]) = (json!(24), json!(48));
     let refused = compile(&description("bert").unwrap(), &odd, &options);
-    assert_snapshot!(refused.err().unwrap(), @"grouped attention was asked for, but `layer.0.probabilities` computes attention in pieces; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or ask for auto");
-    assert_snapshot!("flash".parse::<AttentionChoice>().unwrap_err(), @"`flash` is no kind of attention; expected auto, short, grouped, online or wgmma");
+    assert_snapshot!(refused.err().unwrap(), @"grouped attention was requested, but `layer.0.probabilities` belongs to attention that was not fused; enable the pass `fuse_attention` (`gemmule explain` shows why it refuses), or choose auto");
+    assert_snapshot!("flash".parse::<AttentionChoice>().unwrap_err(), @"`flash` is not a kind of attention; expected auto, short, grouped, online or wgmma");
 }
 
 #[test]
@@ -424,7 +424,7 @@ fn a_program_that_leaves_lengths_out_is_refused() {
     };
     assert_snapshot!(damaged("online", 300, None), @"the step `layer.0.projected.product` reads `layer.0.context`, which is not computed for all its batches");
     assert_snapshot!(damaged("online", 0, None), @"the step `layer.0.context` computes `layer.0.context` again");
-    assert_snapshot!(damaged("online", 256, Some(256)), @"the step `layer.0.context` has a kernel for no batch (longest 257 to 256)");
+    assert_snapshot!(damaged("online", 256, Some(256)), @"the step `layer.0.context` has a kernel for an empty range of batches (longest 257 to 256)");
     assert_snapshot!(damaged("scores", 65, Some(256)), @"the step `layer.0.context.statistics` reads `layer.0.context.partials`, which is not computed for all its batches");
     assert_snapshot!(damaged("reduce", 0, None), @"the step `layer.0.context.statistics` reads `layer.0.context.partials`, which is not computed for all its batches");
 }

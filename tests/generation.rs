@@ -759,8 +759,9 @@ fn an_engine_that_writes_has_no_sessions_and_one_kernel_of_attention() {
         .generating();
     let refused = asked.build().err().expect("an error").to_string();
     assert!(
-        refused
-            .contains("online attention was asked for, and attention to a KV cache has one kernel"),
+        refused.contains(
+            "online attention was requested, but attention to a KV cache has only one kernel"
+        ),
         "{refused}"
     );
 }

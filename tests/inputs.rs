@@ -108,10 +108,10 @@ fn a_model_may_come_through_a_pipe() {
 #[test]
 fn files_without_an_end_are_errors() {
     let shell = Shell::new();
-    assert_snapshot!(shell.error("gemmule check <(yes)").replace(char::is_numeric, "N"), @"× `/dev/fd/NN` is larger than NNN KiB, more than any description has; is it the file that was meant?");
-    assert_snapshot!(shell.error("gemmule check /dev/zero"), @"× `/dev/zero` is larger than 128 KiB, more than any description has; is it the file that was meant?");
-    assert_snapshot!(shell.error("gemmule check bert --config /dev/zero"), @"× `/dev/zero` is larger than 16 MiB, more than any config.json has; is it the file that was meant?");
-    assert_snapshot!(shell.error("gemmule emit bert --weights . --timings /dev/zero"), @"× `/dev/zero` is larger than 16 MiB, more than any timings have; is it the file that was meant?");
+    assert_snapshot!(shell.error("gemmule check <(yes)").replace(char::is_numeric, "N"), @"× `/dev/fd/NN` is larger than NNN KiB, the size limit of a description; check that it is the right file");
+    assert_snapshot!(shell.error("gemmule check /dev/zero"), @"× `/dev/zero` is larger than 128 KiB, the size limit of a description; check that it is the right file");
+    assert_snapshot!(shell.error("gemmule check bert --config /dev/zero"), @"× `/dev/zero` is larger than 16 MiB, the size limit of a config.json; check that it is the right file");
+    assert_snapshot!(shell.error("gemmule emit bert --weights . --timings /dev/zero"), @"× `/dev/zero` is larger than 16 MiB, the size limit of a timings file; check that it is the right file");
     // Beyond the memory that there is, where the limit is above it.
     let limited = |line: &str| shell.error(&format!("ulimit -v 700000; {line}"));
     assert_snapshot!(limited(&format!("{RUN} --ids /dev/zero")), @"× `/dev/zero` cannot be read ╰─▶ out of memory");

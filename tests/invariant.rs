@@ -166,7 +166,7 @@ fn softmax_in_memory_and_the_tuner_are_refused_with_the_reason() {
         let error = builder.invariant(true).build().err().expect("an error");
         error.to_string()
     };
-    assert_snapshot!(text(builder().without(["fuse_attention"])), @"`layer.0.probabilities` (softmax): sums rows in an order that depends on where they begin in memory, and so on the sequences before; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or leave --invariant out");
+    assert_snapshot!(text(builder().without(["fuse_attention"])), @"`layer.0.probabilities` (softmax): sums rows in an order that depends on their address, and so on the other sequences; enable the pass `fuse_attention` (`gemmule explain` shows why it refuses), or do not use --invariant");
     assert_snapshot!(text(builder().tune(TuneMode::Quick)), @"timings choose kernels by size, and --invariant asks for one kernel for all sizes; leave one of the two out");
     assert_snapshot!(text(builder().timings("absent.ron")), @"timings choose kernels by size, and --invariant asks for one kernel for all sizes; leave one of the two out");
 }

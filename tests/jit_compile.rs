@@ -193,7 +193,7 @@ fn a_nul_in_a_source_is_an_error_and_not_the_end_of_it() {
         Err(JitError::NulInSource { symbol, at: found }) if symbol == "axpy" && found == at
     ));
     let named = source("a\0b", &axpy().text);
-    insta::assert_snapshot!(nvrtc().compile(&named, Target::Sm80).unwrap_err(), @r"the source of the kernel `a\u{0}b` holds a NUL byte at byte 1");
+    insta::assert_snapshot!(nvrtc().compile(&named, Target::Sm80).unwrap_err(), @r"the source of the kernel `a\u{0}b` contains a NUL byte at offset 1");
 }
 
 #[test]

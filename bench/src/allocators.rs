@@ -24,7 +24,7 @@ use crate::{
     requests::Requests,
 };
 
-/// Passes over the stream of which each planning time is the median.
+/// Number of passes over the stream; each planning time is their median.
 const PLANNING_PASSES: usize = 5;
 const MIB: f64 = (1u64 << 20) as f64;
 
@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// A shipped description or the path of a RON file
     #[arg(default_value = "bert")]
     model: String,
-    /// Sizes from this config.json; those that come with a shipped description otherwise
+    /// Read the sizes from this config.json; default: the sizes of the shipped description
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
@@ -44,10 +44,10 @@ pub(crate) struct Args {
     /// f32, f16 or bf16; by default f16 on CUDA, and f32 on the CPU and with --plan-only
     #[arg(long)]
     dtype: Option<DType>,
-    /// Plan the requests and run none, which needs no device and no time
+    /// Only plan the requests; needs no device
     #[arg(long, conflicts_with = "device")]
     plan_only: bool,
-    /// Write what every request cost
+    /// Write the memory and the times of every request to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Draw the bytes held and the bytes allocated into this folder
@@ -55,22 +55,22 @@ pub(crate) struct Args {
     figures: Option<PathBuf>,
 }
 
-/// All that was measured.
+/// All measurements.
 #[derive(Serialize)]
 struct Measured {
     model: String,
-    /// Where the requests ran; `None` where they were planned only.
+    /// The device; `None` if the requests were only planned.
     device: Option<String>,
     dtype: &'static str,
     seed: u64,
     /// Lengths of the sequences of each request.
     lens: Vec<Vec<u32>>,
-    /// For each request, the bytes that no plan could do without.
+    /// Lower bound of the memory of each request, in bytes.
     lower_bound: Vec<u64>,
     allocators: Vec<Stream>,
 }
 
-/// The stream under one allocator: one value a request.
+/// Measurements of the stream with one allocator, one value per request.
 #[derive(Default, Serialize)]
 struct Stream {
     allocator: &'static str,
@@ -79,9 +79,9 @@ struct Stream {
     released: Vec<u64>,
     held: Vec<u64>,
     planning_us: Vec<f64>,
-    /// Token ids to outputs, on the host's clock; empty where nothing ran.
+    /// Time from token ids to outputs on the host's clock; empty if nothing ran.
     run_us: Vec<f64>,
-    /// The part of `run_us` that goes into planning, freeing and allocating.
+    /// Part of `run_us` spent on planning, freeing and allocating.
     memory_us: Vec<f64>,
 }
 
@@ -103,7 +103,7 @@ pub(crate) fn run(args: Args) -> Outcome {
         .into_diagnostic()?;
     let mut allocators = Vec::new();
     for (allocator, choice) in args.choices()? {
-        // As the sessions plan them: those of a CUDA device by buckets.
+        // Sessions on a CUDA device plan by buckets.
         let buckets = match engine.as_ref().map(Engine::device) {
             Some(DeviceName::Cuda(_)) => GraphChoice::default().buckets(&program, &choice),
             _ => Buckets::none(),
@@ -137,7 +137,8 @@ pub(crate) fn run(args: Args) -> Outcome {
 }
 
 impl Args {
-    /// The program, its longest sequence, and, unless it is only planned, the engine that runs it.
+    /// Returns the program, its maximum sequence length, and the engine unless requests are only
+    /// planned.
     fn model(&self) -> Result<(Program, Option<u32>, Option<Engine>), Report> {
         let config = match &self.config {
             Some(file) => config(file)?,
@@ -176,7 +177,7 @@ impl Args {
         ))
     }
 
-    /// Each allocator, by the name that the command line has for it.
+    /// Returns the allocators with their command-line names.
     fn choices(&self) -> Result<[(&'static str, AllocatorChoice); 5], Report> {
         let maximum = vec![self.requests.longest; self.requests.batch.into()];
         let maximum = Extents::of(&maximum).into_diagnostic()?;
@@ -190,7 +191,7 @@ impl Args {
     }
 }
 
-/// Plans the stream, several times over for the clock.
+/// Plans the stream several times, for the median planning time.
 fn plan(
     program: &Program,
     choice: &AllocatorChoice,
@@ -216,14 +217,14 @@ fn plan(
     Ok(stream)
 }
 
-/// Runs the stream in a session of its own.
+/// Runs the stream in a separate session.
 fn run_stream(
     engine: &Engine,
     choice: &AllocatorChoice,
     batches: &[Batch],
     stream: &mut Stream,
 ) -> Result<(), EngineError> {
-    // What a process pays once is no cost of the first request.
+    // Exclude the one-time costs of the process from the first request.
     for batch in batches.iter().take(2) {
         engine.session_with(choice)?.run(batch)?;
     }
@@ -256,7 +257,7 @@ fn largest(values: &[u64]) -> u64 {
 }
 
 impl Stream {
-    /// Footprint over lower bound of each request.
+    /// Returns footprint over lower bound for each request.
     fn ratios(&self, lower_bound: &[u64]) -> Vec<f64> {
         let pairs = self.footprint.iter().zip(lower_bound);
         pairs
@@ -264,7 +265,7 @@ impl Stream {
             .collect()
     }
 
-    /// Share of the run that went into managing memory.
+    /// Returns the fraction of the run time spent on memory management.
     fn share(&self) -> Option<f64> {
         let run: f64 = self.run_us.iter().sum();
         (run > 0.0).then(|| self.memory_us.iter().sum::<f64>() / run)
@@ -309,7 +310,7 @@ fn summary(measured: &Measured, args: &Args) -> String {
     align_right(&mut rows, 1..10);
     let ran = match &measured.device {
         Some(device) => format!(
-            "ran on {device}; the share is planning, freeing and allocating, of token ids to outputs"
+            "ran on {device}; share of run: planning, freeing and allocating, as a fraction of the time from token ids to outputs"
         ),
         None => "planned only: nothing ran".to_owned(),
     };
@@ -327,7 +328,7 @@ fn summary(measured: &Measured, args: &Args) -> String {
 fn draw(measured: &Measured, folder: &Path) -> Result<(), Report> {
     std::fs::create_dir_all(folder)
         .into_diagnostic()
-        .wrap_err_with(|| format!("the folder `{}` cannot be made", folder.display()))?;
+        .wrap_err_with(|| format!("the folder `{}` cannot be created", folder.display()))?;
     for (name, figure) in figures(measured) {
         let file = folder.join(name);
         write_file(&file, figure.svg()?.as_bytes())?;

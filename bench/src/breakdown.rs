@@ -1,5 +1,5 @@
-//! Where a run's time goes, and how much it computes (ByteTransformer III.B and III.D, figure 3 and
-//! table II).
+//! Breakdown of a run's time, and its floating-point operations (ByteTransformer III.B and III.D,
+//! figure 3 and table II).
 
 use std::process::ExitCode;
 
@@ -34,13 +34,13 @@ struct Measured {
     counts: Vec<Count>,
 }
 
-/// One program on one set.
+/// Results of one program on one set.
 #[derive(Serialize)]
 struct Row {
     set: String,
     program: &'static str,
     launches: usize,
-    /// A whole run, and the sum of its classes.
+    /// Time of a whole run (`ms`), and the sum of its classes (`sum_ms`).
     ms: f32,
     sum_ms: f32,
     classes: Vec<Part>,
@@ -54,18 +54,18 @@ struct Part {
     share: f32,
 }
 
-/// Floating-point operations of one class on one set, as table II counts them.
+/// Floating-point operations of one class on one set, counted as in table II.
 #[derive(Serialize)]
 struct Count {
     set: String,
     class: &'static str,
-    /// For any batch, as a polynomial.
+    /// A polynomial for any batch.
     symbolic: String,
-    /// Everything padded to the longest.
+    /// With everything padded to the longest sequence.
     padded: u64,
-    /// Products with weights over tokens only, attention padded.
+    /// With products with weights on tokens only, but padded attention.
     zero_padding: u64,
-    /// Nothing padded: what is run here.
+    /// Without any padding, as executed here.
     packed: u64,
 }
 
@@ -203,14 +203,14 @@ impl Measured {
         align_right(&mut counts, 3..7);
         let method = match device {
             DeviceName::Cpu { .. } => {
-                "a clock around every step; what is between steps is in no class"
+                "every step is timed separately; the time between steps belongs to no class"
             }
             DeviceName::Cuda(_) => {
-                "the launches of one class replayed as a CUDA graph of their own, after a whole run each time; a launch that would overlap the end of another class's does not, so the sum may be above the whole"
+                "the launches of one class are replayed as a separate CUDA graph after a whole run; overlap between launches of different classes is lost, so the sum may exceed the whole"
             }
         };
         print(&format!(
-            "{times}\n{}, {}, {}; medians of {} runs after {} to warm up; shares are of the sum of the classes\nmethod: {method}\nattention: the products of attention, in the fused program with softmax; LayerNorm: with what is fused into it\n{counts}\nGFLOP of the products: all padded; zero padding with attention padded, as batched GEMMs need it; and nothing padded, which is what was run\n",
+            "{times}\n{}, {}, {}; medians of {} runs after {} warm-up runs; percentages are of the sum of the classes\nmethod: {method}\nattention: the products of attention, including softmax in the fused program; LayerNorm: including operators fused with it\n{counts}\nGFLOP of the products: with everything padded; with padding only in attention, as batched GEMMs need it; and without padding, as executed\n",
             self.model, self.device, self.dtype, self.runs, self.warm_up,
         ))
     }
@@ -223,11 +223,11 @@ impl Measured {
         };
         Figure {
             title: format!(
-                "Where the time of a run goes: {}, {}, {}",
+                "Breakdown of a run's time: {}, {}, {}",
                 self.model, self.device, self.dtype
             ),
             x_label: "set of lengths and program".to_owned(),
-            y_label: "share of the run, %".to_owned(),
+            y_label: "percentage of the run".to_owned(),
             groups: self
                 .rows
                 .iter()

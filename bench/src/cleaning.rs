@@ -1,5 +1,5 @@
-//! TCB, section 4.2.2: the KV cache while requests of random lengths are written, where memory is free again as soon as its
-//! sequence ends, and where it is when the whole batch has ended.
+//! TCB, section 4.2.2: use of the KV cache while sequences of random lengths are generated, if
+//! memory is freed when its sequence ends or when the whole batch ends.
 
 use std::{collections::VecDeque, path::PathBuf, process::ExitCode};
 
@@ -20,48 +20,48 @@ const MIB: f64 = (1u64 << 20) as f64;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A shipped description or the path of a RON file, of a model that writes
+    /// Shipped description, or path of a RON file, of a generative model
     #[arg(default_value = "gpt2")]
     model: String,
-    /// Sizes from this config.json; those that come with a shipped description otherwise
+    /// Read the sizes from this config.json; default: the sizes of the shipped description
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "cpu")]
     device: DeviceChoice,
-    /// Requests, which all wait from the beginning on
+    /// Number of requests, all waiting from the start
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u16).range(1..))]
     requests: u16,
-    /// Requests of a batch; the cache has room for as many of the longest
+    /// Requests in a batch; the cache has room for this number of requests of maximum length
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
     /// Tokens of each prompt
     #[arg(long, value_name = "TOKENS", default_value_t = 16)]
     prompt_tokens: u32,
-    /// Fewest new tokens of a request
+    /// Minimum number of new tokens of a request
     #[arg(long, value_name = "TOKENS", default_value_t = 8)]
     shortest: u32,
-    /// Most new tokens of a request
+    /// Maximum number of new tokens of a request
     #[arg(long, value_name = "TOKENS", default_value_t = 160)]
     longest: u32,
-    /// Seed of all that is random: lengths, ids and weights
+    /// Seed of all random values: lengths, ids and weights
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Write what each step had
+    /// Write the state after each step to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw the bytes in use, step by step
+    /// Draw the bytes in use by step
     #[arg(long, value_name = "FILE")]
     figure: Option<PathBuf>,
 }
 
-/// When the memory of a sequence is free again.
+/// Time at which the memory of a sequence is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Cleaning {
-    /// When it ends.
+    /// When the sequence ends.
     Early,
-    /// When all of its batch have ended.
+    /// When all sequences of its batch have ended.
     ByBatch,
 }
 
@@ -74,17 +74,17 @@ impl Cleaning {
     }
 }
 
-/// The requests written by one policy: a value a step.
+/// Results of generation with one policy, one value per step.
 #[derive(Serialize)]
 struct Written {
     cleaning: Cleaning,
-    /// Bytes of the cache that nobody else can have.
+    /// Bytes of the cache that are not available to other sequences.
     held: Vec<u64>,
-    /// Bytes of sequences that still run.
+    /// Bytes of unfinished sequences.
     running: Vec<u64>,
-    /// Sequences that still run.
+    /// Number of unfinished sequences.
     sequences: Vec<usize>,
-    /// What each request wrote, in their order.
+    /// Tokens generated for each request, in request order.
     #[serde(skip)]
     tokens: Vec<Vec<u32>>,
 }
@@ -93,9 +93,9 @@ struct Written {
 struct Measured {
     model: String,
     seed: u64,
-    /// New tokens of each request.
+    /// Number of new tokens of each request.
     new_tokens: Vec<u32>,
-    /// Bytes of the cache.
+    /// Size of the cache in bytes.
     cache: u64,
     policies: Vec<Written>,
 }
@@ -116,7 +116,7 @@ pub(crate) fn run(args: Args) -> Outcome {
 fn measure(args: &Args) -> Result<Measured, Report> {
     if args.shortest == 0 || args.shortest > args.longest {
         return Err(miette!(
-            "no request writes from {} to {} tokens; expected --shortest from 1 to --longest",
+            "the range from {} to {} new tokens is invalid; expected 1 ≤ --shortest ≤ --longest",
             args.shortest,
             args.longest
         ));
@@ -173,7 +173,7 @@ fn rules(new: u32) -> Rules {
     }
 }
 
-/// Prompts of one length, which go on for random numbers of tokens.
+/// Returns requests with prompts of equal length and random numbers of new tokens.
 fn requests(args: &Args, engine: &Engine) -> Vec<Request> {
     let mut state = args.seed;
     let limits = engine.limits();
@@ -193,7 +193,7 @@ fn requests(args: &Args, engine: &Engine) -> Vec<Request> {
         .collect()
 }
 
-/// Writes all requests, in their order: as many as there is memory for, or batch by batch.
+/// Generates all requests in order, either as memory becomes available or batch by batch.
 fn write(
     generator: &mut Generator,
     requests: &[Request],
@@ -260,7 +260,7 @@ fn mean(values: impl ExactSizeIterator<Item = u64>) -> f64 {
 }
 
 impl Written {
-    /// Of the bytes that nobody else can have, the part that belongs to sequences that still run, over all steps.
+    /// Returns the mean fraction of the held bytes that belongs to unfinished sequences.
     fn used(&self) -> f64 {
         mean(self.running.iter().copied()) / mean(self.held.iter().copied()).max(1.0)
     }
@@ -270,8 +270,8 @@ fn summary(measured: &Measured) -> String {
     let mut rows = table(&[
         "memory",
         "steps",
-        "sequences a step",
-        "of what is held, running",
+        "sequences per step",
+        "fraction of held bytes in use",
     ]);
     for policy in &measured.policies {
         rows.add_row([
@@ -304,14 +304,14 @@ fn figure(measured: &Measured) -> Figure {
         all.push(series(policy.cleaning.name().to_owned(), &policy.held));
         if policy.cleaning == Cleaning::ByBatch {
             all.push(series(
-                "of it, of sequences that run".to_owned(),
+                "in use by unfinished sequences".to_owned(),
                 &policy.running,
             ));
         }
     }
     Figure {
         title: format!(
-            "KV cache while {} requests are written ({})",
+            "KV cache during the generation of {} requests ({})",
             measured.new_tokens.len(),
             measured.model
         ),
@@ -328,7 +328,7 @@ fn figure(measured: &Measured) -> Figure {
 mod tests {
     use super::*;
 
-    /// A writer as small as it gets.
+    /// Arguments for a minimal generative model.
     fn args(folder: &std::path::Path) -> Args {
         let config = folder.join("config.json");
         let sizes = r#"{"model_type": "gpt2", "vocab_size": 61, "n_positions": 128, "n_embd": 16, "n_layer": 1,
@@ -350,21 +350,23 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_sequences_that_ended_is_used_again_while_others_run() {
+    fn memory_of_finished_sequences_is_reused_while_others_run() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let measured = measure(&args(folder.path())).expect("it writes");
         let [early, batch] = &measured.policies[..] else {
             panic!("two policies")
         };
-        // Each request writes what it writes by itself, whichever memory it has.
+        // The tokens of a request do not depend on its memory.
         assert_eq!(early.tokens, batch.tokens);
         let lens: Vec<u32> = early.tokens.iter().map(|t| t.len() as u32).collect();
         assert_eq!(lens, measured.new_tokens);
-        // Nothing is held but what runs, and it never exceeds the cache.
+        // With early freeing, all held bytes belong to unfinished sequences, and they never exceed
+        // the cache.
         assert_eq!(early.held, early.running);
         assert!(early.held.iter().all(|&bytes| bytes <= measured.cache));
         assert!(batch.used() < 0.9 && early.used() == 1.0);
-        // More than a batch runs where requests are short, and one begins before all of the first have ended.
+        // More than one batch runs if requests are short, and a request starts before the whole
+        // first batch has ended.
         let most = early.sequences.iter().max();
         assert!(most > Some(&3), "{most:?}");
         assert!(4 * early.held.len() < 3 * batch.held.len());
@@ -372,14 +374,14 @@ mod tests {
     }
 
     #[test]
-    fn the_figure_has_a_line_for_each_policy_and_one_for_what_runs() {
+    fn the_figure_has_a_line_for_each_policy_and_one_for_memory_in_use() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let measured = measure(&args(folder.path())).expect("it writes");
         let svg = figure(&measured).svg().expect("it can be drawn");
         for name in [
             "freed when a sequence ends",
             "freed when its batch ends",
-            "of sequences that run",
+            "in use by unfinished sequences",
         ] {
             assert!(svg.contains(name), "{name}");
         }
@@ -387,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_no_request_has_are_refused() {
+    fn invalid_lengths_are_rejected() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let wrong = Args {
             shortest: 9,

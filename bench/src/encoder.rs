@@ -1,4 +1,4 @@
-//! `gemmule bench encoder`, with PyTorch timed beside it and the times drawn.
+//! `gemmule bench encoder`, with a comparison with PyTorch and figures.
 
 use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
 
@@ -29,11 +29,12 @@ use crate::{
 pub(crate) struct Args {
     #[command(flatten)]
     ours: encoder::Args,
-    /// PyTorch beside ours, in the same call: auto (python3, if it has PyTorch), off, or a Python
+    /// Time PyTorch in the same call: auto (python3, if it has PyTorch), off, or a Python
     #[arg(long, value_name = "auto|off|PYTHON", default_value = "off", num_args = 0..=1, default_missing_value = "auto")]
     peers: peers::Choice,
-    /// compile: Hugging Face's model under torch.compile on the padded batch; packed: BERT's layers
-    /// on packed tokens, compiled, in a CUDA graph; floor: nothing but the program's GEMMs, by cuBLAS
+    /// Peers: compile (Hugging Face's model with torch.compile on the padded batch), packed (BERT's
+    /// layers on packed tokens, compiled, in a CUDA graph), floor (only the program's GEMMs, by
+    /// cuBLAS)
     #[arg(
         long,
         value_enum,
@@ -41,7 +42,7 @@ pub(crate) struct Args {
         default_value = "compile,packed,floor"
     )]
     peer_variants: Vec<PeerVariant>,
-    /// Draw the times by set, ours beside the peers', as SVG; of a scan, microseconds a token
+    /// Draw the times by set, ours and the peers', as SVG; for a scan, microseconds per token
     #[arg(long, value_name = "FILE")]
     figure: Option<PathBuf>,
 }
@@ -54,7 +55,7 @@ enum PeerVariant {
 }
 
 impl PeerVariant {
-    /// As the script names it.
+    /// Returns the name in the script.
     fn name(self) -> &'static str {
         match self {
             PeerVariant::Compile => "compile",
@@ -64,18 +65,18 @@ impl PeerVariant {
     }
 }
 
-/// How we and the peers did on one set.
+/// Our result and the peers' on one set.
 #[derive(Serialize)]
 struct Compared {
     #[serde(flatten)]
     ours: Row,
-    /// By peer: its time.
+    /// Time of each peer, by name.
     peers_ms: BTreeMap<String, f64>,
-    /// By peer: its time over ours; above 1, ours is faster.
+    /// Time of each peer relative to ours; above 1, ours is faster.
     ratios: BTreeMap<String, f64>,
-    /// Our time over that of the GEMMs alone, by cuBLAS.
+    /// Our time relative to that of the GEMMs alone, by cuBLAS.
     time_to_floor: Option<f64>,
-    /// The time of the fastest peer that computes the whole encoder over ours.
+    /// Time of the fastest peer that computes the whole encoder, relative to ours.
     best_peer_to_time: Option<f64>,
 }
 
@@ -91,7 +92,7 @@ impl From<Row> for Compared {
     }
 }
 
-/// What the peers are asked for.
+/// Request to the peers.
 #[derive(Serialize)]
 struct Request<'a> {
     dtype: &'static str,
@@ -113,7 +114,7 @@ struct Lens<'a> {
 pub(crate) fn run(args: Args) -> Outcome {
     let ready = args.ours.prepare()?;
     let engine = &ready.engine;
-    // Asked before anything is timed: a Python that was named and has no PyTorch ends the run.
+    // Checked before anything is timed: an explicit Python without PyTorch is an error.
     let peers = find_peers(&args, engine)?;
     let rows = ready.time(&args.ours)?;
     let mut rows: Vec<Compared> = rows.into_iter().map(Compared::from).collect();
@@ -121,7 +122,7 @@ pub(crate) fn run(args: Args) -> Outcome {
         Some(file) => write_json(file, rows),
         None => Ok(()),
     };
-    // PyTorch takes minutes: what was timed is kept where it is cut off.
+    // PyTorch takes minutes; save our times in case it is interrupted.
     keep(&rows)?;
     let mut remarks = Vec::new();
     if let Some((peers, config)) = &peers
@@ -147,7 +148,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     print(&format!("{}\n", shown(&rows)))?;
     let beside = peers.map_or_else(String::new, |(p, _)| {
         format!(
-            "; beside it {}; time/floor: our time over that of the GEMMs alone, by cuBLAS; best peer/time: the fastest other peer's time over ours: above 1, ours is faster",
+            "; compared with {}; time/floor: our time over that of the GEMMs alone, by cuBLAS; best peer/time: the fastest other peer's time over ours: above 1, ours is faster",
             p.what
         )
     });
@@ -173,7 +174,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The peers, and the sizes that they need.
+/// Returns the peers, and the sizes that they need.
 fn find_peers(args: &Args, engine: &Engine) -> Result<Option<(Peers, serde_json::Value)>, Report> {
     if args.peers == peers::Choice::Off {
         return Ok(None);
@@ -193,7 +194,7 @@ fn find_peers(args: &Args, engine: &Engine) -> Result<Option<(Peers, serde_json:
     Ok(peers.map(|peers| (peers, config)))
 }
 
-/// The linear layers that a batch of these lengths launches, for all of its tokens.
+/// Returns the linear layers that a batch of these lengths launches for all of its tokens.
 fn weights(program: &Program, set: &Set) -> Result<Vec<[u32; 2]>, Report> {
     let batch = Extents::of(&set.lens).into_diagnostic()?;
     let mut all = Vec::new();
@@ -214,7 +215,7 @@ fn lens(set: &Set) -> Lens<'_> {
     }
 }
 
-/// Puts the peers' times into the rows of their sets.
+/// Inserts the peers' times into the rows of their sets.
 fn join(rows: &mut [Compared], times: &[PeerTime]) {
     for time in times {
         if let Some(row) = rows.get_mut(time.item) {
@@ -231,14 +232,14 @@ fn join(rows: &mut [Compared], times: &[PeerTime]) {
     }
 }
 
-/// The geometric mean over the sets that have a value, if there are two or more.
+/// Returns the geometric mean over the sets that have a value, if there are at least two.
 fn geometric_mean(values: impl Iterator<Item = Option<f64>>) -> Option<f64> {
     let logs: Vec<f64> = values.flatten().map(f64::ln).collect();
     let mean = logs.iter().sum::<f64>() / logs.len() as f64;
     (logs.len() > 1).then(|| mean.exp())
 }
 
-/// Peers that have a time, by name.
+/// Returns the names of the peers with a time.
 fn peers_of<'a>(rows: impl IntoIterator<Item = &'a Compared>) -> Vec<&'a str> {
     let mut names: Vec<&str> = rows
         .into_iter()
@@ -290,7 +291,7 @@ fn shown(rows: &[Compared]) -> comfy_table::Table {
     shown
 }
 
-/// Bars by set (figures 10 and 11 of TurboTransformers, 14 of ByteTransformer).
+/// Draws bars by set (figures 10 and 11 of TurboTransformers, 14 of ByteTransformer).
 fn figure(rows: &[Compared], title: String) -> Figure {
     let ours = rows.iter().map(|r| Some(r.ours.ms)).collect();
     let mut series = vec![Series::new("gemmule", ours)];
@@ -309,7 +310,8 @@ fn figure(rows: &[Compared], title: String) -> Figure {
     }
 }
 
-/// Lines over token counts: what a token costs, so that a batch with a bad kernel stands out.
+/// Draws lines over token counts with the time per token, so that a batch with a bad kernel stands
+/// out.
 fn curve(rows: &[Compared], title: String) -> Figure {
     let mut rows: Vec<&Compared> = rows.iter().collect();
     rows.sort_by_key(|row| row.ours.tokens);
@@ -323,7 +325,7 @@ fn curve(rows: &[Compared], title: String) -> Figure {
     Figure {
         title,
         x_label: "tokens of the batch".to_owned(),
-        y_label: "microseconds a token (lower is better)".to_owned(),
+        y_label: "microseconds per token (lower is better)".to_owned(),
         groups: rows.iter().map(|r| r.ours.tokens.to_string()).collect(),
         series,
         kind: Kind::Lines,
@@ -381,7 +383,7 @@ mod tests {
             (rows[0].time_to_floor, rows[1].time_to_floor),
             (None, Some(4.0 / 3.0))
         );
-        // The floor computes less than the encoder, and is no peer of it.
+        // The floor does not compute the whole encoder, so it is not counted as a peer.
         assert_eq!(
             (rows[0].best_peer_to_time, rows[1].best_peer_to_time),
             (Some(1.5), Some(2.0))
@@ -398,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_of_peers_stand_beside_ours() {
+    fn bars_of_peers_are_beside_ours() {
         let mut rows = rows();
         join(&mut rows, &times());
         let figure = figure(&rows, String::new());
@@ -413,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_is_drawn_as_the_cost_of_a_token_by_token_counts() {
+    fn a_scan_is_drawn_as_time_per_token_by_token_count() {
         let mut rows = rows();
         rows[0].ours.tokens = 2000;
         join(&mut rows, &times());

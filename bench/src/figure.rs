@@ -1,4 +1,4 @@
-//! Charts of what the benchmarks measured, as SVG for a page or print.
+//! SVG charts of benchmark results, for web pages and print.
 
 mod draw;
 mod layout;
@@ -17,38 +17,38 @@ use plotters::{
 
 use draw::{Area, Look, bar, line, mark, point_at, write};
 use layout::{Layout, TEXT, width_of};
-use palette::{MOST_SERIES, Paint, paint};
+use palette::{MAX_SERIES, Paint, paint};
 use scale::{floor_125, linear_ticks, log_ticks, number};
 
-/// Largest value that is drawn: beyond any measurement, and sums of it are finite.
-const MOST: f64 = 1e30;
-/// What a logarithmic axis spans at most; smaller values lie on its lower end.
-const MOST_SPAN: f64 = 1e12;
+/// Maximum value that is drawn. It exceeds any measurement, and sums of it are finite.
+const MAX_VALUE: f64 = 1e30;
+/// Maximum ratio of a logarithmic axis; smaller values are drawn at its lower end.
+const MAX_SPAN: f64 = 1e12;
 
-/// What the values of a [`Figure`] are drawn as.
+/// Kind of a [`Figure`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// In every group, a bar for each series, side by side.
+    /// Adjacent bars in every group, one for each series.
     Bars,
-    /// In every group one bar, which is the sum of the series.
+    /// One bar in every group, which stacks the series.
     Stacked,
-    /// A line for each series over the groups, which are evenly spaced points.
+    /// A line for each series; the groups are evenly spaced points.
     Lines,
 }
 
-/// A chart: values of several series in several groups.
+/// A chart of several series over several groups.
 #[derive(Clone, Debug)]
 pub(crate) struct Figure {
     pub title: String,
-    /// What the groups are.
+    /// Description of the groups.
     pub x_label: String,
-    /// What the values are, with their unit.
+    /// Description of the values, with their unit.
     pub y_label: String,
-    /// From left to right.
+    /// Names of the groups, from left to right.
     pub groups: Vec<String>,
     pub series: Vec<Series>,
     pub kind: Kind,
-    /// Whether the values' axis is logarithmic. A zero is then drawn on its lower end.
+    /// Whether the value axis is logarithmic. Zero is then drawn at its lower end.
     pub log_y: bool,
 }
 
@@ -56,9 +56,9 @@ pub(crate) struct Figure {
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
     pub name: String,
-    /// One for each group, finite and from 0 on; `None` where nothing was measured.
+    /// One non-negative finite value for each group; `None` if it was not measured.
     pub values: Vec<Option<f64>>,
-    /// Groups in which its bar has a mark under it.
+    /// Groups whose bar has a mark under it.
     pub marked: Vec<usize>,
 }
 
@@ -73,12 +73,13 @@ impl Series {
 }
 
 impl Figure {
-    /// The chart as the text of an SVG file. Text is at least 12 pixels high; series differ in
-    /// lightness as well as in hue, and lines in their markers too.
+    /// Draws the chart as SVG. Text is at least 12 pixels high. Series differ in lightness as well
+    /// as in hue, and lines also in their markers.
     ///
     /// # Errors
-    /// A value that is negative or not finite, a series that has not one value a group, more than
-    /// 16 series, or a stack on a logarithmic axis; the message names the series and the group.
+    /// Returns an error for a value that is negative or not finite, a series whose number of values
+    /// differs from the number of groups, more than 16 series, or a stack on a logarithmic axis.
+    /// The message names the series and the group.
     pub(crate) fn svg(&self) -> Result<String, Report> {
         self.check()?;
         let layout = Layout::new(self);
@@ -96,13 +97,13 @@ impl Figure {
     fn check(&self) -> Result<(), Report> {
         if self.kind == Kind::Stacked && self.log_y {
             return Err(miette!(
-                "`{}`: a stack has a linear axis, as its parts add up",
+                "`{}`: a stacked figure needs a linear axis, because its parts add up",
                 self.title
             ));
         }
-        if self.series.len() > MOST_SERIES {
+        if self.series.len() > MAX_SERIES {
             return Err(miette!(
-                "`{}` has {} series; a figure tells at most {MOST_SERIES} apart",
+                "`{}` has {} series; the maximum is {MAX_SERIES}",
                 self.title,
                 self.series.len()
             ));
@@ -118,9 +119,9 @@ impl Figure {
                 ));
             }
             for (group, value) in self.groups.iter().zip(&series.values) {
-                if let Some(value) = value.filter(|v| !(0.0..=MOST).contains(v)) {
+                if let Some(value) = value.filter(|v| !(0.0..=MAX_VALUE).contains(v)) {
                     return Err(miette!(
-                        "`{}`: the series `{}` has the value {value} at `{group}`; expected a number from 0 to {MOST:e}",
+                        "`{}`: the series `{}` has the value {value} at `{group}`; expected a number from 0 to {MAX_VALUE:e}",
                         self.title,
                         series.name
                     ));
@@ -138,7 +139,7 @@ impl Figure {
             .copied()
     }
 
-    /// From the axis's lower end to above the largest value, with room for its label.
+    /// Returns the range of the value axis, with room for the label of the largest value.
     fn range(&self) -> Range<f64> {
         let largest = match self.kind {
             Kind::Stacked => (0..self.groups.len())
@@ -152,8 +153,8 @@ impl Figure {
         if self.log_y {
             let positive = self.values().filter(|v| *v > 0.0);
             let least = positive.fold(f64::INFINITY, f64::min);
-            // Below the least, so that the shortest bar has a length too.
-            let from = floor_125(least.max(largest / MOST_SPAN) / 1.5);
+            // Below the smallest value, so that the shortest bar is visible.
+            let from = floor_125(least.max(largest / MAX_SPAN) / 1.5);
             let to = largest * 1.2;
             // A label takes about a seventh of the height.
             return from..(to * (to / from).powf(0.15));
@@ -162,7 +163,7 @@ impl Figure {
         0.0..largest * room
     }
 
-    /// Title, legend, names of the axes.
+    /// Draws the title, the legend and the axis labels.
     fn surroundings(&self, root: &Area, layout: &Layout) -> Result<(), Report> {
         for (i, line) in layout.title.iter().enumerate() {
             let y = layout.title_top() + i as i32 * layout::TITLE_LINE;
@@ -181,7 +182,7 @@ impl Figure {
         write(root, &layout::shown(&self.y_label), at, Look::axis())
     }
 
-    /// The sample of a series in the legend, left of its name.
+    /// Draws the sample of a series in the legend, to the left of its name.
     fn key(&self, root: &Area, (x, y): (i32, i32), paint: &Paint) -> Result<(), Report> {
         if self.kind == Kind::Lines {
             line(root, vec![(x, y), (x + 24, y)], paint)?;
@@ -262,7 +263,7 @@ impl Figure {
         let lower = layout.lower();
         let (from, to) = layout.bar_of(0, 0);
         let widest = self.values().map(|v| width_of(&number(v), TEXT)).max();
-        // All labels or none: some would look like the ones that matter.
+        // Either all bars have labels or none, because some labels would seem more important.
         let look = || match to - from {
             bar if bar >= widest.unwrap_or(0) => Some(Look::below()),
             bar if bar >= layout::TURNED_WIDTH => Some(Look::standing()),
@@ -322,14 +323,14 @@ impl Figure {
             };
             let points: Vec<Option<(i32, i32)>> =
                 series.values.iter().enumerate().map(point).collect();
-            // A gap where nothing was measured.
+            // A missing value leaves a gap.
             for run in points.split(Option::is_none) {
                 let run: Vec<(i32, i32)> = run.iter().flatten().copied().collect();
                 if run.len() > 1 {
                     line(root, run, &paint)?;
                 }
             }
-            // Markers of different lines lie at different points where there are many.
+            // With many points, markers of different lines are at different points.
             let step = points.len().div_ceil(30).max(1);
             for (at, point) in points.iter().enumerate() {
                 if let Some(point) = point.filter(|_| (at + i).is_multiple_of(step)) {

@@ -20,10 +20,10 @@ use crate::launched::Launched;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The CUDA device
+    /// CUDA device
     #[arg(long, default_value = "cuda:0")]
     device: DeviceChoice,
-    /// Rows of x and of the result: tokens of a batch
+    /// Rows of x and of the result: the tokens of a batch
     #[arg(
         long,
         value_delimiter = ',',
@@ -31,7 +31,7 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u64).range(1..=Extents::MAX_TOKENS)
     )]
     rows: Vec<u64>,
-    /// Outputs × inputs of the weight
+    /// Outputs x inputs of the weight
     #[arg(
         long,
         value_delimiter = ',',
@@ -41,13 +41,13 @@ pub(crate) struct Args {
     sizes: Vec<WeightSize>,
     #[arg(long, default_value = "f16")]
     dtype: DType,
-    /// What our kernels do beside the product; cuBLASLt does the product alone
+    /// Epilogue of our kernels; cuBLASLt computes only the product
     #[arg(long, value_enum, default_value_t = EpilogueChoice::None)]
     epilogue: EpilogueChoice,
-    /// Time every tile, not only the one that the cost model picks
+    /// Time every tile, not only the one that the cost model selects
     #[arg(long)]
     all_tiles: bool,
-    /// Write one row a GEMM
+    /// Write one row per GEMM to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -69,7 +69,7 @@ impl From<EpilogueChoice> for Epilogue {
     }
 }
 
-/// A weight of `n` outputs and `k` inputs.
+/// A weight with `n` outputs and `k` inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct WeightSize {
     n: u32,
@@ -78,7 +78,7 @@ struct WeightSize {
 
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "`{0}` is no size of a weight; expected outputs x inputs, each from 1 to 65536, such as 3072x768"
+    "`{0}` is not the size of a weight; expected outputs x inputs, each from 1 to 65536, such as 3072x768"
 )]
 struct NoWeightSize(String);
 
@@ -100,13 +100,13 @@ struct Row {
     n: u32,
     k: u32,
     dtype: &'static str,
-    /// A kernel's symbol, or `cublasLt`.
+    /// Symbol of a kernel, or `cublasLt`.
     who: String,
-    /// Whether this is what a model launches here by the cost model alone.
+    /// Whether a model launches this kernel here, according to the cost model alone.
     picked: bool,
     us: f64,
     tflops: f64,
-    /// cuBLASLt's time over this one's: above 1, this one is faster.
+    /// Time of cuBLASLt relative to this kernel; above 1, this kernel is faster.
     ratio_to_cublas_lt: Option<f64>,
     max_difference: Option<f32>,
     agrees: Option<bool>,
@@ -115,7 +115,7 @@ struct Row {
 pub(crate) fn run(args: Args) -> Outcome {
     let DeviceChoice::Cuda(ordinal) = args.device else {
         return Err(miette!(
-            "GEMMs are timed on a CUDA device; give --device cuda:N"
+            "GEMMs can only be timed on a CUDA device; use --device cuda:N"
         ));
     };
     let device = Device::open(ordinal).into_diagnostic()?;
@@ -173,7 +173,8 @@ pub(crate) fn run(args: Args) -> Outcome {
     })
 }
 
-/// The GEMM, and what a model launches for it by the cost model alone, then the others to time.
+/// Returns the GEMM and the kernel that a model launches for it according to the cost model, then
+/// the others.
 fn kernels(
     size: WeightSize,
     rows: u64,
@@ -201,7 +202,7 @@ fn kernels(
     Ok((Gemm::of(n, k, dtype, epilogue), kernels))
 }
 
-/// What was measured on one problem.
+/// Returns the measurements of one problem.
 fn rows_of(n_rows: u64, shape: &Gemm, picked: &KernelSpec, timed: &[Measurement]) -> Vec<Row> {
     let library = timed
         .iter()
@@ -254,13 +255,13 @@ fn show(rows: &[Row], args: &Args, device: &Device, has_library: bool) -> Result
     }
     align_right(&mut shown, [0, 1, 2, 4, 5, 6, 7]);
     print(&format!(
-        "{shown}\n{}, {}; median of 20 replays of a CUDA graph whose launches rotate over operands; the ratio is the speed relative to cuBLASLt's fastest algorithm, which has no epilogue; — stands where cuBLASLt gave nothing to compare with\n",
+        "{shown}\n{}, {}; median of 20 replays of a CUDA graph whose launches rotate over operands; the ratio is the speed relative to cuBLASLt's fastest algorithm, which has no epilogue; — means that there is no result of cuBLASLt\n",
         device.info().name,
         args.dtype
     ))?;
     if !has_library {
         say(
-            "cuBLASLt is not in the loader's path: nothing was compared with it, and no result was checked; add its folder to LD_LIBRARY_PATH",
+            "cuBLASLt is not in the loader's path: no times were compared and no results were checked; add its folder to LD_LIBRARY_PATH",
         );
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! Single kernels by shape, every variant of ours beside each other and beside PyTorch's: figures 5
-//! of TurboTransformers and 9 to 12 of ByteTransformer.
+//! Times of single kernels by shape, for all our variants and PyTorch's kernels: figure 5 of
+//! TurboTransformers and figures 9 to 12 of ByteTransformer.
 
 mod attention;
 mod cached;
@@ -34,41 +34,42 @@ use problem::{Family, Problem, Task};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Kernels to time: softmax, layernorm, attention, cached, gemm; all of them otherwise
+    /// Kernels to time: softmax, layernorm, attention, cached, gemm; default: all
     #[arg(long, value_delimiter = ',', value_name = "KERNELS")]
     only: Vec<Family>,
-    /// The CUDA device
+    /// CUDA device
     #[arg(long, default_value = "cuda:0")]
     device: DeviceChoice,
     #[arg(long, default_value = "f16")]
     dtype: DType,
-    /// Sets of lengths for attention as JSON, {"encoder": [{"name": …, "lens": […]}, …]}, instead of
-    /// the project's own
+    /// Sets of lengths for attention as JSON, {"encoder": [{"name": …, "lens": […]}, …]}, instead
+    /// of the built-in ones
     #[arg(long, value_name = "FILE")]
     workloads: Option<PathBuf>,
-    /// PyTorch's kernels beside ours: auto (python3, if it has PyTorch), off, or a Python
+    /// Time PyTorch's kernels too: auto (python3, if it has PyTorch), off, or a Python
     #[arg(long, value_name = "auto|off|PYTHON", default_value = "auto", num_args = 0..=1, default_missing_value = "auto")]
     peers: peers::Choice,
-    /// Timings of kernels in this file, which `gemmule tune --export` wrote: they correct the cost
-    /// model, and so what is marked as picked
+    /// Correct the cost model, and thus the picks, by the timings in this file, written by `gemmule
+    /// tune --export`
     #[arg(long, value_name = "FILE")]
     timings: Option<PathBuf>,
     /// Show every variant and every peer, not only the best
     #[arg(long)]
     all: bool,
-    /// Write one row for each variant and peer: op, shape, who, us, rate, unit, picked,
+    /// Write one row per variant and peer: op, shape, who, us, rate, unit, picked,
     /// ratio_to_best_peer, …
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw the papers' figures into this folder, as SVG
+    /// Draw the papers' figures as SVG into this folder
     #[arg(long, value_name = "DIR")]
     figures: Option<PathBuf>,
-    /// Only print the problems, as bench/scripts/kernel_peers.py reads them; no device is needed
+    /// Only print the problems, in the format that bench/scripts/kernel_peers.py reads; needs no
+    /// device
     #[arg(long, conflicts_with_all = ["json", "figures", "timings"])]
     problems: bool,
 }
 
-/// What the peers are asked for.
+/// Request to the peers.
 #[derive(Serialize)]
 struct Request<'a> {
     dtype: &'static str,
@@ -91,9 +92,9 @@ pub(crate) fn run(args: Args) -> Outcome {
     if let Some(folder) = &args.figures {
         std::fs::create_dir_all(folder)
             .into_diagnostic()
-            .wrap_err_with(|| format!("`{}` cannot be made", folder.display()))?;
+            .wrap_err_with(|| format!("`{}` cannot be created", folder.display()))?;
     }
-    // Asked before anything is timed: a Python that was named and has no PyTorch ends the run.
+    // Checked before anything is timed: an explicit Python without PyTorch is an error.
     let peers = Peers::find(&args.peers, peers::KERNELS, ordinal)?;
     let bars = Bars::new();
     let laps = time(&device, &problems, &bars)?;
@@ -110,7 +111,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     report::show(&rows, args.all)?;
     let beside = peers.map_or_else(|| "no peers".to_owned(), |p| p.what);
     print(&format!(
-        "{}, {}; beside it {beside}; median of 20 replays of a CUDA graph whose launches rotate over operands; the ratio is the best peer's time over ours: above 1, ours is faster\n",
+        "{}, {}; compared with {beside}; median of 20 replays of a CUDA graph whose launches rotate over operands; the ratio is the best peer's time over ours: above 1, ours is faster\n",
         device.info().name,
         args.dtype
     ))?;
@@ -135,8 +136,9 @@ pub(crate) fn run(args: Args) -> Outcome {
 }
 
 impl Args {
-    /// What a model launches on the device: by the cost model of its card, corrected by the timings that are given. Without
-    /// a device it is the usual card: which problems there are does not depend on it.
+    /// Returns the kernels that a model launches on the device, by the cost model of its card,
+    /// corrected by the given timings. Without a device, returns those of the default card, because
+    /// the problems do not depend on the card.
     fn launched(&self, device: Option<&Device>) -> Result<Launched, Report> {
         let Some(device) = device else {
             let usual = Machine::usual().into_diagnostic()?;
@@ -146,7 +148,7 @@ impl Args {
         Ok(Launched::new(machine, self.timings(device)?))
     }
 
-    /// Those of the file that was given, which must be of this device and this NVRTC.
+    /// Returns the timings of the given file, which must be of this device and this NVRTC.
     fn timings(&self, device: &Device) -> Result<Option<Timings>, Report> {
         let Some(file) = &self.timings else {
             return Ok(None);
@@ -164,19 +166,19 @@ impl Args {
         }
     }
 
-    /// What kernels are timed on; `None` where none are.
+    /// Returns the device that kernels are timed on; `None` with `--problems`.
     fn device(&self) -> Result<Option<Device>, Report> {
         match self.device {
             _ if self.problems => Ok(None),
             DeviceChoice::Cuda(ordinal) => Ok(Some(Device::open(ordinal).into_diagnostic()?)),
             _ => Err(miette!(
-                "kernels are timed on a CUDA device; give --device cuda:N"
+                "kernels can only be timed on a CUDA device; use --device cuda:N"
             )),
         }
     }
 }
 
-/// Why timings of one card and NVRTC are not taken for another.
+/// Returns the error for timings of another card or NVRTC.
 fn refusal(found: TimedOn, expected: TimedOn) -> Option<TimingsError> {
     let of_card = TimedOn {
         nvrtc: expected.nvrtc,
@@ -212,7 +214,7 @@ fn problems(args: &Args, launched: &Launched) -> Result<Vec<Problem>, Report> {
     Ok(problems)
 }
 
-/// The time of every contender of every problem.
+/// Times every contender of every problem.
 fn time(device: &Device, problems: &[Problem], bars: &Bars) -> Result<Vec<Vec<Lap>>, Report> {
     let cubins = compile(device, problems, bars)?;
     let stopwatch = Stopwatch::new(device).into_diagnostic()?;
@@ -240,7 +242,7 @@ fn time(device: &Device, problems: &[Problem], bars: &Bars) -> Result<Vec<Vec<La
     Ok(laps)
 }
 
-/// The code of all launches, by symbol.
+/// Compiles all launches, and returns their code by symbol.
 fn compile(
     device: &Device,
     problems: &[Problem],

@@ -1,23 +1,24 @@
-//! The encoder with the passes switched on one after another (ByteTransformer IV.D, figure 13).
+//! The encoder with the passes enabled one after another (ByteTransformer IV.D, figure 13).
 //!
-//! The paper's baseline is its figure 2(a): padded, the projections of query, key and value packed
-//! into one product, cuBLAS, and a kernel for every operation bound by memory. The passes that the
-//! paper's ladder does not name are placed where its text puts the same work:
+//! The paper's baseline is its figure 2(a): padded, with the projections of query, key and value
+//! packed into one product, cuBLAS, and a separate kernel for every memory-bound operation. Passes
+//! that the paper's ladder does not name are placed where its text mentions the same work:
 //!
 //! - `merge_projections` in the baseline, which packs the three matrices (III.A);
-//! - `fold_scale` in the baseline: a batched GEMM takes a factor for nothing;
-//! - `fold_head_layout` in the baseline: there the transposes are part of other kernels and cost no
-//!   launches of their own. With it the baseline has none at all, which is in the baseline's favour;
-//! - `fuse_embedding_layer_norm` with the fusion of LayerNorm, whose first instance it is;
-//! - `fuse_residual` and `fuse_gate` with the other epilogues: they have nothing to fuse in encoders that normalise after the
-//!   residual;
-//! - `fuse_pool_normalize` and `hoist_pooled_token` at the end: they have nothing to do for hidden states.
+//! - `fold_scale` in the baseline, because a batched GEMM applies a factor at no cost;
+//! - `fold_head_layout` in the baseline, where the transposes are part of other kernels and need no
+//!   launches. This pass removes them entirely, which favours the baseline;
+//! - `fuse_embedding_layer_norm` with the fusion of LayerNorm, because it is its first instance;
+//! - `fuse_residual` and `fuse_gate` with the other epilogues, although they find nothing to fuse
+//!   in post-norm encoders;
+//! - `fuse_pool_normalize` and `hoist_pooled_token` at the end, because they do not affect hidden
+//!   states.
 //!
-//! Two rungs differ from the paper's. Without padding, its attention still runs over padded scores,
-//! as batched GEMMs ask for one shape; here scores are ragged, so this rung saves that work too, and
-//! fused attention saves less by as much. And the products of unfused attention are not cuBLAS's
-//! batched GEMMs but grouped ones, on tensor cores where storage has 16 bits; in f32, where fused
-//! attention has no tensor cores either, a thread makes each result.
+//! Two rungs differ from the paper's. Its attention without padding still computes padded scores,
+//! because batched GEMMs need a single shape. Here scores are ragged, so this rung saves that work
+//! too, and fused attention saves correspondingly less. The products of unfused attention are
+//! grouped GEMMs instead of cuBLAS's batched ones. They use tensor cores for 16-bit storage. In
+//! f32, where fused attention does not use tensor cores either, each thread computes one result.
 
 use std::process::ExitCode;
 
@@ -47,7 +48,7 @@ const SETS: [&str; 7] = [
     "b16_m1024",
 ];
 
-/// One step of the ladder: what it adds to the step before.
+/// One step of the ladder, with its additions to the previous step.
 struct Rung {
     name: &'static str,
     passes: &'static [&'static str],
@@ -87,7 +88,7 @@ const RUNGS: [Rung; 5] = [
 ];
 
 impl Rung {
-    /// In words, what the rung adds.
+    /// Describes the additions of the rung.
     fn adds(&self) -> String {
         let padding = match (self.padding, self.passes.is_empty()) {
             (Padding::Kept, _) => "padded",
@@ -100,7 +101,7 @@ impl Rung {
     }
 }
 
-/// The passes that are off on the rung at `index`.
+/// Returns the passes that are disabled on the rung at `index`.
 fn without(index: usize) -> Vec<&'static str> {
     let on: Vec<&str> = RUNGS[..=index]
         .iter()
@@ -133,15 +134,15 @@ struct Described {
 struct Row {
     set: String,
     rung: &'static str,
-    /// Tokens that launches run over, padding included.
+    /// Number of tokens that launches process, including padding.
     tokens: u64,
     launches: usize,
     launches_a_layer: Option<usize>,
     ms: f32,
-    /// Speedups over the rung before, and over the first.
+    /// Speedups over the previous rung (`step_speedup`) and over the first (`speedup`).
     step_speedup: f32,
     speedup: f32,
-    /// Similarity of the rung's results to the last rung's, on tokens that are no padding.
+    /// Similarity of the rung's results to the last rung's, on tokens that are not padding.
     cosine: f32,
     max_difference: f32,
     agrees: bool,
@@ -188,7 +189,8 @@ pub(crate) fn run(args: Args) -> Outcome {
     })
 }
 
-/// All rungs on one set. Each has a session of its own, so that only one holds memory at a time.
+/// Measures all rungs on one set. Each has a separate session, so that only one holds memory at a
+/// time.
 fn climb(engines: &[Engine], set: &Set, args: &Args) -> Result<Vec<Row>, Report> {
     let mut climbed = Vec::with_capacity(engines.len());
     for engine in engines {
@@ -236,7 +238,8 @@ fn describe(rung: &Rung) -> Described {
     }
 }
 
-/// Launches of the first iteration of a description's loop, whose values are named `loop.0.…`.
+/// Returns the number of launches in the first iteration of a description's loop, whose values are
+/// named `loop.0.…`.
 fn launches_a_layer(launched: &[&Step]) -> Option<usize> {
     let first = |name: &str| {
         let mut parts = name.split('.');
@@ -283,12 +286,13 @@ impl Measured {
         }
         align_right(&mut times, 2..10);
         print(&format!(
-            "{rungs}\n{times}\n{}, {}, {}; median of {} runs after {} to warm up, ids to last hidden state\ntokens: those that launches run over, padding included; step: speed-up over the rung before; in all: over the baseline\ncosine and max diff.: the rung's last hidden state from the last rung's, on tokens that are no padding; ok is a cosine of {} for every row and a difference of {:e}, times the largest value above 1\nunfused attention multiplies by grouped GEMMs, in f32 without tensor cores, and over ragged scores where nothing is padded; the paper's uses cuBLAS and pads it\n",
+            "{rungs}\n{times}\n{}, {}, {}; median of {} runs after {} warm-up runs, ids to last hidden state\ntokens: tokens that launches process, including padding; step: speedup over the previous rung; in all: speedup over the baseline\ncosine and max diff.: comparison of the rung's last hidden state with the last rung's, without padding; ok means a cosine of at least {} for every row and a difference of at most {:e}, relative to values above 1\nunfused attention uses grouped GEMMs, in f32 without tensor cores, and ragged scores without padding; the paper uses cuBLAS with padding\n",
             self.model, self.device, self.dtype, self.runs, self.warm_up, bound.cosine, bound.max,
         ))
     }
 
-    /// Every rung's time in shares of the baseline's: sets differ a hundredfold.
+    /// Draws every rung's time relative to the baseline, because the times of the sets differ by a
+    /// factor of a hundred.
     fn figure(&self, sets: &[Set]) -> Figure {
         let values = |rung: &Rung| -> Vec<Option<f64>> {
             let rows = self.rows.iter().filter(|row| row.rung == rung.name);
@@ -296,7 +300,7 @@ impl Measured {
         };
         Figure {
             title: format!(
-                "Passes switched on one after another: {}, {}, {}",
+                "Passes enabled one after another: {}, {}, {}",
                 self.model, self.device, self.dtype
             ),
             x_label: "set of lengths".to_owned(),
@@ -326,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn rungs_only_add() {
+    fn rungs_only_add_passes() {
         for index in 1..RUNGS.len() {
             let (before, now) = (without(index - 1), without(index));
             assert!(now.iter().all(|pass| before.contains(pass)), "{now:?}");

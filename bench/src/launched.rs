@@ -1,4 +1,5 @@
-//! What a model launches for an operator by itself: what the library answers for a number of rows on a card.
+//! The kernel that a model launches for a single operator: the library's selection for a number of
+//! rows on a card.
 
 use std::cell::RefCell;
 
@@ -11,7 +12,7 @@ use gemmule::{
 use miette::{Report, miette};
 use serde::Serialize;
 
-/// What a kernel was chosen by.
+/// Basis of the selection of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ChosenBy {
@@ -19,12 +20,12 @@ pub(crate) enum ChosenBy {
     CostModel,
     /// The cost model, corrected by timings of some of the operator's kernels.
     Timings,
-    /// A rule by the longest sequence.
+    /// A rule based on the longest sequence.
     Rule,
 }
 
 impl ChosenBy {
-    /// In a word or two.
+    /// Returns the basis in one or two words.
     pub(crate) fn name(self) -> &'static str {
         match self {
             ChosenBy::CostModel => "cost model",
@@ -34,7 +35,7 @@ impl ChosenBy {
     }
 }
 
-/// A card, and the kernels that were asked for on it.
+/// A card, with a cache of the kernels selected on it.
 pub(crate) struct Launched {
     pub(crate) machine: Machine,
     timings: Option<Timings>,
@@ -43,7 +44,7 @@ pub(crate) struct Launched {
 }
 
 impl Launched {
-    /// By the cost model of a card, with the corrections of `timings`.
+    /// Selects by the cost model of a card, corrected by `timings`.
     pub(crate) fn new(machine: Machine, timings: Option<Timings>) -> Self {
         Self {
             machine,
@@ -52,10 +53,11 @@ impl Launched {
         }
     }
 
-    /// The kernel of a site that neither feeds another one nor is fed, for so many rows.
+    /// Returns the kernel of an isolated site, which is not in a chain with others, for `rows`
+    /// rows.
     ///
     /// # Errors
-    /// A site that no kernel computes on the card.
+    /// Returns an error for a site that no kernel supports on the card.
     pub(crate) fn kernel(&self, site: &Site, rows: u64) -> Result<KernelSpec, Report> {
         let mut known = self.known.borrow_mut();
         let at = match known.iter().position(|(asked, _)| asked == site) {
@@ -91,7 +93,7 @@ impl Launched {
         covered.map_or_else(|| Dispatch::of(Vec::new()), |launch| launch.dispatch)
     }
 
-    /// What the kernels of a site are chosen by.
+    /// Returns the basis of the selection for a site.
     pub(crate) fn chosen_by(&self, site: &Site) -> ChosenBy {
         let is_timed = |timings: &Timings| {
             let all = candidates(site, &self.machine);
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_launched_is_a_candidate_that_serves_the_rows() {
+    fn the_launched_kernel_is_a_candidate_for_the_rows() {
         for machine in Machine::all().unwrap() {
             let launched = Launched::new(machine.clone(), None);
             let all = candidates(&linear(), machine);
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn timings_of_its_kernels_change_what_is_launched() {
+    fn timings_change_the_launched_kernel() {
         let machine = Machine::usual().unwrap();
         let rows = 1229;
         let before = Launched::new(machine.clone(), None);
@@ -148,7 +150,7 @@ mod tests {
         timings.add("of_another_program", rows, 1.0);
         let unrelated = Launched::new(machine.clone(), Some(timings.clone()));
         assert_eq!(unrelated.chosen_by(&linear()), ChosenBy::CostModel);
-        // A second a launch.
+        // One second per launch.
         for rows in [512, 1024, 1229, 2048, 4096] {
             timings.add(&usual.as_kernel().symbol(), rows, 1e6);
         }

@@ -1,5 +1,6 @@
-//! LightSeq's figures 4 to 6, from what was measured elsewhere: ours by `gemmule bench generate --json`, others by
-//! `bench/scripts/decode_peers.py`, both of which have one object for each number of sequences and length.
+//! LightSeq's figures 4 to 6, from files of results: ours from `gemmule bench generate --json`,
+//! others from `bench/scripts/decode_peers.py`. Both have one object per number of sequences and
+//! length.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,18 +14,19 @@ use serde::Deserialize;
 
 use crate::figure::{Figure, Kind, Series};
 
-/// What ours are called in the figures.
+/// Our name in the figures.
 const OURS: &str = "gemmule";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Files of `gemmule bench generate --json`
+    /// Files written by `gemmule bench generate --json`
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     ours: Vec<PathBuf>,
-    /// Files of `decode_peers.py --json`
+    /// Files written by `decode_peers.py --json`
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     peers: Vec<PathBuf>,
-    /// Whose time is 1 in figures 5 and 6, where the paper has TensorFlow and FasterTransformer
+    /// Contender that defines a speedup of 1 in figures 5 and 6; the paper uses TensorFlow and
+    /// FasterTransformer
     #[arg(long, value_name = "CONTENDER", default_value = "generate")]
     baseline: String,
     /// Draw the figures into this folder
@@ -32,16 +34,16 @@ pub(crate) struct Args {
     figures: Option<PathBuf>,
 }
 
-/// What one contender took for one number of sequences and one length.
+/// Times of one contender for one number of sequences and one length.
 #[derive(Clone, Debug, Deserialize)]
 struct Row {
-    /// Ours has none.
+    /// `None` for our results.
     #[serde(default)]
     contender: Option<String>,
     batch: usize,
     prompt_tokens: usize,
     new: usize,
-    /// Of a search; what draws tokens has the next two.
+    /// Number of beams of a beam search; sampling has the next two fields instead.
     #[serde(default)]
     beams: Option<usize>,
     #[serde(default)]
@@ -50,10 +52,10 @@ struct Row {
     top_p: Option<f64>,
     #[serde(default)]
     whole_ms: Option<f64>,
-    /// Milliseconds of a step, or of a generation, by what its kernels do.
+    /// Milliseconds of a step or of a generation, by kernel class.
     #[serde(default)]
     classes: Option<BTreeMap<String, f64>>,
-    /// Why there are no times.
+    /// Reason for missing times.
     #[serde(default)]
     error: Option<String>,
 }
@@ -65,11 +67,12 @@ enum File {
     Peers { rows: Vec<Row> },
 }
 
-/// What is compared: the same number of sequences of the same lengths, chosen the same way.
+/// Key of a comparison: the same number of sequences of the same lengths, with the same choice of
+/// tokens.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Case {
     beams: Option<usize>,
-    /// `k` and thousandths of `p`.
+    /// `k`, and `p` in thousandths.
     drawn: (usize, u32),
     length: (usize, usize),
     batch: usize,
@@ -92,7 +95,7 @@ impl Row {
 }
 
 impl Case {
-    /// As the paper's axis has it: batch, length, and k and p where tokens are drawn.
+    /// Returns the label on the paper's axis: batch, length, and k and p for sampling.
     fn label(&self) -> String {
         let Self {
             beams,
@@ -123,7 +126,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     ];
     for (number, name, figure) in all {
         let Some(figure) = figure else {
-            print(&format!("nothing was measured for figure {number}\n"))?;
+            print(&format!("there are no results for figure {number}\n"))?;
             continue;
         };
         print(&format!("{}\n{}\n", summary(&figure), claim(number)))?;
@@ -143,7 +146,7 @@ fn read(file: &Path) -> Result<Vec<Row>, Report> {
         Ok(File::Ours(rows) | File::Peers { rows }) => rows,
         Err(_) => {
             return Err(miette!(
-                "`{}` is none of `gemmule bench generate --json` and none of decode_peers.py's; expected a list of rows, or an object with `rows`",
+                "`{}` was written neither by `gemmule bench generate --json` nor by decode_peers.py; expected a list of rows, or an object with `rows`",
                 file.display()
             ));
         }
@@ -151,7 +154,7 @@ fn read(file: &Path) -> Result<Vec<Row>, Report> {
     for row in rows.iter().filter(|row| row.error.is_some()) {
         let problem = row.error.as_deref().unwrap_or_default();
         print(&format!(
-            "{} wrote nothing for {}: {problem}\n",
+            "{} has no result for {}: {problem}\n",
             row.name(),
             row.case().label()
         ))?;
@@ -159,7 +162,7 @@ fn read(file: &Path) -> Result<Vec<Row>, Report> {
     Ok(rows)
 }
 
-/// What the paper says of a figure.
+/// Returns the paper's claim about a figure.
 const fn claim(figure: u32) -> &'static str {
     match figure {
         4 => {
@@ -174,7 +177,7 @@ const fn claim(figure: u32) -> &'static str {
     }
 }
 
-/// Contenders in the order in which they came, ours first.
+/// Returns the contenders in order of appearance, ours first.
 fn contenders<'r>(rows: &[&'r Row]) -> Vec<&'r str> {
     let mut names = vec![OURS];
     for row in rows {
@@ -185,13 +188,13 @@ fn contenders<'r>(rows: &[&'r Row]) -> Vec<&'r str> {
     names
 }
 
-/// Figures 5 and 6: how often faster than the baseline each contender writes, by batch and length.
+/// Figures 5 and 6: speedup of each contender over the baseline, by batch and length.
 fn speedups(rows: &[Row], baseline: &str, translates: bool) -> Result<Option<Figure>, Report> {
     let rows: Vec<&Row> = rows
         .iter()
         .filter(|row| row.beams.is_some() == translates && row.whole_ms.is_some())
         .collect();
-    // What nobody else measured says nothing.
+    // Cases that only one side measured are omitted.
     let of = |name: &str| -> BTreeMap<Case, f64> {
         let own = rows.iter().filter(|row| row.name() == name);
         own.filter_map(|row| Some((row.case(), row.whole_ms?)))
@@ -208,7 +211,7 @@ fn speedups(rows: &[Row], baseline: &str, translates: bool) -> Result<Option<Fig
         .collect();
     if cases.is_empty() {
         return Err(miette!(
-            "`{baseline}` was measured for none of the batches and lengths that ours was; expected the same --batch, lengths and beams or top-k and top-p in both"
+            "`{baseline}` and ours have no batch and length in common; expected the same --batch, lengths and beams or top-k and top-p in both"
         ));
     }
     let series = contenders(&rows)
@@ -227,14 +230,14 @@ fn speedups(rows: &[Row], baseline: &str, translates: bool) -> Result<Option<Fig
             "batch, length",
         ),
         false => (
-            "Writing by drawn tokens (LightSeq, figure 6)",
+            "Generation by sampling (LightSeq, figure 6)",
             "batch, length, top-k/top-p",
         ),
     };
     Ok(Some(Figure {
         title: what.to_owned(),
         x_label: axis.to_owned(),
-        y_label: format!("times as fast as `{baseline}`"),
+        y_label: format!("speedup over `{baseline}`"),
         groups: cases.iter().map(|case| case.label()).collect(),
         series: series.collect(),
         kind: Kind::Bars,
@@ -242,7 +245,7 @@ fn speedups(rows: &[Row], baseline: &str, translates: bool) -> Result<Option<Fig
     }))
 }
 
-/// The parts of figure 4, and the classes that each adds up.
+/// The parts of figure 4, with the classes that each sums.
 const PARTS: [(&str, &[&str]); 4] = [
     ("GEMM", &["GEMM"]),
     ("attention", &["attention", "softmax"]),
@@ -250,7 +253,7 @@ const PARTS: [(&str, &[&str]); 4] = [
     ("choosing and others", &["LayerNorm", "choosing", "other"]),
 ];
 
-/// Figure 4: the shares of what a translation's kernels do.
+/// Figure 4: fractions of the kernels' time in a translation.
 fn occupation(rows: &[Row]) -> Option<Figure> {
     let measured: Vec<(&Row, &BTreeMap<String, f64>)> = rows
         .iter()
@@ -273,7 +276,7 @@ fn occupation(rows: &[Row]) -> Option<Figure> {
         Series::new(name, values.collect())
     });
     (!bars.is_empty()).then(|| Figure {
-        title: "Where a translation's time goes (LightSeq, figure 4)".to_owned(),
+        title: "Breakdown of a translation's time (LightSeq, figure 4)".to_owned(),
         x_label: "contender, batch and length".to_owned(),
         y_label: "% of the kernels' time".to_owned(),
         groups: bars
@@ -286,7 +289,7 @@ fn occupation(rows: &[Row]) -> Option<Figure> {
     })
 }
 
-/// A figure's values as a table.
+/// Returns a figure's values as a table.
 fn summary(figure: &Figure) -> String {
     let names = figure.series.iter().map(|series| series.name.as_str());
     let header: Vec<&str> = [figure.x_label.as_str()].into_iter().chain(names).collect();
@@ -348,10 +351,10 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_compared_is_said() {
+    fn missing_comparisons_are_reported() {
         let rows = measured();
         let refused = speedups(&rows, "ct2", true).expect_err("an error");
-        insta::assert_snapshot!(refused, @"`ct2` was measured for none of the batches and lengths that ours was; expected the same --batch, lengths and beams or top-k and top-p in both");
+        insta::assert_snapshot!(refused, @"`ct2` and ours have no batch and length in common; expected the same --batch, lengths and beams or top-k and top-p in both");
         let ours: Vec<Row> = rows
             .into_iter()
             .filter(|row| row.contender.is_none())

@@ -1,5 +1,5 @@
-//! Measures gemmule for those who develop it: against PyTorch and cuBLASLt, kernel by kernel, and as the
-//! papers' figures have it. What is measured is the library's; `gemmule bench` has what a user needs of it.
+//! Benchmarks for developers of gemmule: comparisons with PyTorch and cuBLASLt, by kernel, and the
+//! papers' figures. The measurements use the library; `gemmule bench` has the benchmarks for users.
 
 mod allocators;
 mod breakdown;
@@ -21,38 +21,42 @@ use std::process::ExitCode;
 
 use gemmule::cli::{self, Outcome};
 
-/// Measures gemmule beside PyTorch and cuBLASLt, and draws the papers' figures.
+/// Measures gemmule against PyTorch and cuBLASLt, and draws the papers' figures.
 #[derive(clap::Parser)]
 #[command(name = "gemmule-bench", version, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// Say more: what was chosen, and which tensors of a checkpoint are not used
+    /// Print more: the selections, and unused tensors of a checkpoint
     #[arg(short, long, global = true)]
     verbose: bool,
 }
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Each allocator on one stream of requests of random lengths (TurboTransformers, figure 7)
+    /// Compare allocators on a stream of requests of random lengths (TurboTransformers, figure 7)
     Allocators(allocators::Args),
-    /// Where a run's time goes, fused and unfused: GEMM, attention, softmax, LayerNorm, other
+    /// Break down a run's time, fused and unfused: GEMM, attention, softmax, LayerNorm, other
     Breakdown(subject::Args),
-    /// The KV cache while requests are written, freed sequence by sequence and batch by batch (TCB 4.2.2)
+    /// Measure the KV cache during generation, freed by sequence and by batch (TCB 4.2.2)
     Cleaning(cleaning::Args),
-    /// Token ids to last hidden state, on sets of lengths, beside PyTorch: `gemmule bench encoder` with peers
+    /// Time token ids to last hidden state on sets of lengths: `gemmule bench encoder`, compared
+    /// with PyTorch
     Encoder(Box<encoder::Args>),
-    /// The GEMM kernels that any card runs against cuBLASLt; `kernels` times those of a card's own
+    /// Compare the portable GEMM kernels with cuBLASLt; `kernels` times those of a specific card
     Gemm(gemm::Args),
-    /// Softmax, LayerNorm, attention and GEMM by shape: our variants, and PyTorch's kernels
+    /// Time softmax, LayerNorm, attention and GEMM by shape: our variants and PyTorch's kernels
     Kernels(kernels::Args),
-    /// The passes switched on one after another, from padded and unfused to all of them
+    /// Enable the passes one after another, from padded and unfused to all of them
     Ladder(subject::Args),
-    /// Writing and translating beside others, from files of what was measured (LightSeq, figures 4 to 6)
+    /// Compare generation and translation with others, from files of results (LightSeq, figures 4
+    /// to 6)
     Lightseq(lightseq::Args),
-    /// The papers' figures of serving, simulated with tables of costs (TurboTransformers 8, 9, 12, table 4; TCB 9 to 16)
+    /// Simulate the papers' serving figures with cost tables (TurboTransformers 8, 9, 12, table 4;
+    /// TCB 9 to 16)
     Serving(serving::Args),
-    /// A stream of requests of random lengths with the CUDA graphs of buckets, of exact shapes, and without
+    /// Time a stream of requests of random lengths with CUDA graphs of buckets, of exact shapes,
+    /// and without graphs
     Stream(Box<stream::Args>),
 }
 

@@ -1,5 +1,5 @@
-//! Other implementations, timed beside ours: a Python script of the project's own that runs PyTorch
-//! in a process of its own and answers in JSON lines. `bench/scripts/peers.py` says what the lines are.
+//! Comparison with other implementations: a Python script of this project runs PyTorch in a
+//! separate process and returns JSON lines. `bench/scripts/peers.py` documents their format.
 
 mod answers;
 #[cfg(test)]
@@ -23,17 +23,17 @@ use gemmule::cli::{say, write_file};
 
 use answers::{printable, probe_line};
 
-/// What the scripts share; written beside each of them, so that an installed binary has it.
+/// Code shared by the scripts, written beside each of them so that an installed binary has it.
 const SHARED: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/peers.py"));
 
-/// Which Python runs the peers.
+/// Selection of the Python that runs the peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// `python3` where it has PyTorch and PyTorch has the device; else there are no peers, and a
-    /// line says why.
+    /// `python3`, if it has PyTorch and PyTorch supports the device. Otherwise there are no peers,
+    /// and a message gives the reason.
     Auto,
     Off,
-    /// This one, or the run fails.
+    /// This Python; an error if it cannot be used.
     Python(PathBuf),
 }
 
@@ -72,31 +72,31 @@ pub(crate) const ENCODER: Script = Script {
     )),
 };
 
-/// Why there are no peers.
+/// Reason for missing peers.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoPeers {
     #[error(
-        "`{}` cannot be run ({source}); give the Python that has PyTorch with --peers PYTHON",
+        "`{}` cannot be run ({source}); use --peers PYTHON with a Python that has PyTorch",
         python.display()
     )]
     NoPython {
         python: PathBuf,
         source: std::io::Error,
     },
-    #[error("`{}` ended with {status}: {said}", python.display())]
+    #[error("`{}` ended with {status}: {stderr}", python.display())]
     Refused {
         python: PathBuf,
         status: ExitStatus,
-        said: String,
+        stderr: String,
     },
-    #[error("`{}` gave no answer that names a device: {said}", python.display())]
-    NoAnswer { python: PathBuf, said: String },
+    #[error("`{}` did not report a device: {output}", python.display())]
+    NoAnswer { python: PathBuf, output: String },
 }
 
 /// A Python that can time peers.
 pub(crate) struct Peers {
     python: PathBuf,
-    /// Holds the script, what it shares and the request.
+    /// Contains the script, the shared code and the request.
     folder: tempfile::TempDir,
     script: &'static str,
     device: usize,
@@ -105,7 +105,8 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// Asks the chosen Python. With [`Choice::Auto`] a line on standard error says why there is none.
+    /// Probes the chosen Python. With [`Choice::Auto`], a message on standard error gives the
+    /// reason if it cannot be used.
     pub fn find(choice: &Choice, script: Script, device: usize) -> Result<Option<Self>, Report> {
         let python = match choice {
             Choice::Off => return Ok(None),
@@ -129,7 +130,7 @@ impl Peers {
                 Ok(Some(peers))
             }
             (Err(why), Choice::Auto) => {
-                say(&format!("no peers beside ours: {why}"));
+                say(&format!("no comparison with peers: {why}"));
                 Ok(None)
             }
             (Err(why), _) => Err(why).into_diagnostic(),
@@ -137,9 +138,9 @@ impl Peers {
     }
 
     fn probe(&self) -> Result<String, NoPeers> {
-        let (answer, status, said) = self.call(&["--probe"], |out| {
+        let (answer, status, stderr) = self.call(&["--probe"], |out| {
             let mut answer = String::new();
-            // What is not text is no answer either.
+            // Invalid UTF-8 is not a valid response either.
             let _ = out.take(1 << 16).read_to_string(&mut answer);
             answer
         })?;
@@ -147,17 +148,17 @@ impl Peers {
             return Err(NoPeers::Refused {
                 python: self.python.clone(),
                 status,
-                said,
+                stderr,
             });
         }
         probe_line(&answer).ok_or_else(|| NoPeers::NoAnswer {
             python: self.python.clone(),
-            said: printable(&answer),
+            output: printable(&answer),
         })
     }
 
-    /// Times what a request asks for. `items` are its parts in words; `progress` gets how many of
-    /// them are done. What single peers failed with, and lines that are no answer, are among the remarks.
+    /// Times the items of a request. `items` describes them, and `progress` receives the number of
+    /// finished items. Failures of single peers and invalid lines become remarks.
     pub fn time(
         &self,
         request: &impl Serialize,
@@ -166,7 +167,7 @@ impl Peers {
     ) -> Result<Answers, Report> {
         let file = self.folder.path().join("request.json");
         write_file(&file, &serde_json::to_vec(request).into_diagnostic()?)?;
-        let (mut answers, status, said) = self
+        let (mut answers, status, stderr) = self
             .call(&["--request", "request.json"], |out| {
                 Answers::read(out, items, progress)
             })
@@ -174,12 +175,12 @@ impl Peers {
         if !status.success() {
             answers
                 .remarks
-                .push(format!("the peers ended early, with {status}: {said}"));
+                .push(format!("the peers ended early, with {status}: {stderr}"));
         }
         Ok(answers)
     }
 
-    /// Runs the script; `read` takes what it writes. Also returns the end of its standard error.
+    /// Runs the script and passes its output to `read`. Also returns the end of its standard error.
     fn call<T>(
         &self,
         args: &[&str],
@@ -206,23 +207,23 @@ impl Peers {
         let errors = thread::spawn(move || tail(errors));
         let answer = read(out);
         let status = child.0.wait().map_err(no_python)?;
-        let said = errors.join().unwrap_or_default();
-        Ok((answer, status, said))
+        let stderr = errors.join().unwrap_or_default();
+        Ok((answer, status, stderr))
     }
 }
 
-/// A child that does not outlive what waits for it.
+/// A child process that is killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // One that has ended is not there to be killed.
+        // A process that has ended cannot be killed.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The last lines of a stream, which is read to its end so that its writer never waits.
+/// Returns the last lines of a stream. Reads it to the end, so that the writer never blocks.
 fn tail(mut stream: impl Read) -> String {
     const KEPT: usize = 2000;
     let mut kept = Vec::new();

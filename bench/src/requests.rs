@@ -1,4 +1,4 @@
-//! A stream of requests of random lengths, as the benchmarks of allocators and of graphs take it.
+//! A stream of requests of random lengths, for the benchmarks of allocators and CUDA graphs.
 
 use gemmule::{
     Batch, EngineError,
@@ -9,41 +9,41 @@ use miette::{Report, miette};
 
 #[derive(clap::Args)]
 pub(crate) struct Requests {
-    /// Requests in the stream
+    /// Number of requests in the stream
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) requests: u16,
-    /// Sequences of a request
+    /// Sequences per request
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) batch: u16,
-    /// Shortest sequence
+    /// Minimum sequence length
     #[arg(long, value_name = "TOKENS", default_value_t = 5)]
     pub(crate) shortest: u32,
-    /// Longest sequence
+    /// Maximum sequence length
     #[arg(long, value_name = "TOKENS", default_value_t = 500)]
     pub(crate) longest: u32,
-    /// Seed of all that is random: lengths, ids, and weights where nothing else gives them
+    /// Seed of all random values: lengths, ids, and weights unless they are given
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
 }
 
 impl Requests {
-    /// Whether there are such lengths, and whether the position table of `model` serves them.
+    /// Checks that the range of lengths is valid and within the position table of `model`.
     pub(crate) fn check(&self, model: &str, limit: Option<u32>) -> Result<(), Report> {
         let (shortest, longest) = (self.shortest, self.longest);
         if shortest == 0 || shortest > longest {
             return Err(miette!(
-                "no sequence has from {shortest} to {longest} tokens; expected --shortest from 1 to --longest"
+                "the range of lengths from {shortest} to {longest} tokens is invalid; expected 1 ≤ --shortest ≤ --longest"
             ));
         }
         match limit.filter(|&limit| longest > limit) {
             Some(limit) => Err(miette!(
-                "--longest is {longest}, but the position table of `{model}` serves at most {limit} tokens"
+                "--longest is {longest}, but the position table of `{model}` has only {limit} rows; use a smaller --longest"
             )),
             None => Ok(()),
         }
     }
 
-    /// The lengths of each request.
+    /// Returns the lengths of each request.
     pub(crate) fn lens(&self) -> Vec<Vec<u32>> {
         let mut state = self.seed;
         let n_lengths = u64::from(self.longest - self.shortest) + 1;
@@ -53,7 +53,7 @@ impl Requests {
             .collect()
     }
 
-    /// Requests of these lengths with random ids.
+    /// Returns requests of these lengths with random ids.
     pub(crate) fn batches(
         &self,
         lens: &[Vec<u32>],
@@ -68,7 +68,7 @@ impl Requests {
         Ok(batches.collect::<Result<_, BatchError>>()?)
     }
 
-    /// The stream in words.
+    /// Describes the stream.
     pub(crate) fn in_words(&self) -> String {
         format!(
             "seed {}; requests: {}; sequences in each: {}; tokens of each: {} to {}",

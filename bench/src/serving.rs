@@ -1,5 +1,6 @@
-//! The papers' figures of serving, simulated: TurboTransformers' 8, 9, 12 and table 4, TCB's 9 to 16, from tables of costs. Load is a
-//! share of what the device can do, so that the same command serves any card.
+//! The papers' serving figures, simulated with cost tables: TurboTransformers' figures 8, 9 and 12
+//! and table 4, and TCB's figures 9 to 16. Load is a fraction of the device's capacity, so that the
+//! same command works for any card.
 
 use std::{
     fmt::Write,
@@ -24,37 +25,39 @@ use crate::figure::{Figure, Kind, Series};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// What batches of BERT-base cost (TurboTransformers' model), as `gemmule serve --write-costs` or
-    /// `gemmule bench costs --estimated` writes it
+    /// Cost table for BERT-base (TurboTransformers' model), written by `gemmule serve
+    /// --write-costs` or `gemmule bench costs --estimated`
     #[arg(long, value_name = "FILE")]
     costs: PathBuf,
-    /// The same of TCB's model, 3 layers of width 3072 (bench/tcb.json)
+    /// Cost table for TCB's model, 3 layers of width 3072 (bench/tcb.json)
     #[arg(long, value_name = "FILE")]
     tcb_costs: PathBuf,
-    /// Where the figures go, and serving.md with what the papers claim and what is here
+    /// Folder for the figures and for serving.md, which compares the papers' claims with the
+    /// results
     #[arg(long, value_name = "DIR")]
     figures: PathBuf,
-    /// Requests of each point
+    /// Requests per point
     #[arg(long, value_name = "N", default_value_t = 30_000)]
     requests: usize,
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
-/// Why margins of the papers are not there, found with the costs that the cost model estimates for an H200.
+/// Reasons why the papers' margins are not reproduced, with costs estimated by the cost model for
+/// an H200.
 const MARGINS: &str = include_str!("serving_margins.md");
 
-/// What figures are drawn of.
+/// Inputs of the figures.
 struct Bench {
     costs: CostTable,
     requests: usize,
     seed: u64,
 }
 
-/// Measures what a scheduler takes.
+/// A scheduler that measures its own decisions.
 struct Timed {
     inner: Box<dyn Scheduler>,
-    /// Of each decision that runs batches, its time over theirs.
+    /// Ratio of each decision's time to the time of its batches.
     shares: Vec<f64>,
 }
 
@@ -79,10 +82,11 @@ impl Scheduler for Timed {
     }
 }
 
-/// One simulation.
+/// Result of one simulation.
 struct Point {
     summary: Summary,
-    /// A decision's time over its batches', in the median: whatever else this machine does counts in no median.
+    /// Median ratio of a decision's time to the time of its batches. The median is robust against
+    /// other load on the machine.
     overhead: f64,
 }
 
@@ -125,7 +129,8 @@ impl Bench {
         self.costs.time(layout, &computed).seconds()
     }
 
-    /// Requests of these lengths a second that the device can do at its best rate.
+    /// Returns the number of requests of these lengths a second that the device can process at its
+    /// best rate.
     fn capacity(&self, lengths: &Lengths) -> f64 {
         let arrivals = self.load(lengths, 1.0).arrivals();
         let sum =
@@ -150,7 +155,7 @@ impl Bench {
             .fold(0.0, f64::max)
     }
 
-    /// A line for each scheduler over loads in shares of the capacity.
+    /// Returns a line for each scheduler, over loads relative to the capacity.
     fn by_load(
         &self,
         names: &[(&str, &str)],
@@ -174,10 +179,10 @@ impl Bench {
     }
 }
 
-/// Loads, in shares of what the device can do at best.
+/// Loads as fractions of the device's capacity.
 const LOADS: [f64; 12] = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.3];
 
-/// What a paper says and what was found, for the page.
+/// A claim of a paper and the corresponding result, for the page.
 struct Claim {
     figure: &'static str,
     of: &'static str,
@@ -185,7 +190,7 @@ struct Claim {
     here: String,
 }
 
-/// Where figures and claims go.
+/// The page with figures and claims.
 struct Page<'a> {
     folder: &'a Path,
     about: String,
@@ -218,7 +223,7 @@ impl Page<'_> {
     }
 }
 
-/// Lines of text under a figure, broken to its width.
+/// Adds lines of text under a figure, wrapped to its width.
 fn with_notes(svg: &str, notes: &[String]) -> String {
     let number = |name: &str| -> Option<(usize, usize, f64)> {
         let at = svg.find(&format!("{name}=\""))? + name.len() + 2;
@@ -311,13 +316,13 @@ pub(crate) fn run(args: Args) -> Outcome {
 fn shown(page: &Page<'_>, turbo: &Bench, tcb: &Bench, table: &str) -> String {
     let mut text = format!(
         "# The papers' figures of serving, simulated\n\n\
-         `gemmule-bench serving` writes this page and its figures. TurboTransformers' are of costs that were {}; TCB's, {}. Load is in \
-         shares of the capacity, which is what the device does at its best rate: {:.0} requests a second of TurboTransformers' lengths (normal, 5 to 500), as no \
-         rate of the papers loads a card of today. TCB's model has 12 heads of 256 in place of 8 of 384, beyond what fused attention \
-         takes, and its three encoder layers alone. The papers give no deadlines; here they lie 2 to 10 batches of 64 rows of 400 tokens behind the arrival.\n\n\
-         No engine of ours lays several requests into a row: packed, each request is a sequence, attention is over its own tokens, and there \
-         is no row to fill, while a row needs a mask of other requests' keys and its padding computed. So a batch of rows costs here what as many \
-         packed sequences of a slot's length do, padding included and masks left out, which is the least that TCB's layout could take; figures \
+         `gemmule-bench serving` writes this page and its figures. The costs of TurboTransformers' figures were {}. The costs of TCB's figures were {}. Load is \
+         relative to the capacity, the device's best rate: {:.0} requests a second of TurboTransformers' lengths (normal, 5 to 500), because the \
+         papers' rates do not load a modern card. TCB's model has 12 heads of 256 instead of 8 of 384, which exceeds the maximum of fused \
+         attention, and only its three encoder layers are computed. The papers give no deadlines; here they are the time of 2 to 10 batches of 64 rows of 400 tokens after the arrival.\n\n\
+         Our engine never puts several requests into one row. It packs them: each request is a sequence that attends only to its own tokens. \
+         Rows would need a mask for the keys of other requests, and their padding would be computed. Here a batch of rows costs as much as the same \
+         number of packed sequences of a slot's length, including padding but without masks, a lower bound for TCB's layout. Figures \
          13 and 14 compare such batches.\n\n",
         turbo.costs.about,
         tcb.costs.about,
@@ -332,7 +337,7 @@ fn shown(page: &Page<'_>, turbo: &Bench, tcb: &Bench, table: &str) -> String {
         );
     }
     let _ = write!(text, "\n{MARGINS}");
-    text += "## Latency (TurboTransformers, table 4)\n\nMilliseconds: mean (least, most); +∞ where the queue grows.\n\n";
+    text += "## Latency (TurboTransformers, table 4)\n\nMilliseconds: mean (min, max); +∞ if the queue grows.\n\n";
     text += table;
     for claim in &page.claims {
         let _ = write!(
@@ -375,7 +380,7 @@ fn answered(point: &Point) -> f64 {
     point.summary.answered
 }
 
-/// TurboTransformers' figures; the rows of its table 4 are returned.
+/// Draws TurboTransformers' figures, and returns the rows of its table 4.
 fn of_turbo(bench: &Bench, page: &mut Page<'_>) -> Result<String, Report> {
     // Figure 8.
     let lens = [10, 40, 100, 200, 300, 500];
@@ -390,9 +395,9 @@ fn of_turbo(bench: &Bench, page: &mut Page<'_>) -> Result<String, Report> {
         "serving_turbo8.svg",
         "TurboTransformers, figure 8",
         &Figure {
-            title: "What batching saves: time a request, over that of a batch of one".to_owned(),
-            x_label: "requests in a batch, all of one length".to_owned(),
-            y_label: "time a request, normalized".to_owned(),
+            title: "Benefit of batching: time per request relative to a batch of one".to_owned(),
+            x_label: "requests in a batch, all of the same length".to_owned(),
+            y_label: "relative time per request".to_owned(),
             groups: sizes.iter().map(usize::to_string).collect(),
             series: lines.into(),
             kind: Kind::Lines,
@@ -432,17 +437,17 @@ fn of_turbo(bench: &Bench, page: &mut Page<'_>) -> Result<String, Report> {
         "TurboTransformers, figure 9",
         &Figure {
             title: "Five requests of 17, 18, 52, 63 and 77 tokens".to_owned(),
-            x_label: "how they are batched".to_owned(),
-            y_label: "answers a second".to_owned(),
+            x_label: "batching".to_owned(),
+            y_label: "responses a second".to_owned(),
             groups: ways.iter().map(|(name, _)| (*name).to_owned()).collect(),
             series: vec![Series::new("five requests", of)],
             kind: Kind::Bars,
             log_y: false,
         },
-        "three batches are best, 35 % more answers a second than one batch, which is slower than none",
+        "three batches are best, 35 % more responses a second than one batch, which is slower than none",
         &format!(
             "DP makes {}, {:+.0} % against one batch and {:+.0} % against no batches; packed {:+.0} % against DP. Five short requests do \
-             not fill a card of today: batches that the paper parts are better together",
+             not fill a modern card, so batches that the paper splits are faster together",
             match runs.len() {
                 1 => "one batch".to_owned(),
                 n => format!("{n} batches"),
@@ -467,15 +472,15 @@ fn of_turbo(bench: &Bench, page: &mut Page<'_>) -> Result<String, Report> {
         "serving_turbo12.svg",
         "TurboTransformers, figure 12",
         &Figure {
-            title: "Answers a second by load, batches of at most 20".to_owned(),
-            x_label: "load, in shares of the capacity".to_owned(),
-            y_label: "answers a second".to_owned(),
+            title: "Responses a second by load, batches of at most 20".to_owned(),
+            x_label: "load relative to the capacity".to_owned(),
+            y_label: "responses a second".to_owned(),
             groups: loads(),
             series: series(&lines, |p| Some(answered(p))),
             kind: Kind::Lines,
             log_y: false,
         },
-        "DP 144 answers a second, no batches 120, naive 98: DP is 1.20 times no batches and 1.47 times naive",
+        "DP 144 responses a second, no batches 120, naive 98: DP is 1.20 times no batches and 1.47 times naive",
         &format!(
             "DP {:.0}, no batches {:.0}, naive {:.0}, packed {:.0}: DP is {:.2} times no batches and {:.2} times naive, packed {:.2} times DP",
             top("DP"),
@@ -487,7 +492,7 @@ fn of_turbo(bench: &Bench, page: &mut Page<'_>) -> Result<String, Report> {
             top("packed") / top("DP"),
         ),
     )?;
-    // Table 4, at loads just below where each of them saturates.
+    // Table 4, at loads just below the saturation of each scheduler.
     let mut rates = vec![0.5 * top("naive"), 0.98 * top("naive")];
     rates.extend(["no batches", "DP", "packed"].map(|name| 0.98 * top(name)));
     rates.sort_by(f64::total_cmp);
@@ -550,7 +555,7 @@ fn of_tcb(bench: &Bench, page: &mut Page<'_>) -> Result<(), Report> {
             top("packed") / top("TCB"),
         )
     };
-    // Utility at the largest load, as that is when it differs.
+    // Utility at the largest load, where the schedulers differ.
     let last = |value: fn(&Point) -> f64| {
         let at_end: Vec<(String, f64)> = lines
             .iter()
@@ -561,7 +566,7 @@ fn of_tcb(bench: &Bench, page: &mut Page<'_>) -> Result<(), Report> {
             found.map_or(f64::NAN, |(_, v)| *v)
         };
         format!(
-            "at 1.3 of the capacity TCB has {:.2} times TNB's and {:.2} times TTB's, packed {:.2} times TCB's",
+            "at 1.3 × the capacity, TCB has {:.2} times TNB's and {:.2} times TTB's, packed {:.2} times TCB's",
             of("TCB") / of("TNB"),
             of("TCB") / of("TTB"),
             of("packed") / of("TCB"),
@@ -569,7 +574,7 @@ fn of_tcb(bench: &Bench, page: &mut Page<'_>) -> Result<(), Report> {
     };
     let by_load = |title: &str, y: &str, series: Vec<Series>| Figure {
         title: title.to_owned(),
-        x_label: "load, in shares of the capacity".to_owned(),
+        x_label: "load relative to the capacity".to_owned(),
         y_label: y.to_owned(),
         groups: loads(),
         series,
@@ -581,7 +586,7 @@ fn of_tcb(bench: &Bench, page: &mut Page<'_>) -> Result<(), Report> {
         "TCB, figure 9",
         &by_load(
             "Utility by load (lengths 3 to 100, mean 20, variance 20, 64 rows of 400)",
-            "sum of 1/length of what was answered in time",
+            "sum of 1/length over the requests completed in time",
             series(&lines, |p| Some(utility(p))),
         ),
         "after saturation TCB's utility is 2.20 times TNB's and 1.29 times TTB's",
@@ -591,8 +596,8 @@ fn of_tcb(bench: &Bench, page: &mut Page<'_>) -> Result<(), Report> {
         "serving_tcb10.svg",
         "TCB, figure 10",
         &by_load(
-            "Answers in time a second by load (variance 20)",
-            "answers by their deadlines, a second",
+            "Responses in time a second by load (variance 20)",
+            "responses by their deadlines, a second",
             series(&lines, |p| Some(answers_in_time(p))),
         ),
         "TCB's throughput is at most 2.22 times TNB's and 1.48 times TTB's",
@@ -602,11 +607,11 @@ fn of_tcb(bench: &Bench, page: &mut Page<'_>) -> Result<(), Report> {
         "serving_tcb10_deadlines.svg",
         "Deadlines met, on TCB's load",
         &by_load(
-            "Share of deadlines that were met (variance 20)",
-            "share of requests answered in time",
+            "Fraction of deadlines met (variance 20)",
+            "fraction of requests completed in time",
             series(&lines, |p| Some(in_time(p))),
         ),
-        "no figure of it",
+        "no figure",
         &last(in_time),
     )?;
     let fcfs = [
@@ -630,10 +635,11 @@ fn of_tcb(bench: &Bench, page: &mut Page<'_>) -> Result<(), Report> {
         ),
     ] {
         let lines = bench.by_load(&fcfs, &usual, &lengths(variance), None)?;
-        let title = format!("Answers a second by load, in order of arrival (variance {variance})");
+        let title =
+            format!("Responses a second by load, in order of arrival (variance {variance})");
         let figure = by_load(
             &title,
-            "answers a second",
+            "responses a second",
             series(&lines, |p| Some(answered(p))),
         );
         page.draw(file, of, &figure, paper, &ratios(&lines, &answered))?;
@@ -656,16 +662,16 @@ fn of_tcb(bench: &Bench, page: &mut Page<'_>) -> Result<(), Report> {
         let time = |slots: u32| {
             let slot = 400 / slots;
             let layout = Layout::Rows { length: 400, slot };
-            // All of the row is computed, whatever is left of it when it is cut.
+            // The whole row is computed, including the remainder after its slots.
             let lens = vec![slot; (rows * slots) as usize];
             bench.time(layout, &lens) * f64::from(400) / f64::from(slot * slots)
         };
         let faster: Vec<f64> = slots.iter().map(|&n| time(1) / time(n)).collect();
         let most = faster.iter().copied().fold(0.0, f64::max);
         let figure = Figure {
-            title: format!("A batch of {rows} rows of 400 tokens, cut into slots"),
-            x_label: "slots a row".to_owned(),
-            y_label: "times as fast as without slots".to_owned(),
+            title: format!("A batch of {rows} rows of 400 tokens, divided into slots"),
+            x_label: "slots per row".to_owned(),
+            y_label: "speedup over no slots".to_owned(),
             groups: slots.iter().map(u32::to_string).collect(),
             series: vec![Series::new(
                 "slotted over pure",
@@ -675,7 +681,7 @@ fn of_tcb(bench: &Bench, page: &mut Page<'_>) -> Result<(), Report> {
             log_y: false,
         };
         let here = format!(
-            "at most {most:.2} times. At this width attention is a small share of a batch, and a fused kernel does not store its scores"
+            "at most {most:.2} times as fast. At this width, attention takes a small part of a batch's time, and a fused kernel does not store its scores"
         );
         page.draw(file, of, &figure, paper, &here)?;
     }
@@ -692,13 +698,13 @@ fn of_tcb(bench: &Bench, page: &mut Page<'_>) -> Result<(), Report> {
         "serving_tcb16.svg",
         "TCB, figure 16",
         &by_load(
-            "Time of a decision over that of its batch, in the median",
+            "Median time of a decision relative to its batch",
             "percent",
             series(&lines, |p| Some(p.overhead * 100.0)),
         ),
         "2 % of a batch at 400 requests a second, which saturate its GPU",
         &format!(
-            "on this machine's CPU at most {:.2} % with DAS, {:.2} % slotted, {:.2} % packed",
+            "on this machine's CPU, at most {:.2} % with DAS, {:.2} % slotted, {:.2} % packed",
             most("DAS"),
             most("slotted DAS"),
             most("packed")
@@ -706,7 +712,7 @@ fn of_tcb(bench: &Bench, page: &mut Page<'_>) -> Result<(), Report> {
     )
 }
 
-/// Figure 15: the orders beside DAS, by rows, variance and length of rows.
+/// Figure 15: other orders compared with DAS, by rows, variance and length of rows.
 fn of_tcb_schedulers(bench: &Bench, page: &mut Page<'_>, batch: u64) -> Result<(), Report> {
     let orders = [
         ("concat-sjf", "SJF"),
@@ -790,9 +796,9 @@ fn of_tcb_schedulers(bench: &Bench, page: &mut Page<'_>, batch: u64) -> Result<(
             sum("packed") / sum("DAS"),
         );
         let figure = Figure {
-            title: "Utility by order, at 1.3 of the capacity".to_owned(),
+            title: "Utility by order, at 1.3 × the capacity".to_owned(),
             x_label: x_label.to_owned(),
-            y_label: "sum of 1/length of what was answered in time".to_owned(),
+            y_label: "sum of 1/length over the requests completed in time".to_owned(),
             groups: points.iter().map(|(name, ..)| name.clone()).collect(),
             series: all,
             kind: Kind::Lines,
@@ -808,7 +814,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notes_stand_under_a_figure_within_its_width() {
+    fn notes_are_under_a_figure_within_its_width() {
         let figure = Figure {
             title: "t".to_owned(),
             x_label: "x".to_owned(),
@@ -831,7 +837,7 @@ mod tests {
     }
 
     #[test]
-    fn all_figures_are_drawn_of_any_sound_costs() {
+    fn all_figures_are_drawn_with_any_valid_costs() {
         let folder = tempfile::tempdir().unwrap();
         let costs = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/costs.ron");
         let args = Args {
@@ -852,12 +858,13 @@ mod tests {
             );
         }
         assert_eq!(page.matches("![").count(), 14);
-        // TurboTransformers' own saturations, within a tenth: the example is made up after them.
+        // TurboTransformers' own saturation points within a tenth: the example's costs were fitted
+        // to them.
         assert!(page.contains("| requests/s | naive | no batches | DP | packed |"));
     }
 
     #[test]
-    fn what_is_asked_of_a_scheduler_is_timed() {
+    fn decisions_of_a_scheduler_are_timed() {
         let mut timed = Timed {
             inner: scheduler("packed", &Settings::default()).unwrap(),
             shares: Vec::new(),

@@ -1,5 +1,5 @@
-//! A stream of requests of random lengths, launched kernel by kernel, and by the CUDA graphs of exact shapes
-//! and of buckets.
+//! A stream of requests of random lengths, launched kernel by kernel, by CUDA graphs of exact
+//! shapes, and by CUDA graphs of buckets.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -19,7 +19,7 @@ pub(crate) struct Args {
     model: Runnable,
     #[command(flatten)]
     requests: Requests,
-    /// Write what every request took
+    /// Write the times of every request to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -30,19 +30,19 @@ const CHOICES: [(&str, GraphChoice); 3] = [
     ("buckets", GraphChoice::Buckets),
 ];
 
-/// The stream under one choice of graphs: one value a request.
+/// Results of the stream with one choice of graphs, one value per request.
 #[derive(Serialize)]
 struct Stream {
     graphs: &'static str,
-    /// From the batch to the last launch enqueued.
+    /// Time from the batch to the last launch.
     host_us: Vec<f32>,
-    /// From the upload of the ids to the end of the last kernel.
+    /// Time from the upload of the ids to the end of the last kernel.
     device_ms: Vec<f32>,
-    /// Requests that replayed a graph, and that made one.
+    /// Number of requests that replayed a graph (`replayed`) and that captured one (`captured`).
     replayed: u64,
     captured: u64,
     kept: usize,
-    /// Bytes of intermediate tensors that are held after the last.
+    /// Bytes of intermediate tensors held after the last request.
     held: u64,
 }
 
@@ -50,14 +50,14 @@ pub(crate) fn run(args: Args) -> Outcome {
     let engine = Runnable::build(args.model.builder()?.outputs(["last_hidden_state"]))?;
     if !matches!(engine.device(), DeviceName::Cuda(_)) {
         return Err(miette!(
-            "CUDA graphs are compared on a CUDA device, and the model runs on the {}; give --device cuda:N",
+            "CUDA graphs can only be compared on a CUDA device, but the model runs on the {}; use --device cuda:N",
             engine.device()
         ));
     }
     let requests = &args.requests;
     requests.check(args.model.name(), engine.limits().longest)?;
     let batches = requests.batches(&requests.lens(), &engine.limits())?;
-    // What a process pays once is no cost of the first request.
+    // Exclude the one-time costs of the process from the first request.
     for batch in batches.iter().take(2) {
         engine.session()?.run(batch)?;
     }
@@ -105,7 +105,7 @@ fn stream(
     })
 }
 
-/// The smallest value that the share `p` of all is not above.
+/// Returns the smallest value that a fraction `p` of all values does not exceed.
 fn quantile(values: &[f32], p: f64) -> f32 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f32::total_cmp);
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_values_that_were_measured() {
+    fn quantiles_are_measured_values() {
         let values: Vec<f32> = (1..=200).rev().map(|i| i as f32).collect();
         assert_eq!(quantile(&values, 0.5), 100.0);
         assert_eq!(quantile(&values, 0.99), 198.0);

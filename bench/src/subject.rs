@@ -1,5 +1,5 @@
-//! What the benchmarks of several programs of one description are asked for: the model, the sets of lengths,
-//! how often, and where to write.
+//! Arguments of benchmarks that compare several programs of one description: the model, the sets of
+//! lengths, the repetitions and the output files.
 
 use std::path::PathBuf;
 
@@ -15,18 +15,18 @@ use gemmule::{
 use miette::{Report, miette};
 use serde_json::Value;
 
-/// The arguments of `bench ladder` and `bench breakdown`.
+/// Arguments of `ladder` and `breakdown`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) subject: Subject,
     #[command(flatten)]
     pub(crate) sets: Sets,
-    /// Write what was measured
+    /// Write the results to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Draw it as SVG: of the ladder each rung's time as a share of the first one's, of the breakdown the
-    /// shares of a run
+    /// Draw an SVG: for the ladder, each rung's time relative to the first; for the breakdown, the
+    /// parts of a run
     #[arg(long, value_name = "FILE")]
     pub(crate) figure: Option<PathBuf>,
     #[arg(long, default_value_t = 4)]
@@ -35,21 +35,21 @@ pub(crate) struct Args {
     pub(crate) runs: usize,
 }
 
-/// Which sets of lengths a benchmark runs.
+/// Selection of the sets of lengths.
 #[derive(clap::Args)]
 pub(crate) struct Sets {
-    /// Sets of lengths as JSON: {"encoder": [{"name": …, "lens": […]}, …]}; the project's own
-    /// otherwise
+    /// Sets of lengths as JSON: {"encoder": [{"name": …, "lens": […]}, …]}; default: the built-in
+    /// sets
     #[arg(long, value_name = "FILE")]
     workloads: Option<PathBuf>,
-    /// Names of the sets to time; those of the paper's figure, or all of FILE, otherwise
+    /// Names of the sets to time; default: those of the paper's figure, or all sets of FILE
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     sets: Vec<String>,
 }
 
 impl Sets {
-    /// The chosen sets that a model's position table serves; without a choice and without a file, those named
-    /// in `usual`.
+    /// Returns the selected sets that fit the model's position table. Without a selection and a
+    /// file, returns the sets named in `usual`.
     pub(crate) fn read(&self, usual: &[&str], limits: &Limits) -> Result<Vec<Set>, Report> {
         let all = sets::load(self.workloads.as_deref())?;
         let usual = || usual.iter().map(|&name| name.to_owned()).collect();
@@ -61,14 +61,14 @@ impl Sets {
     }
 }
 
-/// The sets that a model's position table serves; a line is printed for each that it does not.
+/// Returns the sets that fit the model's position table, and prints a line for each other set.
 fn served(mut sets: Vec<Set>, limits: &Limits) -> Result<Vec<Set>, Report> {
     let Some(limit) = limits.longest else {
         return Ok(sets);
     };
     for set in sets.iter().filter(|s| s.longest() > limit) {
         print(&format!(
-            "{}: left out, as it has a sequence of {} tokens and the position table serves {limit}\n",
+            "{}: skipped, because it has a sequence of {} tokens and the maximum of the position table is {limit}\n",
             set.name,
             set.longest()
         ))?;
@@ -82,20 +82,20 @@ fn served(mut sets: Vec<Set>, limits: &Limits) -> Result<Vec<Set>, Report> {
     Ok(sets)
 }
 
-/// A model, of which a benchmark itself says what is computed and by which passes.
+/// A model whose outputs and passes are determined by the benchmark.
 #[derive(clap::Args)]
 pub(crate) struct Subject {
     /// A shipped description or the path of a RON file
     #[arg(default_value = "bert")]
     model: String,
-    /// Sizes from this config.json; those of the checkpoint, or of the description's base model,
-    /// otherwise
+    /// Read the sizes from this config.json; default: those of the checkpoint, or of the
+    /// description's base model
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The checkpoint folder
     #[arg(long, value_name = "DIR")]
     weights: Option<PathBuf>,
-    /// Random weights from this seed, where no checkpoint is given
+    /// Seed of random weights, used without a checkpoint
     #[arg(
         long,
         value_name = "SEED",
@@ -111,12 +111,12 @@ pub(crate) struct Subject {
     dtype: Option<DType>,
 }
 
-/// Deviation of random weights: twice what models are initialised with, so that attention tells keys
-/// apart and a program that attends to other keys gives other results.
+/// Standard deviation of random weights: twice that of models' initialisation, so that attention
+/// distinguishes keys and a program that attends to wrong keys has different results.
 const DEVIATION: f32 = 0.04;
 
 impl Subject {
-    /// A builder of the model's hidden states, one row a token.
+    /// Creates a builder for the model's hidden states, one row per token.
     pub(crate) fn builder(&self) -> Result<Builder, EngineError> {
         let mut builder = Engine::builder(&self.model)
             .device(self.device)
@@ -143,7 +143,7 @@ impl Subject {
         Ok(builder)
     }
 
-    /// What is measured, in words.
+    /// Describes the model.
     pub(crate) fn name(&self) -> Result<String, EngineError> {
         Ok(match (&self.config, &self.weights) {
             (Some(file), _) => format!("{} with {}", self.model, file.display()),
@@ -154,7 +154,7 @@ impl Subject {
         })
     }
 
-    /// Name and sizes that come with the description.
+    /// Returns the name and the sizes that are shipped with the description.
     fn shipped(&self) -> Result<Option<(&'static str, Value)>, EngineError> {
         let mut all = shipped_configs()?.into_iter();
         Ok(all

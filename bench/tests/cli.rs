@@ -85,8 +85,7 @@ fn rows<'a>(json: &'a Value, key: &str) -> &'a Vec<Value> {
 #[test]
 fn every_rung_of_the_ladder_computes_the_same() {
     let (out, json, svg) = Bench::new().measure("ladder");
-    let left_out =
-        "long: left out, as it has a sequence of 13 tokens and the position table serves 12\n";
+    let left_out = "long: skipped, because it has a sequence of 13 tokens and the maximum of the position table is 12\n";
     assert!(out.starts_with(left_out), "{out}");
     let rungs: Vec<String> = rows(&json, "rungs")
         .iter()
@@ -244,8 +243,8 @@ fn allocators_are_compared_on_one_stream() {
         ];
         bench.error(&[&stream[..], options].concat())
     };
-    assert_snapshot!(refused(&[]), @"× --longest is 500, but the position table of `bert` serves at most 12 tokens");
-    assert_snapshot!(refused(&["--shortest", "9", "--longest", "8"]), @"× no sequence has from 9 to 8 tokens; expected --shortest from 1 to --longest");
+    assert_snapshot!(refused(&[]), @"× --longest is 500, but the position table of `bert` has only 12 rows; use a smaller --longest");
+    assert_snapshot!(refused(&["--shortest", "9", "--longest", "8"]), @"× the range of lengths from 9 to 8 tokens is invalid; expected 1 ≤ --shortest ≤ --longest");
     assert_snapshot!(bench.error(&["allocators", "albert.ron"]), @"× the sizes of the model are unknown; give a checkpoint folder or a config.json");
     assert_snapshot!(refused(&["--device", "cpu"]), @"error: the argument '--plan-only' cannot be used with '--device <DEVICE>' Usage: gemmule-bench allocators --config <FILE> --plan-only <MODEL> For more information, try '--help'.");
 }

@@ -36,7 +36,7 @@ pub(super) struct Args {
     /// Requests a second that arrive: A..B, A..B/N for N rates, or a list with commas
     #[arg(long, value_name = "RATES", default_value = "20..1500")]
     rates: Rates,
-    /// Lengths of requests in tokens: normal:LEAST,MOST,MEAN,DEVIATION, uniform:LEAST,MOST or fixed:N
+    /// Lengths of requests in tokens: normal:MIN,MAX,MEAN,DEVIATION, uniform:MIN,MAX or fixed:N
     #[arg(long, value_name = "LENGTHS", default_value = "normal:5,500,250,90")]
     lens: Lengths,
     /// How long requests arrive, in seconds

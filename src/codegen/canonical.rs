@@ -3,11 +3,12 @@
 /// Punctuation that never forms a longer token with a neighbour, so that white space beside it has no meaning.
 const SELF_DELIMITING: &str = "(){}[];,";
 
-/// Returns `text` without comments and with as little white space as keeps its tokens apart.
+/// Returns `text` without comments and with only the white space that separates tokens.
 ///
-/// Two sources with one canonical form compile to the same code, except for line numbers. Operators keep the spaces around
-/// them, as `a + +b` and `a ++b` are different programs. A preprocessor directive stays on a line of its own.
-/// String literals, and thus inline PTX, are copied unchanged. Raw string literals are not supported; no template has one.
+/// Two sources with the same canonical form compile to the same code, except for line numbers.
+/// Operators keep the spaces around them, because `a + +b` and `a ++b` are different programs. A
+/// preprocessor directive keeps a line of its own. String literals, and thus inline PTX, are copied
+/// unchanged. Raw string literals are not supported; no template has one.
 pub fn canonical(text: &str) -> String {
     let mut scanner = Scanner {
         rest: text,
@@ -31,7 +32,7 @@ struct Scanner<'a> {
 }
 
 impl Scanner<'_> {
-    /// Reads one piece of the text. Returns whether there was one.
+    /// Reads one piece of the text. Returns false at the end.
     fn step(&mut self) -> bool {
         let Some(first) = self.rest.chars().next() else {
             return false;
@@ -82,7 +83,8 @@ impl Scanner<'_> {
         self.take(length);
     }
 
-    /// Whether the space before `next` separates two tokens. In a directive it may: `#define F(x)` is not `#define F (x)`.
+    /// Returns whether the space before `next` separates two tokens. It always does in a directive:
+    /// `#define F(x)` differs from `#define F (x)`.
     fn needs_space(&self, next: char) -> bool {
         let before = self.out.chars().next_back();
         let is_open = |c: char| self.in_directive || !SELF_DELIMITING.contains(c);
@@ -94,7 +96,7 @@ impl Scanner<'_> {
     }
 }
 
-/// Length in bytes of the literal that `text` begins with, quotes included.
+/// Returns the length in bytes of the literal at the start of `text`, including the quotes.
 fn literal(text: &str, quote: char) -> usize {
     let mut is_escaped = false;
     for (at, c) in text.char_indices().skip(1) {
@@ -113,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comments_and_formatting_do_not_change_it() {
+    fn comments_and_formatting_do_not_change_the_canonical_form() {
         let plain = "#pragma unroll\nfor (int i = 0; i < N; ++i) {\n    f(a, b + 1);\n}\n";
         let other = "// A loop.\n   #pragma   unroll // all\nfor(int i = 0;\n  i < N; ++i){ /* one\ncall */ f( a,b + 1 ); }";
         let expected = "#pragma unroll\nfor(int i = 0;i < N;++i){f(a,b + 1);}";

@@ -1,6 +1,7 @@
-//! CUDA source from kernels: a Tera environment over the shipped templates, and the signature.
+//! Generation of CUDA source from kernels, with Tera templates embedded in the binary.
 //!
-//! Rendering is a pure function of the kernel: no hash, date, path or map order gets into the text.
+//! Rendering is a pure function of the kernel: the text contains no hash, date or path and does not
+//! depend on the order of a map.
 
 mod canonical;
 
@@ -22,13 +23,14 @@ static TEMPLATES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/templates");
 /// Generated CUDA source of one kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Source {
-    /// Name of the `__global__` function, and stem of the emitted file.
+    /// Name of the `__global__` function, and stem of the file that it is written to.
     pub symbol: String,
     pub text: String,
 }
 
 impl Source {
-    /// SHA-256 of the [`canonical`] text in hexadecimal, which changed comments and formatting leave as it is.
+    /// Returns the SHA-256 of the [`canonical`] text in hexadecimal. Changes to comments and
+    /// formatting do not affect it.
     pub fn digest(&self) -> String {
         let digest = Sha256::digest(canonical(&self.text));
         digest.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -52,13 +54,13 @@ pub enum CodegenError {
     },
 }
 
-/// The template environment. Building it parses all templates once.
+/// The template environment. Its construction parses all templates.
 pub struct Codegen {
     tera: Tera,
     marks: Option<Marks>,
 }
 
-/// The characters around a partial in a marked source: `begin`, the partial's name, `name_end`, its text, `end`.
+/// Marker characters around a partial: `begin`, the partial's name, `name_end`, its text, `end`.
 #[derive(Clone, Copy, Debug)]
 pub struct Marks {
     pub begin: char,
@@ -67,7 +69,7 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Control characters, which occur in no template.
+    /// Control characters, which no template contains.
     pub const DEFAULT: Self = Self {
         begin: '\u{1}',
         name_end: '\u{2}',
@@ -85,17 +87,19 @@ impl Marks {
 }
 
 impl Codegen {
+    /// Creates the environment.
+    ///
     /// # Errors
-    /// A template that does not parse.
+    /// Returns an error for a template that does not parse.
     pub fn new() -> Result<Self, CodegenError> {
         Self::with_marks(None)
     }
 
-    /// An environment whose sources show which partial each part comes from, for tests that review sources. Such a source
-    /// is [tidied](tidy) by its reader, after the marks are taken out.
+    /// Creates an environment that marks the partial of each part of a source, for tests that
+    /// review sources. The reader removes the marks and then [tidies](tidy) the source.
     ///
     /// # Errors
-    /// A template that does not parse.
+    /// Returns an error for a template that does not parse.
     pub fn marking_partials(marks: Marks) -> Result<Self, CodegenError> {
         Self::with_marks(Some(marks))
     }
@@ -118,10 +122,10 @@ impl Codegen {
         Ok(Self { tera, marks })
     }
 
-    /// The source of `kernel`.
+    /// Renders the source of `kernel`.
     ///
     /// # Errors
-    /// A template that lacks a value.
+    /// Returns an error for a template with an undefined value.
     pub fn source(&self, kernel: &dyn Kernel) -> Result<Source, CodegenError> {
         let symbol = kernel.symbol();
         let template = format!("{}.cu.tera", kernel.template());
@@ -160,7 +164,7 @@ fn collect(dir: &'static Dir<'static>, into: &mut Vec<(&'static str, &'static st
     }
 }
 
-/// The C type of an element.
+/// Returns the C type of an element.
 pub fn c_type(element: Element) -> &'static str {
     match element {
         Element::Value(DType::F32) => "float",
@@ -190,7 +194,7 @@ fn signature(kernel: &dyn Kernel) -> String {
     params.join(", ")
 }
 
-/// Removes the trailing spaces and the repeated blank lines that template directives leave in a text.
+/// Removes trailing spaces and repeated blank lines, which template directives leave.
 pub fn tidy(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut blank = true;

@@ -1,5 +1,5 @@
-//! Files that others may have a hand in: those that a user names, read and written; files of the user's own; and whom a
-//! path belongs to. Any room may use it.
+//! File access: reading and writing files that the user named, files of the user's own, and checks
+//! of a path's owner. Any module may use it.
 
 pub(crate) mod own;
 mod position;

@@ -1,5 +1,5 @@
-//! Folders and files that are the user's alone, as those of a cache: what another user could have
-//! put there is neither read nor written over.
+//! Folders and files that belong to the user alone, such as those of a cache. Files that another
+//! user could have written are neither read nor overwritten.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -7,10 +7,10 @@ use std::path::Path;
 
 use super::trust::Distrust;
 
-/// How the name of a file begins that is being written, or that a killed process left behind.
+/// Prefix of the names of files being written, including those left over by killed processes.
 pub(crate) const UNFINISHED: &str = ".unfinished-";
 
-/// Why a file of the user's own cannot be had.
+/// An error in accessing a file of the user's own.
 #[derive(Debug)]
 pub(crate) enum Trouble {
     Foreign(Distrust),
@@ -34,8 +34,8 @@ impl From<Trouble> for io::Error {
     }
 }
 
-/// Whether `folder` is the user's own and nobody else may write to it, and none can put another in
-/// its place. One that is not there yet will be.
+/// Checks that `folder` belongs to the user, and that nobody else can write to it or replace it.
+/// Accepts a folder that does not exist yet.
 pub(crate) fn check_folder(folder: &Path) -> Result<(), Trouble> {
     #[cfg(unix)]
     {
@@ -55,8 +55,8 @@ pub(crate) fn check_folder(folder: &Path) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// All bytes of a file of the user's own, at most `most` of them and one more, which tells that
-/// there are too many.
+/// Reads a file of the user's own: at most `most + 1` bytes. The extra byte shows that the file
+/// exceeds `most`.
 pub(crate) fn read(file: &Path, most: u64) -> Result<Vec<u8>, Trouble> {
     if let Some(folder) = file.parent() {
         check_folder(folder)?;
@@ -67,7 +67,7 @@ pub(crate) fn read(file: &Path, most: u64) -> Result<Vec<u8>, Trouble> {
     {
         use rustix::fs::OFlags;
         use std::os::unix::fs::OpenOptionsExt;
-        // A link leads elsewhere, and opening a pipe would wait for someone to write to it.
+        // A symbolic link is rejected. Opening a pipe must not wait for a writer.
         options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
     }
     let opened = match options.open(file) {
@@ -103,8 +103,8 @@ pub(crate) fn open_private(path: &Path, options: &mut fs::OpenOptions) -> io::Re
     Ok(file)
 }
 
-/// A new file in a folder of the user's own, which is made if it is not there; it takes itself away
-/// unless it is given a name. Both are the user's alone.
+/// Creates a temporary file in a folder of the user's own, and the folder if it does not exist,
+/// with access for the user only. The file is deleted on drop unless it is persisted.
 pub(crate) fn unfinished_in(folder: &Path) -> Result<tempfile::NamedTempFile, Trouble> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -112,14 +112,14 @@ pub(crate) fn unfinished_in(folder: &Path) -> Result<tempfile::NamedTempFile, Tr
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(folder)?;
     check_folder(folder)?;
-    // A temporary file is the user's alone, and stays so under its name.
+    // A temporary file is accessible to the user only, and stays so when it is renamed.
     Ok(tempfile::Builder::new()
         .prefix(UNFINISHED)
         .tempfile_in(folder)?)
 }
 
-/// Writes a file of the user's own: readers see a whole file or none, whoever else writes it at the
-/// same time. What was there before is still there after a failure.
+/// Writes a file of the user's own atomically: readers see a whole file or none, even with
+/// concurrent writers. The previous file is unchanged if writing fails.
 pub(crate) fn write(file: &Path, bytes: &[u8]) -> Result<(), Trouble> {
     let named = file.parent().filter(|p| !p.as_os_str().is_empty());
     let mut unfinished = unfinished_in(named.unwrap_or(Path::new(".")))?;

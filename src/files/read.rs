@@ -1,5 +1,5 @@
-//! Reading within a limit. A path may be a pipe or a device without an end, and a file that is no
-//! model may have any size: what is read first is bounded, and looked at only then.
+//! Bounded reads. A path may be a pipe or a device without an end, and a file of the wrong kind may
+//! have any size. Every read is therefore limited before its contents are parsed.
 
 use std::{
     fmt,
@@ -12,32 +12,32 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// What a file is read as, which limits its size.
+/// Kind of a file, which determines its maximum size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// RON; as much as `model/reader.rs` takes.
+    /// A model description in RON, with the limit of `model/reader.rs`.
     Description,
     Config,
     Tokenizer,
-    /// A SentencePiece model. Its pieces take some twenty times their bytes once read.
+    /// A SentencePiece model. In memory, its pieces take about twenty times the size of the file.
     Pieces,
-    /// Which shard has which tensor.
+    /// The index that maps tensors to shards.
     ShardIndex,
-    /// Token ids, texts, sets of lengths.
+    /// Token ids, texts or sets of lengths.
     Batch,
     Reference,
     Artifact,
-    /// What gemmule itself keeps of the kernels that it checked, and of those that it timed.
+    /// Records that gemmule writes: the kernels that were checked (`Ledger`) and timed (`Timings`).
     Ledger,
     Timings,
-    /// What batches cost on a device.
+    /// A table of the costs of batches on a device.
     Costs,
-    /// Requests that a server recorded.
+    /// Requests recorded by a server.
     Trace,
 }
 
 impl Kind {
-    /// The largest size in bytes that is read.
+    /// Returns the maximum size in bytes.
     pub fn limit(self) -> u64 {
         match self {
             Self::Description => 128 * KIB,
@@ -52,23 +52,23 @@ impl Kind {
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Description => "description has",
-            Self::Config => "config.json has",
-            Self::Tokenizer => "tokenizer.json has",
-            Self::Pieces => "SentencePiece model has",
-            Self::ShardIndex => "index of shards has",
-            Self::Batch => "batch needs",
-            Self::Reference => "reference needs",
-            Self::Artifact => "compiled model has",
-            Self::Ledger => "ledger has",
-            Self::Timings => "timings have",
-            Self::Costs => "table of costs has",
-            Self::Trace => "trace has",
+            Self::Description => "description",
+            Self::Config => "config.json",
+            Self::Tokenizer => "tokenizer.json",
+            Self::Pieces => "SentencePiece model",
+            Self::ShardIndex => "shard index",
+            Self::Batch => "batch file",
+            Self::Reference => "reference file",
+            Self::Artifact => "compiled model",
+            Self::Ledger => "ledger",
+            Self::Timings => "timings file",
+            Self::Costs => "cost table",
+            Self::Trace => "trace",
         })
     }
 }
 
-/// A size for people: whole KiB, MiB or GiB, as limits are.
+/// A size displayed in whole KiB, MiB or GiB.
 struct Size(u64);
 
 impl fmt::Display for Size {
@@ -86,7 +86,7 @@ pub enum ReadError {
     #[error("`{}` cannot be read", .file.display())]
     Io { file: PathBuf, source: io::Error },
     #[error(
-        "`{}` is larger than {}, more than any {kind}; is it the file that was meant?",
+        "`{}` is larger than {}, the size limit of a {kind}; check that it is the right file",
         .file.display(), Size(kind.limit())
     )]
     TooLarge { file: PathBuf, kind: Kind },
@@ -101,18 +101,18 @@ impl ReadError {
     }
 }
 
-/// The whole file, which is opened and read once.
+/// Reads the whole file. Opens it only once.
 ///
 /// # Errors
-/// One that cannot be read, or is larger than its kind may be.
+/// Returns an error if the file cannot be read or exceeds the limit of its kind.
 pub fn bytes(file: &Path, kind: Kind) -> Result<Vec<u8>, ReadError> {
     Beginning::open(file, 0)?.rest(kind)
 }
 
-/// The whole file as text, without the mark of its byte order that some editors put before it.
+/// Reads the whole file as text, without a byte order mark.
 ///
 /// # Errors
-/// As [`bytes`]; and what is not UTF-8 cannot be read either.
+/// Returns the errors of [`bytes`]. A file that is not UTF-8 cannot be read either.
 pub fn text(file: &Path, kind: Kind) -> Result<String, ReadError> {
     let text = String::from_utf8(bytes(file, kind)?).map_err(|_| {
         let source = io::Error::new(
@@ -127,18 +127,18 @@ pub fn text(file: &Path, kind: Kind) -> Result<String, ReadError> {
     })
 }
 
-/// At most so many bytes and one more, which tells that there are too many.
+/// Reads at most `most + 1` bytes. The extra byte shows that the file exceeds `most`.
 ///
 /// # Errors
-/// A file that cannot be opened or read.
+/// Returns an error if the file cannot be opened or read.
 pub fn up_to(file: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(file)?.take(most + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// The first bytes of a file that stays open: they say what kind it is, and are not lost if it is
-/// a pipe.
+/// An open file with its first bytes. They identify the kind of the file, and are kept because a
+/// pipe cannot be read twice.
 pub struct Beginning {
     path: PathBuf,
     file: File,
@@ -146,10 +146,10 @@ pub struct Beginning {
 }
 
 impl Beginning {
-    /// Opens a file and reads `n` bytes, or what there is.
+    /// Opens a file and reads its first `n` bytes, or all if it is shorter.
     ///
     /// # Errors
-    /// A file that cannot be opened or read.
+    /// Returns an error if the file cannot be opened or read.
     pub fn open(path: &Path, n: u64) -> Result<Self, ReadError> {
         let failed = |source| ReadError::io(path, source);
         let mut file = File::open(path).map_err(failed)?;
@@ -165,15 +165,15 @@ impl Beginning {
         })
     }
 
-    /// The first bytes.
+    /// Returns the first bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// All bytes, the first ones included.
+    /// Reads the rest, and returns all bytes.
     ///
     /// # Errors
-    /// A file that cannot be read, or is larger than its kind may be.
+    /// Returns an error if the file cannot be read or exceeds the limit of its kind.
     pub fn rest(self, kind: Kind) -> Result<Vec<u8>, ReadError> {
         let (path, bytes) = self.up_to(kind.limit())?;
         match bytes.len() as u64 > kind.limit() {
@@ -182,7 +182,7 @@ impl Beginning {
         }
     }
 
-    /// The path, and at most so many bytes and one more.
+    /// Returns the path, and at most `most + 1` bytes.
     fn up_to(mut self, most: u64) -> Result<(PathBuf, Vec<u8>), ReadError> {
         let left = (most + 1).saturating_sub(self.bytes.len() as u64);
         match self.file.take(left).read_to_end(&mut self.bytes) {
@@ -191,18 +191,18 @@ impl Beginning {
         }
     }
 
-    /// All bytes of a text, the first ones included; `None` where it is none, which is told of a
-    /// file that is too large, too.
+    /// Reads the rest, and returns all bytes as text; `None` if they are not UTF-8, even if the
+    /// file exceeds the limit.
     ///
     /// # Errors
-    /// As [`Beginning::rest`].
+    /// Returns the errors of [`Beginning::rest`].
     pub fn rest_as_text(self, kind: Kind) -> Result<Option<String>, ReadError> {
         let (path, bytes) = self.up_to(kind.limit())?;
         if bytes.len() as u64 <= kind.limit() {
             return Ok(String::from_utf8(bytes).ok());
         }
         match std::str::from_utf8(&bytes) {
-            // Not the limit cut a character short.
+            // Invalid UTF-8, not a character cut off by the limit.
             Err(error) if error.error_len().is_some() => Ok(None),
             _ => Err(ReadError::TooLarge { file: path, kind }),
         }
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_of_the_limit_is_read_and_one_byte_more_is_an_error() {
+    fn a_file_at_the_limit_is_read_and_one_byte_more_is_an_error() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("model.ron");
         let limit = Kind::Description.limit() as usize;
@@ -223,30 +223,30 @@ mod tests {
             bytes(&file, Kind::Description).expect("it fits").len(),
             limit
         );
-        // `ß` has two bytes, of which the second is the byte too many.
+        // `ß` has two bytes; the second one exceeds the limit.
         std::fs::write(&file, "a".repeat(limit) + "ß").expect("it is written");
         let shown = |error: ReadError| {
             let folder = folder.path().display().to_string();
             error.to_string().replace(&folder, "[dir]")
         };
-        insta::assert_snapshot!(shown(bytes(&file, Kind::Description).unwrap_err()), @"`[dir]/model.ron` is larger than 128 KiB, more than any description has; is it the file that was meant?");
+        insta::assert_snapshot!(shown(bytes(&file, Kind::Description).unwrap_err()), @"`[dir]/model.ron` is larger than 128 KiB, the size limit of a description; check that it is the right file");
         let open = || Beginning::open(&file, 7).expect("it is there");
         assert_eq!(open().bytes(), b"aaaaaaa");
-        insta::assert_snapshot!(shown(open().rest_as_text(Kind::Description).unwrap_err()), @"`[dir]/model.ron` is larger than 128 KiB, more than any description has; is it the file that was meant?");
+        insta::assert_snapshot!(shown(open().rest_as_text(Kind::Description).unwrap_err()), @"`[dir]/model.ron` is larger than 128 KiB, the size limit of a description; check that it is the right file");
         std::fs::write(&file, [vec![b'a'; limit - 1], vec![0xff; 9]].concat()).expect("written");
         assert_eq!(open().rest_as_text(Kind::Description).unwrap(), None);
     }
 
     #[cfg(unix)]
     #[test]
-    fn a_device_without_an_end_is_read_to_the_limit_only() {
+    fn an_endless_device_is_read_up_to_the_limit() {
         for kind in [Kind::Description, Kind::Config] {
             let error = bytes(Path::new("/dev/zero"), kind).unwrap_err();
             let size = Size(kind.limit());
             assert_eq!(
                 error.to_string(),
                 format!(
-                    "`/dev/zero` is larger than {size}, more than any {kind}; is it the file that was meant?"
+                    "`/dev/zero` is larger than {size}, the size limit of a {kind}; check that it is the right file"
                 )
             );
         }

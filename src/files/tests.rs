@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use trust::Writers;
 
-/// A folder below which nobody else may write.
+/// Creates a folder that no other user may write to.
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
@@ -18,8 +18,8 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// What a text says, with the folder of the test taken out.
-fn told(what: impl std::fmt::Display, root: &Path) -> String {
+/// Formats a message with the test's folder replaced by ROOT.
+fn message(what: impl std::fmt::Display, root: &Path) -> String {
     let root = root.canonicalize().unwrap().display().to_string();
     what.to_string().replace(&root, "ROOT")
 }
@@ -27,12 +27,12 @@ fn told(what: impl std::fmt::Display, root: &Path) -> String {
 fn refused(path: &Path, besides: Writers, root: &Path) -> String {
     match trust::resolve(path, besides) {
         Ok(real) => panic!("{} is trusted", real.display()),
-        Err(why) => told(why, root),
+        Err(why) => message(why, root),
     }
 }
 
 #[test]
-fn a_path_is_trusted_if_nobody_else_may_write_to_it_or_above() {
+fn a_path_is_trusted_if_no_other_user_may_write_to_it_or_its_parents() {
     let root = folder();
     let at = |below: &str| root.path().join(below);
     fs::create_dir_all(at("a/b")).unwrap();
@@ -44,12 +44,12 @@ fn a_path_is_trusted_if_nobody_else_may_write_to_it_or_above() {
     let real = file.canonicalize().unwrap();
     assert_eq!(trust::resolve(&file, Writers::Nobody).unwrap(), real);
 
-    // The file, its folder, and one further up.
+    // The file, its folder, and a folder further up.
     for (path, safe) in [(&file, 0o644), (&at("a/b"), 0o755), (&at("a"), 0o755)] {
         for open in [0o777, 0o757, 0o775] {
             set_mode(path, open);
             assert!(trust::resolve(&file, Writers::Nobody).is_err(), "{open:o}");
-            // The group may be the user's own.
+            // Write permission of the group only, which may contain the user alone.
             let group_only = open == 0o775;
             let allowed = trust::resolve(&file, Writers::Group).is_ok();
             assert_eq!(allowed, group_only, "{open:o}");
@@ -58,24 +58,24 @@ fn a_path_is_trusted_if_nobody_else_may_write_to_it_or_above() {
     }
 
     set_mode(&at("a"), 0o777);
-    insta::assert_snapshot!(refused(&file, Writers::Group, root.path()), @"others may write to ROOT/a (mode 0777); `chmod go-w ROOT/a` mends it");
-    // As /tmp is: nobody replaces what is not theirs.
+    insta::assert_snapshot!(refused(&file, Writers::Group, root.path()), @"ROOT/a is writable by other users (mode 0777); run `chmod go-w ROOT/a`");
+    // A sticky folder such as /tmp is trusted: nobody can replace files that belong to others.
     set_mode(&at("a"), 0o1777);
     assert_eq!(trust::resolve(&file, Writers::Nobody).unwrap(), real);
-    // But the place itself, if it is a folder, is for anyone to fill.
-    insta::assert_snapshot!(refused(&at("a"), Writers::Nobody, root.path()), @"others may write to ROOT/a (mode 1777); `chmod go-w ROOT/a` mends it");
-    insta::assert_snapshot!(refused(&at("nowhere"), Writers::Nobody, root.path()), @"whose ROOT/nowhere is cannot be found out: No such file or directory (os error 2)");
+    // A sticky folder itself is not trusted, because anyone can create files in it.
+    insta::assert_snapshot!(refused(&at("a"), Writers::Nobody, root.path()), @"ROOT/a is writable by other users (mode 1777); run `chmod go-w ROOT/a`");
+    insta::assert_snapshot!(refused(&at("nowhere"), Writers::Nobody, root.path()), @"the owner of ROOT/nowhere cannot be determined: No such file or directory (os error 2)");
 }
 
 #[test]
-fn a_link_is_trusted_as_what_it_leads_to() {
+fn a_symbolic_link_is_trusted_if_its_target_is() {
     let root = folder();
     let at = |below: &str| root.path().join(below);
     fs::create_dir_all(at("open")).unwrap();
     fs::write(at("open/file"), "").unwrap();
     set_mode(&at("open"), 0o777);
     symlink(at("open/file"), at("link")).unwrap();
-    insta::assert_snapshot!(refused(&at("link"), Writers::Nobody, root.path()), @"others may write to ROOT/open (mode 0777); `chmod go-w ROOT/open` mends it");
+    insta::assert_snapshot!(refused(&at("link"), Writers::Nobody, root.path()), @"ROOT/open is writable by other users (mode 0777); run `chmod go-w ROOT/open`");
 
     fs::write(at("safe"), "").unwrap();
     set_mode(&at("safe"), 0o644);
@@ -87,9 +87,9 @@ fn a_link_is_trusted_as_what_it_leads_to() {
     );
 }
 
-/// Only root can make a file another user's: run by others, this has nothing to look at.
+/// Needs root to change a file's owner; does nothing for other users.
 #[test]
-fn what_another_user_owns_is_not_trusted_in_any_mode() {
+fn a_file_of_another_user_is_not_trusted_in_any_mode() {
     let root = folder();
     let file = root.path().join("file");
     fs::write(&file, "code").unwrap();
@@ -98,13 +98,13 @@ fn what_another_user_owns_is_not_trusted_in_any_mode() {
     if std::os::unix::fs::chown(&file, Some(12345), None).is_err() {
         return;
     }
-    insta::assert_snapshot!(refused(&file, Writers::Group, root.path()), @"ROOT/file belongs to the user 12345, neither to you nor to root; give it to yourself with `chown`, or take one of your own");
+    insta::assert_snapshot!(refused(&file, Writers::Group, root.path()), @"ROOT/file belongs to user 12345, neither to you nor to root; change its owner with `chown`, or use one of your own");
     let why = own::read(&file, 10).unwrap_err();
-    insta::assert_snapshot!(told(io::Error::from(why), root.path()), @"ROOT/file belongs to the user 12345, not to you; give it to yourself with `chown`, or take one of your own");
+    insta::assert_snapshot!(message(io::Error::from(why), root.path()), @"ROOT/file belongs to user 12345, not to you; change its owner with `chown`, or use one of your own");
 }
 
 #[test]
-fn libraries_that_the_loader_would_take_from_the_current_folder_are_found() {
+fn libraries_that_the_loader_would_load_from_the_current_folder_are_detected() {
     let root = tempfile::tempdir().unwrap();
     let found = |paths: &str| trust::planted_in(paths, root.path()).unwrap_or_default();
     fs::create_dir(root.path().join("lib64")).unwrap();
@@ -128,21 +128,21 @@ fn libraries_that_the_loader_would_take_from_the_current_folder_are_found() {
     }
     for paths in [":", "/a:", ":/a", "/a::/b", "/a;"] {
         insta::allow_duplicates! {
-            insta::assert_snapshot!(found(paths), @"LD_LIBRARY_PATH has an empty entry, which means the current folder, where `libcuda.so.1` lies; take the surplus colon out");
+            insta::assert_snapshot!(found(paths), @"LD_LIBRARY_PATH has an empty entry, which means the current folder, and that contains `libcuda.so.1`; remove the extra colon");
         }
     }
-    insta::assert_snapshot!(found("/a:lib64"), @"LD_LIBRARY_PATH has the entry `lib64`, which depends on the current folder and holds `libnvrtc.so.13`; make it absolute");
-    insta::assert_snapshot!(found(".:/a"), @"LD_LIBRARY_PATH has the entry `.`, which depends on the current folder and holds `libcuda.so.1`; make it absolute");
+    insta::assert_snapshot!(found("/a:lib64"), @"LD_LIBRARY_PATH has the entry `lib64`, which is relative to the current folder and contains `libnvrtc.so.13`; make it absolute");
+    insta::assert_snapshot!(found(".:/a"), @"LD_LIBRARY_PATH has the entry `.`, which is relative to the current folder and contains `libcuda.so.1`; make it absolute");
 }
 
-/// What a program's own writing leaves here under the umask of this process.
-fn usual_mode(root: &Path) -> u32 {
+/// Returns the mode of a new file under this process's umask.
+fn default_mode(root: &Path) -> u32 {
     let usual = root.join("usual");
     fs::write(&usual, "").unwrap();
     mode(&usual)
 }
 
-/// Nothing is left beside what was written.
+/// Returns the names in `root`, to check that no temporary file is left.
 fn names(root: &Path) -> Vec<String> {
     let entries = root.read_dir().unwrap();
     let mut names: Vec<String> = entries
@@ -153,9 +153,9 @@ fn names(root: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_new_file_is_as_readable_as_others_and_an_old_one_keeps_its_mode() {
+fn a_new_file_follows_the_umask_and_an_old_one_keeps_its_mode() {
     let root = folder();
-    let usual = usual_mode(root.path());
+    let usual = default_mode(root.path());
     let file = root.path().join("file");
     write(&file, b"one").unwrap();
     assert_eq!(
@@ -174,9 +174,9 @@ fn a_new_file_is_as_readable_as_others_and_an_old_one_keeps_its_mode() {
 }
 
 #[test]
-fn a_link_stays_and_what_it_leads_to_is_written() {
+fn a_symbolic_link_stays_and_its_target_is_written() {
     let root = folder();
-    let usual = usual_mode(root.path());
+    let usual = default_mode(root.path());
     let at = |below: &str| root.path().join(below);
     fs::create_dir(at("below")).unwrap();
     fs::write(at("below/target"), "old").unwrap();
@@ -190,7 +190,7 @@ fn a_link_stays_and_what_it_leads_to_is_written() {
         assert!(at(link).symlink_metadata().unwrap().is_symlink());
     }
 
-    // What it leads to is not there yet.
+    // The target does not exist yet.
     symlink("below/later", at("early")).unwrap();
     write(&at("early"), b"made").unwrap();
     assert_eq!(fs::read(at("below/later")).unwrap(), b"made");
@@ -202,7 +202,7 @@ fn a_link_stays_and_what_it_leads_to_is_written() {
 }
 
 #[test]
-fn devices_and_pipes_are_written_to_and_stay() {
+fn devices_and_pipes_are_written_in_place() {
     write(Path::new("/dev/null"), b"gone").unwrap();
     let null = Path::new("/dev/null").symlink_metadata().unwrap();
     assert!(null.file_type().is_char_device());
@@ -229,7 +229,7 @@ fn devices_and_pipes_are_written_to_and_stay() {
 }
 
 #[test]
-fn folders_and_sockets_are_refused() {
+fn folders_and_sockets_are_rejected() {
     let root = folder();
     insta::assert_snapshot!(write(root.path(), b"").unwrap_err(), @"it is a folder; give the name of a file");
     let socket = root.path().join("socket");
@@ -239,7 +239,7 @@ fn folders_and_sockets_are_refused() {
 }
 
 #[test]
-fn a_file_of_the_users_own_is_nobody_elses() {
+fn a_private_file_is_accessible_to_the_user_only() {
     let root = folder();
     let at = |below: &str| root.path().join(below);
     let file = at("made/folder/file");
@@ -252,28 +252,28 @@ fn a_file_of_the_users_own_is_nobody_elses() {
 
     let why = |file: &PathBuf| {
         let error = own::read(file, 10).unwrap_err();
-        told(io::Error::from(error), root.path())
+        message(io::Error::from(error), root.path())
     };
     symlink(&file, at("made/folder/link")).unwrap();
-    insta::assert_snapshot!(why(&at("made/folder/link")), @"ROOT/made/folder/link is a symbolic link; put the file itself there");
+    insta::assert_snapshot!(why(&at("made/folder/link")), @"ROOT/made/folder/link is a symbolic link; replace it with the file itself");
     set_mode(&file, 0o620);
-    insta::assert_snapshot!(why(&file), @"others may write to ROOT/made/folder/file (mode 0620); `chmod go-w ROOT/made/folder/file` mends it");
+    insta::assert_snapshot!(why(&file), @"ROOT/made/folder/file is writable by other users (mode 0620); run `chmod go-w ROOT/made/folder/file`");
     set_mode(&file, 0o600);
 
     for open in [0o770, 0o707, 0o1777] {
         set_mode(&at("made/folder"), open);
         let told = why(&file);
         assert!(
-            told.starts_with("others may write to ROOT/made/folder (mode "),
+            told.starts_with("ROOT/made/folder is writable by other users (mode "),
             "{told}"
         );
         assert!(own::write(&file, b"over it").is_err());
     }
     set_mode(&at("made/folder"), 0o700);
     assert_eq!(own::read(&file, 10).unwrap(), b"mine");
-    // Another folder could be put in its place.
+    // Another user could replace the folder.
     set_mode(&at("made"), 0o777);
-    insta::assert_snapshot!(why(&file), @"others may write to ROOT/made (mode 0777); `chmod go-w ROOT/made` mends it");
+    insta::assert_snapshot!(why(&file), @"ROOT/made is writable by other users (mode 0777); run `chmod go-w ROOT/made`");
     set_mode(&at("made"), 0o1777);
     assert_eq!(own::read(&file, 10).unwrap(), b"mine");
 }

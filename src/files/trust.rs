@@ -1,28 +1,28 @@
-//! Whether anyone but the user and root may change what a path leads to.
+//! Checks that only the user and root can change the file at a path.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why what lies at a path may be another user's doing.
+/// Reason why another user might control a path.
 #[derive(Debug)]
 pub(crate) enum Distrust {
-    /// This file or folder on the way may be written by others than its owner.
+    /// A file or folder on the path is writable by users other than its owner.
     Writable { at: PathBuf, mode: u32 },
-    /// This file or folder on the way is neither the user's nor, where that would do, root's.
+    /// A file or folder on the path belongs neither to the user nor, if `root_would_do`, to root.
     Owner {
         at: PathBuf,
         owner: u32,
         root_would_do: bool,
     },
-    /// A symbolic link is there instead of the file itself.
+    /// The path is a symbolic link instead of the file itself.
     Link { at: PathBuf },
-    /// It cannot be found out.
+    /// The owner cannot be determined.
     Unknown { at: PathBuf, error: io::Error },
 }
 
 impl Distrust {
-    /// The file or folder that is not trusted.
+    /// Returns the file or folder that is not trusted.
     pub(crate) fn at(&self) -> &Path {
         match self {
             Distrust::Writable { at, .. }
@@ -32,13 +32,15 @@ impl Distrust {
         }
     }
 
-    /// What is wrong with it, without how to mend that.
+    /// Describes the reason, without a remedy.
     pub(crate) fn what(&self) -> String {
         match self {
-            Distrust::Writable { mode, .. } => format!("others may write to it (mode {mode:04o})"),
-            Distrust::Owner { owner, .. } => format!("it belongs to the user {owner}"),
+            Distrust::Writable { mode, .. } => {
+                format!("it is writable by other users (mode {mode:04o})")
+            }
+            Distrust::Owner { owner, .. } => format!("it belongs to user {owner}"),
             Distrust::Link { .. } => "it is a symbolic link".to_owned(),
-            Distrust::Unknown { error, .. } => format!("whose it is cannot be found out: {error}"),
+            Distrust::Unknown { error, .. } => format!("its owner cannot be determined: {error}"),
         }
     }
 }
@@ -48,7 +50,7 @@ impl fmt::Display for Distrust {
         match self {
             Distrust::Writable { at, mode } => write!(
                 f,
-                "others may write to {at} (mode {mode:04o}); `chmod go-w {at}` mends it",
+                "{at} is writable by other users (mode {mode:04o}); run `chmod go-w {at}`",
                 at = at.display(),
             ),
             Distrust::Owner {
@@ -57,8 +59,8 @@ impl fmt::Display for Distrust {
                 root_would_do,
             } => write!(
                 f,
-                "{} belongs to the user {owner}, {}; give it to yourself with `chown`, or take one \
-                 of your own",
+                "{} belongs to user {owner}, {}; change its owner with `chown`, or use one of \
+                 your own",
                 at.display(),
                 if *root_would_do {
                     "neither to you nor to root"
@@ -68,32 +70,36 @@ impl fmt::Display for Distrust {
             ),
             Distrust::Link { at } => write!(
                 f,
-                "{} is a symbolic link; put the file itself there",
+                "{} is a symbolic link; replace it with the file itself",
                 at.display()
             ),
             Distrust::Unknown { at, error } => {
-                write!(f, "whose {} is cannot be found out: {error}", at.display())
+                write!(
+                    f,
+                    "the owner of {} cannot be determined: {error}",
+                    at.display()
+                )
             }
         }
     }
 }
 
-/// Who besides the owner may write.
+/// Users other than the owner who may write to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writers {
-    /// Nobody.
+    /// No other user.
     Nobody,
-    /// The file's group: for what the user chose by name, as many systems give each user a group of
-    /// their own.
+    /// The file's group. Accepted for files that the user named, because many systems give each
+    /// user a group of their own.
     Group,
 }
 
-/// The file or folder that `path` leads to, without symbolic links, if only the user, root, and
-/// those `besides` can change it: it and every folder above it belong to one of the two, and nobody
-/// else may write there. A folder above that others may write to is no harm where it is sticky, as
-/// /tmp is: none can then replace what is not theirs, and what is below is the user's or root's.
+/// Resolves the symbolic links of `path`, if only the user, root and `besides` can change the
+/// result: it and every folder above it belong to the user or to root, and no other user may write
+/// to them. Sticky folders above it, such as /tmp, may be writable, because nobody can replace
+/// files of others there.
 ///
-/// Elsewhere than on Unix nothing is known of owners, and every path is answered.
+/// Accepts every path on systems other than Unix.
 pub(crate) fn resolve(path: &Path, besides: Writers) -> Result<PathBuf, Distrust> {
     let real = path.canonicalize().map_err(|error| Distrust::Unknown {
         at: path.to_owned(),
@@ -112,7 +118,7 @@ pub(crate) fn resolve(path: &Path, besides: Writers) -> Result<PathBuf, Distrust
     Ok(real)
 }
 
-/// As [`resolve`], of one file or folder and not of those above it. A sticky folder will do.
+/// Like [`resolve`], but checks one file or folder and none above it. Accepts a sticky folder.
 pub(crate) fn check_one(path: &Path) -> Result<(), Distrust> {
     #[cfg(unix)]
     {
@@ -126,15 +132,16 @@ pub(crate) fn check_one(path: &Path) -> Result<(), Distrust> {
     Ok(())
 }
 
-/// An entry of the variable by which the loader finds libraries that means the current folder, or one that depends on
-/// it, where such a folder holds a library that this program loads by name: whoever filled it chose what would run. A
-/// surplus colon alone does no harm, and is common.
+/// Returns a reason not to use the loader's search path, if `LD_LIBRARY_PATH` has an empty or
+/// relative entry and that folder contains a library that this program loads by name. Such a
+/// library may come from anyone who can write to the current folder. An extra colon alone is
+/// harmless and common.
 pub(crate) fn planted_library() -> Option<String> {
     let here = std::env::current_dir().ok()?;
     planted(&std::env::var("LD_LIBRARY_PATH").ok()?, &here)
 }
 
-/// How the names of the libraries begin that are loaded by name, and of those that these load.
+/// Prefixes of the names of the libraries that are loaded by name, directly or indirectly.
 const LOADED: [&str; 6] = [
     "libcuda",
     "libnvrtc",
@@ -144,9 +151,9 @@ const LOADED: [&str; 6] = [
     "libnvJitLink",
 ];
 
-/// The reason for [`planted_library`], given the variable's value and the current folder.
+/// Implements [`planted_library`] for the variable's value and the current folder.
 fn planted(paths: &str, here: &Path) -> Option<String> {
-    // The loader takes an empty variable for none, and splits at both signs.
+    // The loader ignores an empty variable. It splits at colons and semicolons.
     if paths.is_empty() {
         return None;
     }
@@ -161,10 +168,10 @@ fn planted(paths: &str, here: &Path) -> Option<String> {
         let library = names.filter(is_loaded).min()?;
         Some(match entry {
             "" => format!(
-                "LD_LIBRARY_PATH has an empty entry, which means the current folder, where `{library}` lies; take the surplus colon out"
+                "LD_LIBRARY_PATH has an empty entry, which means the current folder, and that contains `{library}`; remove the extra colon"
             ),
             entry => format!(
-                "LD_LIBRARY_PATH has the entry `{entry}`, which depends on the current folder and holds `{library}`; make it absolute"
+                "LD_LIBRARY_PATH has the entry `{entry}`, which is relative to the current folder and contains `{library}`; make it absolute"
             ),
         })
     })
@@ -182,7 +189,7 @@ mod unix {
     const STICKY: u32 = 0o1000;
     const ROOT: u32 = 0;
 
-    /// The user whose rights this process has.
+    /// Returns the effective user of this process.
     pub(in crate::files) fn user() -> u32 {
         rustix::process::geteuid().as_raw()
     }
@@ -214,7 +221,7 @@ mod unix {
         Ok(())
     }
 
-    /// As [`check`], and it is the user's own, not root's.
+    /// Like [`check`], but requires the user's own file, not root's.
     pub(in crate::files) fn check_own(at: &Path, metadata: &Metadata) -> Result<(), Distrust> {
         if metadata.uid() != user() {
             return Err(Distrust::Owner {

@@ -1,26 +1,26 @@
-//! Writing what a user named.
+//! Writing files that the user named.
 
 use std::fs::{self, Metadata, Permissions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// As many links as Linux follows.
-const MOST_LINKS: usize = 40;
+/// Maximum number of symbolic links to follow, as on Linux.
+const MAX_LINKS: usize = 40;
 
-/// Writes `bytes` to what `path` names.
+/// Writes `bytes` to `path`.
 ///
-/// A regular file, and one that is not there yet, is written beside its place and renamed, so that
-/// readers see the old one or the new one; it keeps its mode and owner, and a new one is as readable
-/// as the user's umask makes other files. Of a symbolic link, the file that it leads to is written.
-/// A device or a pipe is written to as it is.
+/// A regular file is written to a temporary file beside it and then renamed, so that readers see
+/// either the old file or the new one. An existing file keeps its mode and owner; a new one gets
+/// the mode of the user's umask. For a symbolic link, the target is written. A device or a pipe is
+/// written directly.
 ///
 /// # Errors
-/// Those of the system, and for folders and sockets that they cannot be written. What was there
-/// before is then still there, but for devices and pipes.
+/// Returns the errors of the system, and an error for folders and sockets. The previous contents
+/// are then unchanged, except for devices and pipes.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     match path.metadata() {
         Ok(found) if found.is_file() => {
-            // One that may not be written is not replaced either.
+            // Do not replace a file that the user may not write to.
             fs::File::options().write(true).open(path)?;
             replace(&path.canonicalize()?, bytes, Some(&found))
         }
@@ -42,7 +42,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Whether it takes bytes one after the other and keeps none: a device or a pipe.
+/// Returns whether the file is a device or a pipe, which stores nothing.
 fn is_stream(metadata: &Metadata) -> bool {
     #[cfg(unix)]
     {
@@ -57,12 +57,12 @@ fn is_stream(metadata: &Metadata) -> bool {
     }
 }
 
-/// Where the links that begin at `path` lead to, though nothing is there.
+/// Returns the end of the chain of symbolic links at `path`, which need not exist.
 fn end_of_links(path: &Path) -> io::Result<PathBuf> {
     let mut at = path.to_owned();
-    for _ in 0..MOST_LINKS {
+    for _ in 0..MAX_LINKS {
         match at.read_link() {
-            // An absolute target takes the place of the whole.
+            // An absolute target replaces the whole path.
             Ok(target) => at = folder_of(&at).join(target),
             Err(_) => return Ok(at),
         }
@@ -78,12 +78,12 @@ fn folder_of(file: &Path) -> &Path {
     named.unwrap_or(Path::new("."))
 }
 
-/// Puts a new file in the place of `found`, or where none is.
+/// Writes a new file and renames it to `path`, replacing `found` if it exists.
 fn replace(path: &Path, bytes: &[u8], found: Option<&Metadata>) -> io::Result<()> {
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]
     if found.is_none() {
-        // The system takes the umask off.
+        // The system applies the umask.
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(Permissions::from_mode(0o666));
     }
@@ -96,16 +96,16 @@ fn replace(path: &Path, bytes: &[u8], found: Option<&Metadata>) -> io::Result<()
     Ok(())
 }
 
-/// Gives a new file the owner and mode of the one whose place it takes.
+/// Copies the owner and mode of the replaced file.
 #[cfg(unix)]
 fn keep(file: &fs::File, found: &Metadata) -> io::Result<()> {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
     let made = file.metadata()?;
     if (made.uid(), made.gid()) != (found.uid(), found.gid()) {
-        // Only root may give files away. For others the file is then theirs, as after `mv`.
+        // Only root may change the owner. Otherwise the file belongs to the user, as after `mv`.
         let _ = fchown(file, Some(found.uid()), Some(found.gid()));
     }
-    // As writing in place does, this leaves no set-user-ID bits.
+    // Writing in place also clears the set-user-ID bits.
     file.set_permissions(Permissions::from_mode(found.mode() & 0o777))
 }
 

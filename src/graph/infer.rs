@@ -1,4 +1,4 @@
-//! Shapes of results from the shapes of operands.
+//! Shape inference: the shape of a result from the shapes of its operands.
 
 use super::{Graph, GraphError, NodeId, Op};
 use crate::{
@@ -6,18 +6,20 @@ use crate::{
     tensor::{Shape, Size, Symbol},
 };
 
-/// Most elements of a row. Below it the kernels' products in 32 bits hold: heads by head size, projections side by side.
+/// Maximum elements of a row, so that the kernels' 32-bit products do not overflow (heads by head
+/// size, merged projections).
 pub const MAX_WIDTH: u64 = 1 << 24;
-/// Most rows of a table: ids have 32 bits, one of them for the sign.
+/// Maximum rows of a table: ids are signed 32-bit integers.
 const MAX_ROWS: u64 = i32::MAX as u64;
-/// Values that one operator puts side by side at most.
+/// Maximum number of values that one operator concatenates.
 pub const MAX_PARTS: usize = 16;
 
-/// Fused attention loads heads in vectors of so many elements.
+/// Number of elements in the vectors that fused attention loads heads with.
 pub const HEAD_STEP: u32 = 8;
-/// Most elements of a head in fused attention, which keeps a row of the result in registers.
+/// Maximum elements of a head in fused attention, which keeps a row of the result in registers.
 pub const MAX_HEAD: u32 = 256;
-/// Tables that one operator sums at most: more than any encoder adds, and the kernel takes two pointers for each.
+/// Maximum number of tables that one operator sums. No encoder has more, and the kernel takes two
+/// pointers for each.
 pub const MAX_TABLES: usize = 4;
 
 impl Graph {
@@ -127,7 +129,9 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             let turned = 2 * rotation.frequencies.len() as u64;
             match (1..=u64::from(*head)).contains(&turned) {
                 true => Ok(Shape(vec![tokens(), width.into()])),
-                false => Err(format!("{turned} columns of a head of {head} are turned")),
+                false => Err(format!(
+                    "the rotation applies to {turned} columns, but a head has {head}; expected 1 to {head}"
+                )),
             }
         }
         Op::Cache {
@@ -197,7 +201,7 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             }
             if *causal && of[0].0.last() == Some(&Symbol::SourcePairs.into()) {
                 return Err(
-                    "no position of another stream is before or behind a query; leave `causal` out"
+                    "no position of another stream is before or after a query; leave `causal` out"
                         .to_owned(),
                 );
             }
@@ -226,9 +230,9 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
                 HeadView::TokenMajor { offset, stride } if (offset, stride) == (0, width) => {
                     Ok(Shape(vec![tokens(), constant(width)]))
                 }
-                HeadView::TokenMajor { .. } => {
-                    Err(format!("the result has rows of {width}, from column 0 on"))
-                }
+                HeadView::TokenMajor { .. } => Err(format!(
+                    "the result must have rows of {width} and start at column 0"
+                )),
             }
         }
         Op::FirstToken
@@ -280,7 +284,7 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             let from = matrix(of[0])?;
             let end = u64::from(*start) + u64::from(*width);
             if *width == 0 || end > from {
-                return Err(format!("columns {start}..{end} are not inside {from}"));
+                return Err(format!("columns {start}..{end} exceed the width of {from}"));
             }
             Ok(Shape(vec![of[0].0[0].clone(), constant(*width)]))
         }
@@ -288,7 +292,9 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             let width = matrix(of[0])?;
             match width.is_multiple_of(2) {
                 true => Ok(Shape(vec![of[0].0[0].clone(), (width / 2).into()])),
-                false => Err(format!("a width of {width} has no halves")),
+                false => Err(format!(
+                    "a width of {width} cannot be split in halves; expected an even width"
+                )),
             }
         }
         Op::EmbeddingLayerNorm { offsets, .. } => {
@@ -300,7 +306,7 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             of[..n].iter().try_for_each(|of| ids(of))?;
             for table in &of[n..2 * n] {
                 if table_width(table)? != width {
-                    return Err("all tables must have one width".to_owned());
+                    return Err("all tables must have the same width".to_owned());
                 }
             }
             let width = Size::constant(width);
@@ -347,12 +353,15 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
                     _ => rows_of_keys(of[1], attending.k)?,
                 };
                 if rows == Symbol::SourceSlots && attending.causal {
-                    return Err("it is causal over another stream".to_owned());
+                    return Err(
+                        "attention to another stream cannot be causal; leave `causal` out"
+                            .to_owned(),
+                    );
                 }
                 headed(shape, heads, head, view, name, rows)?;
                 if !view.is_aligned(head, HEAD_STEP) {
                     return Err(format!(
-                        "{name} is read from a column, or of rows, of no multiple of {HEAD_STEP}"
+                        "the first column and the row width of {name} must be multiples of {HEAD_STEP}"
                     ));
                 }
             }
@@ -361,7 +370,7 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
     }
 }
 
-/// The width of each of `heads` equal parts of a row.
+/// Returns the width of each of `heads` equal parts of a row.
 fn part_of(width: u64, heads: u32) -> Result<u64, String> {
     match heads > 0 && width.is_multiple_of(u64::from(heads)) {
         true => Ok(width / u64::from(heads)),
@@ -371,17 +380,18 @@ fn part_of(width: u64, heads: u32) -> Result<u64, String> {
     }
 }
 
-/// The width of heads side by side from a column on of rows so wide.
+/// Returns the total width of `heads` adjacent heads that start at column `from` of rows of `of`
+/// columns.
 fn columns(from: u32, heads: u32, head: u32, of: u64) -> Result<u64, String> {
     let width = u64::from(heads) * u64::from(head);
     let end = u64::from(from).saturating_add(width);
     match width > 0 && end <= of {
         true => Ok(width),
-        false => Err(format!("columns {from}..{end} are not inside {of}")),
+        false => Err(format!("columns {from}..{end} exceed the width of {of}")),
     }
 }
 
-/// Whether query heads divide into groups, one for each key head.
+/// Checks that the query heads divide into equal groups, one for each key head.
 fn groups(heads: u32, kv_heads: u32) -> Result<(), String> {
     match kv_heads > 0 && heads.is_multiple_of(kv_heads) {
         true => Ok(()),
@@ -395,7 +405,7 @@ fn dims<const N: usize>(shape: &Shape, expected: &str) -> Result<[Size; N], Stri
     <[Size; N]>::try_from(shape.0.clone()).map_err(|_| format!("{expected}, found {shape}"))
 }
 
-/// The width of rows of tokens, of sequences, or of a weight.
+/// Returns the width of a matrix with rows of tokens, of sequences or of a weight.
 fn matrix(shape: &Shape) -> Result<u64, String> {
     match shape.0.as_slice() {
         [rows, width] if is_rows(rows) && width.as_constant().is_some() => constant_width(width),
@@ -405,7 +415,7 @@ fn matrix(shape: &Shape) -> Result<u64, String> {
     }
 }
 
-/// What one kernel may go over as a stream: rows, heads apart, scores.
+/// Checks that an elementwise kernel supports the shape: rows, separate heads or scores.
 fn pointwise(shape: &Shape) -> Result<(), String> {
     match is_scores(shape) || heads_apart(shape).is_some() {
         true => Ok(()),
@@ -413,7 +423,7 @@ fn pointwise(shape: &Shape) -> Result<(), String> {
     }
 }
 
-/// Whether a tensor may have so many rows: tokens, sequences, or those of a weight.
+/// Returns whether `rows` is a valid number of rows: tokens, sequences or a constant.
 fn is_rows(rows: &Size) -> bool {
     match rows.as_symbol() {
         Some(symbol) => matches!(symbol, Symbol::Tokens | Symbol::Batch),
@@ -421,7 +431,7 @@ fn is_rows(rows: &Size) -> bool {
     }
 }
 
-/// `[heads, pairs]`.
+/// Returns whether the shape is `[heads, pairs]`.
 fn is_scores(shape: &Shape) -> bool {
     match shape.0.as_slice() {
         [heads, pairs] => {
@@ -432,7 +442,7 @@ fn is_scores(shape: &Shape) -> bool {
     }
 }
 
-/// Heads and elements of a head, of `[heads, tokens, head]`.
+/// Returns the number of heads and the head size of `[heads, tokens, head]`.
 fn heads_apart(shape: &Shape) -> Option<[u64; 2]> {
     match shape.0.as_slice() {
         [heads, t, head] if is_rows_of_keys(t) => Some([heads.as_constant()?, head.as_constant()?]),
@@ -464,7 +474,8 @@ fn table_width(shape: &Shape) -> Result<u64, String> {
     }
 }
 
-/// A factor of scores: the softmax takes the largest before it scales.
+/// Checks a factor of scores. It must be positive because the softmax takes the maximum before
+/// scaling.
 fn positive(scale: f32) -> Result<(), String> {
     match scale.is_finite() && scale > 0.0 {
         true => Ok(()),
@@ -474,7 +485,7 @@ fn positive(scale: f32) -> Result<(), String> {
     }
 }
 
-/// What distances do to the scores of so many heads, with the operand of a bias.
+/// Checks the effect of distances on the scores of `heads` heads, and the operand of a bias.
 fn distances(
     by: ByDistance,
     heads: u64,
@@ -514,24 +525,25 @@ fn per_token(shape: &Shape) -> Result<u64, String> {
     }
 }
 
-/// Whether these may be the rows of keys and values: tokens of the batch, or those of another stream.
+/// Returns whether `rows` can be the rows of keys and values: tokens of the batch or of another
+/// stream.
 fn is_rows_of_keys(rows: &Size) -> bool {
     matches!(rows.as_symbol(), Some(Symbol::Tokens | Symbol::SourceSlots))
 }
 
-/// What the rows of keys or values are, of which dimension `at` counts them.
+/// Returns the kind of rows of keys or values; dimension `at` counts them.
 fn key_rows(shape: &Shape, at: usize) -> Result<Symbol, String> {
     let rows = shape.0.get(at).filter(|rows| is_rows_of_keys(rows));
     let symbol = rows.and_then(Size::as_symbol);
     symbol.ok_or_else(|| format!("expected rows of tokens, found {shape}"))
 }
 
-/// As [`key_rows`], wherever the heads lie.
+/// Like [`key_rows`], for either position of the heads.
 fn rows_of_keys(shape: &Shape, view: HeadView) -> Result<Symbol, String> {
     key_rows(shape, usize::from(view == HeadView::HeadMajor))
 }
 
-/// What counts the scores of keys in such rows.
+/// Returns the symbol that counts the scores with such keys.
 fn pairs_with(rows: Symbol) -> Symbol {
     match rows {
         Symbol::SourceSlots => Symbol::SourcePairs,
@@ -539,7 +551,7 @@ fn pairs_with(rows: Symbol) -> Symbol {
     }
 }
 
-/// The width of a tensor of such rows.
+/// Returns the width of a matrix whose rows are `rows`.
 fn matrix_of(shape: &Shape, rows: Symbol) -> Result<u64, String> {
     match shape.0.as_slice() {
         [t, width] if *t == Size::from(rows) => constant_width(width),

@@ -1,5 +1,6 @@
-//! The model as a graph over petgraph: one node per operator and its one result, one edge per
-//! operand. Shapes are symbolic and inferred; [`Graph::verify`] infers them anew after every pass.
+//! The model as a graph, built on petgraph. There is one node per operator and its single result,
+//! and one edge per operand. Shapes are symbolic and inferred; [`Graph::verify`] infers them again
+//! after every pass.
 
 mod heads;
 mod infer;
@@ -31,18 +32,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::tensor::Shape;
 
-/// A node of a [`Graph`].
+/// Index of a node of a [`Graph`].
 pub type NodeId = NodeIndex<u32>;
 
-/// An operator with its result.
+/// An operator and its result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// Name of the result; unique in the graph. A weight is named as in the checkpoint.
+    /// Name of the result, unique in the graph. A weight has its name in the checkpoint.
     pub name: String,
     pub op: Op,
-    /// Shape of the result, inferred.
+    /// Inferred shape of the result.
     pub shape: Shape,
-    /// The part of the model that computes it, an index into [`Graph::parts`]; 0 of weights, which all parts share.
+    /// Index in [`Graph::parts`] of the part of the model that computes the value; 0 for weights,
+    /// which all parts share.
     pub part: u32,
 }
 
@@ -62,34 +64,37 @@ pub enum GraphError {
         problem: String,
         operands: String,
     },
-    #[error("the name `{name}` is given to two values; rename one")]
+    #[error("two values have the name `{name}`; rename one of them")]
     DuplicateName { name: String },
     #[error("the value `{node}` depends on itself")]
     Cycle { node: String },
-    #[error("`{node}` holds the shape {stored}, but its operands give {inferred}")]
+    #[error(
+        "`{node}` has the stored shape {stored}, but the shape inferred from its operands is {inferred}"
+    )]
     StaleShape {
         node: String,
         stored: Shape,
         inferred: Shape,
     },
-    #[error("the output `{output}` names no value of the graph")]
+    #[error("the output `{output}` is not a value of the graph")]
     DanglingOutput { output: String },
 }
 
-/// A model, from inputs and weights to named outputs.
+/// A model: a graph from inputs and weights to named outputs.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     inner: StableDiGraph<Node, u32>,
     outputs: Vec<(String, NodeId)>,
-    /// Empty where the model is one graph.
+    /// Parts of the model; empty for a model of one graph.
     parts: Vec<Part>,
 }
 
-/// A part of a model that runs by itself, on a batch of its own. Parts meet in caches only.
+/// A part of a model that runs separately, on a batch of its own. Parts exchange values only
+/// through caches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     pub name: String,
-    /// What its caches are of.
+    /// The stream that its caches belong to.
     pub stream: String,
 }
 
@@ -98,7 +103,10 @@ impl Graph {
         Self::default()
     }
 
-    /// Adds an operator on `operands`; its shape is inferred.
+    /// Adds an operator on `operands` and infers its shape.
+    ///
+    /// # Errors
+    /// Returns an error if the operands do not suit the operator.
     pub fn add(
         &mut self,
         name: impl Into<String>,
@@ -107,7 +115,7 @@ impl Graph {
     ) -> Result<NodeId, GraphError> {
         let name = name.into();
         let shape = self.infer(&name, &op, operands)?;
-        // What is computed of a part's values is the part's.
+        // A result belongs to the part of its operands.
         let parts = operands.iter().map(|&o| self.node(o).part);
         let part = parts.max().unwrap_or(0);
         let node = Node {
@@ -123,22 +131,23 @@ impl Graph {
         Ok(id)
     }
 
-    /// Names the parts of a model that has several.
+    /// Sets the parts of a model that has several.
     pub fn set_parts(&mut self, parts: Vec<Part>) {
         self.parts = parts;
     }
 
-    /// The parts, where there are several, in the order in which they run.
+    /// Returns the parts in the order in which they run; empty for a model of one graph.
     pub fn parts(&self) -> &[Part] {
         &self.parts
     }
 
-    /// Makes a value without operands one of a part.
+    /// Assigns a value without operands to a part.
     pub fn set_part(&mut self, id: NodeId, part: u32) {
         self.inner[id].part = part;
     }
 
-    /// What must be computed, part by part: the outputs, and what a part leaves for others.
+    /// Returns the values that must be computed, part by part: the outputs, and the caches of a
+    /// model in parts.
     fn roots(&self) -> Vec<NodeId> {
         let outputs = self.outputs.iter().map(|&(_, id)| id);
         if self.parts.is_empty() {
@@ -151,7 +160,7 @@ impl Graph {
         roots
     }
 
-    /// Makes `id` a result of the model under `name`.
+    /// Makes `id` an output of the model, called `name`.
     pub fn add_output(&mut self, name: impl Into<String>, id: NodeId) {
         self.outputs.push((name.into(), id));
     }
@@ -172,7 +181,7 @@ impl Graph {
         &self.inner[id].shape
     }
 
-    /// Operands in the order of their slots.
+    /// Returns the operands in slot order.
     pub fn operands(&self, id: NodeId) -> Vec<NodeId> {
         let mut edges: Vec<(u32, NodeId)> = self
             .inner
@@ -183,7 +192,7 @@ impl Graph {
         edges.into_iter().map(|(_, source)| source).collect()
     }
 
-    /// Nodes that read `id`, each once, in index order.
+    /// Returns the distinct nodes that read `id`, in index order.
     pub fn consumers(&self, id: NodeId) -> Vec<NodeId> {
         let mut nodes: Vec<NodeId> = self
             .inner
@@ -198,7 +207,8 @@ impl Graph {
         self.outputs.iter().any(|&(_, o)| o == id)
     }
 
-    /// The only reader of `id`; `None` where there are several, none, or `id` is an output.
+    /// Returns the only reader of `id`; `None` if there are none or several, or if `id` is an
+    /// output.
     pub fn sole_consumer(&self, id: NodeId) -> Option<NodeId> {
         match self.consumers(id).as_slice() {
             [one] if !self.is_output(id) => Some(*one),
@@ -206,8 +216,9 @@ impl Graph {
         }
     }
 
-    /// Nodes that the outputs need, and the caches of a model in parts, operands before readers and part by part. The order follows the outputs and
-    /// the operands' slots only, so that it does not depend on how the graph came about.
+    /// Returns the nodes that the outputs need, and for a model in parts the caches, in topological
+    /// order and part by part. The order depends only on the outputs and on the operands' slots,
+    /// not on how the graph was built.
     pub fn topological(&self) -> Vec<NodeId> {
         let mut order = Vec::with_capacity(self.inner.node_count());
         let mut seen = HashSet::new();
@@ -226,7 +237,7 @@ impl Graph {
         order
     }
 
-    /// Makes every reader of `old` read `new`, and every output `old` be `new`.
+    /// Replaces `old` by `new` in all readers and outputs.
     pub fn replace(&mut self, old: NodeId, new: NodeId) {
         let edges: Vec<_> = self
             .inner
@@ -234,7 +245,7 @@ impl Graph {
             .map(|e| (e.id(), e.target(), *e.weight()))
             .collect();
         for (edge, target, slot) in edges {
-            // The replacement may read what it replaces; that edge stays.
+            // The replacement may read the replaced value; that edge stays.
             if target != new {
                 self.inner.remove_edge(edge);
                 self.inner.add_edge(new, target, slot);
@@ -247,9 +258,11 @@ impl Graph {
         }
     }
 
-    /// Makes `id` the result of another operator: its name, readers and place among the outputs
-    /// stay, its shape is inferred anew. What only `id` needed is removed. Nothing changes on an
-    /// error.
+    /// Changes the operator that computes `id`. Its name, readers and place among the outputs stay,
+    /// and its shape is inferred again. Values that only `id` needed are removed.
+    ///
+    /// # Errors
+    /// Returns an error, and changes nothing, if the operands do not suit the operator.
     pub fn rewrite(&mut self, id: NodeId, op: Op, operands: &[NodeId]) -> Result<(), GraphError> {
         let shape = self.infer(&self.inner[id].name, &op, operands)?;
         let before = self.operands(id);
@@ -271,7 +284,7 @@ impl Graph {
         Ok(())
     }
 
-    /// Removes those of `candidates` that nothing reads, then their operands likewise.
+    /// Removes the unread nodes of `candidates`, and recursively their unread operands.
     fn remove_unread(&mut self, mut candidates: Vec<NodeId>) {
         while let Some(id) = candidates.pop() {
             let is_kept = |id| self.is_output(id) || matches!(self.op(id), Op::Cache { .. });
@@ -282,7 +295,7 @@ impl Graph {
         }
     }
 
-    /// The graph for sequences that are whole in one batch, whose caches hold what they are given.
+    /// Returns the graph without caches, for batches that contain whole sequences.
     pub fn without_caches(mut self) -> Self {
         for id in self.topological() {
             if let (Op::Cache { .. }, [x]) = (self.op(id), self.operands(id).as_slice()) {
@@ -295,31 +308,34 @@ impl Graph {
         self
     }
 
-    /// A value that reads what another part left, if there is one.
+    /// Returns a value that reads a cache of another part, if there is one.
     pub fn remembered(&self) -> Option<NodeId> {
         let mut nodes = self.topological().into_iter();
         nodes.find(|&id| matches!(self.op(id), Op::Remembered { .. }))
     }
 
-    /// Whether sequences leave something for their later tokens.
+    /// Returns whether the graph has caches.
     pub fn has_caches(&self) -> bool {
         let mut nodes = self.topological().into_iter();
         nodes.any(|id| matches!(self.op(id), Op::Cache { .. }))
     }
 
-    /// Whether `id` still names a value. An id that was removed may be given again by
-    /// [`add`](Self::add): ask before adding.
+    /// Returns whether `id` is in the graph. [`add`](Self::add) may reuse a removed id, so check
+    /// before adding.
     pub fn contains(&self, id: NodeId) -> bool {
         self.inner.contains_node(id)
     }
 
-    /// Removes what no output needs.
+    /// Removes nodes that no output needs.
     pub fn prune(&mut self) {
         let needed: HashSet<NodeId> = self.topological().into_iter().collect();
         self.inner.retain_nodes(|_, id| needed.contains(&id));
     }
 
-    /// Keeps only the outputs with these names, in this order, and what they need.
+    /// Keeps only the outputs with these names, in this order, and the nodes that they need.
+    ///
+    /// # Errors
+    /// Returns an error if there is no output with one of the names.
     pub fn select_outputs(&mut self, names: &[&str]) -> Result<(), GraphError> {
         let mut outputs = Vec::with_capacity(names.len());
         for &name in names {
@@ -337,7 +353,7 @@ impl Graph {
         Ok(())
     }
 
-    /// Nodes that launch a kernel.
+    /// Returns the number of nodes that compute something, that is, launch a kernel.
     pub fn n_launches(&self) -> usize {
         self.topological()
             .into_iter()
@@ -345,7 +361,10 @@ impl Graph {
             .count()
     }
 
-    /// Checks everything that the other rooms rely on.
+    /// Checks the invariants that other modules rely on.
+    ///
+    /// # Errors
+    /// Returns the first violation.
     pub fn verify(&self) -> Result<(), GraphError> {
         let mut names = BTreeMap::new();
         for (output, id) in &self.outputs {

@@ -1,4 +1,4 @@
-//! Operators of a graph, and their text form.
+//! Operators of a graph, and their textual form.
 
 use std::{borrow::Cow, fmt};
 
@@ -12,53 +12,57 @@ use crate::kernels::{
     rotary::Rotation,
 };
 
-/// An operator. The first block is what descriptions are written in; the second is what the passes
-/// make of it. Operands are listed in the order of the edges' slots.
+/// An operator. Descriptions use the operators of the first block; passes create those of the
+/// second. Operands are listed in slot order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Op {
-    /// Data of the batch: `[tokens]`.
+    /// An input of the batch: `[tokens]`.
     Input(Meta),
     /// A constant of the model.
     Weight(WeightExpr),
-    /// `ids, table` → `[tokens, width]`; `offset` is added to the ids.
+    /// `ids, table` → `[tokens, width]`. `offset` is added to the ids.
     Embedding { offset: u32 },
-    /// `x, weight, (bias), (residual)` → `act(x · weightᵀ + bias) + residual`; a description writes it without epilogue.
+    /// `x, weight, (bias), (residual)` → `act(x · weightᵀ + bias) + residual`. Descriptions have no
+    /// epilogue.
     Linear { epilogue: Epilogue },
-    /// `x, bias`.
+    /// `x, bias` → `x + bias`, with a bias per column.
     AddBias,
-    /// `a, b` of one shape.
+    /// `a, b` of the same shape → `a + b`.
     Add,
-    /// `a, b` of one shape, element by element.
+    /// `a, b` of the same shape → the elementwise product.
     Multiply,
-    /// One value at a time.
+    /// `x` → the activation, elementwise.
     Activate(Activation),
-    /// `by · x`.
+    /// `x` → `by · x`.
     Scale { by: f32 },
-    /// `x, gamma, beta`, over the last dimension.
+    /// `x, gamma, beta` → LayerNorm over the last dimension.
     LayerNorm { eps: f32 },
-    /// `x, weight`: each of `heads` parts of a row, as wide as the weight, from column `from` on, over its root mean square,
-    /// times the weight.
+    /// `x, weight` → RMSNorm of `heads` adjacent parts of a row from column `from` on, each as wide
+    /// as the weight.
     RmsNorm { eps: f32, heads: u32, from: u32 },
-    /// `[tokens, width]`: rotary position embedding of each head of `head` columns, from column `from` on.
+    /// `[tokens, width]` → rotary position embedding of each head of `head` columns, from column
+    /// `from` on.
     Rotary {
         rotation: Rotation,
         from: u32,
         head: u32,
     },
-    /// Columns `from ..` of `x`, as wide as `heads` heads of `head`: rows that later tokens of the sequence read too.
+    /// `x` → columns from `from` on, `heads` heads of `head` columns, kept for later tokens of the
+    /// sequence.
     Cache {
         name: String,
         from: u32,
         heads: u32,
         head: u32,
     },
-    /// Rows that another part of the model added to a cache: `[source_slots, heads·head]`.
+    /// Rows that another part of the model cached: `[source_slots, heads·head]`.
     Remembered { name: String, heads: u32, head: u32 },
     /// `[tokens, heads·head]` → `[heads, tokens, head]`.
     SplitHeads { heads: u32 },
     /// `[heads, tokens, head]` → `[tokens, heads·head]`.
     MergeHeads,
-    /// `q, k` → `[heads, pairs]`: `q · kᵀ`, each sequence by itself; a key head serves `heads / kv_heads` query heads.
+    /// `q, k` → `[heads, pairs]`: `q · kᵀ` within each sequence. A key head serves `heads /
+    /// kv_heads` query heads.
     Scores {
         heads: u32,
         kv_heads: u32,
@@ -66,17 +70,18 @@ pub enum Op {
         q: HeadView,
         k: HeadView,
     },
-    /// `x, table` → `[heads, pairs]`: `x · table[distance]`, of the row of each pair's query or key, and of the table's row for the
-    /// key's position less the query's, of `[2·reach + 1, heads·head]`; farther ones have the last row of their side.
+    /// `x, table` → `[heads, pairs]`: `x · table[distance]`, with `x` from the query or the key of
+    /// the pair (`of`). The distance is the key's position minus the query's, and the table is
+    /// `[2·reach + 1, heads·head]`. Larger distances use the last row of their side.
     RelativeScores { heads: u32, head: u32, of: Side },
-    /// `scores, (bias)`: softmax of `scale · scores + bias` over the keys; if causal, over those up to the query, and over
-    /// those of a window alone, where there is one.
+    /// `scores, (bias)` → softmax of `scale · scores + bias` over the keys. If causal, only over
+    /// keys up to the query; with a window, only over keys in it.
     Softmax {
         scale: f32,
         causal: bool,
         by: ByDistance,
     },
-    /// `probabilities, v` → the weighted sums of `v`, laid out as `out` says.
+    /// `probabilities, v` → the weighted sums of `v`, in the layout `out`.
     Context {
         heads: u32,
         kv_heads: u32,
@@ -86,32 +91,37 @@ pub enum Op {
     },
     /// First token of each sequence: `[tokens, width]` → `[batch, width]`.
     FirstToken,
-    /// `[tokens, width]` → `[batch, width]`.
+    /// Last token of each sequence: `[tokens, width]` → `[batch, width]`.
     LastToken,
     /// Mean over each sequence: `[tokens, width]` → `[batch, width]`.
     MeanPool,
-    /// `[tokens, width]` → `[batch, width]`: the largest of each column.
+    /// Maximum of each column over each sequence: `[tokens, width]` → `[batch, width]`.
     MaxPool,
-    /// So many of one number of rows, side by side: `[rows, w1]`, `[rows, w2]`, … → `[rows, w1 + w2 + …]`.
+    /// Concatenation of the columns of `parts` values: `[rows, w1]`, `[rows, w2]`, … → `[rows, w1 +
+    /// w2 + …]`.
     Concat { parts: u32 },
-    /// Each row over `max(‖row‖₂, eps)`.
+    /// `x` → each row divided by `max(‖row‖₂, eps)`.
     L2Normalize { eps: f32 },
-    /// Logits `[tokens, width]` → `[tokens, 1]`: log-probability of each token given those before it, 0 of the first.
+    /// Logits `[tokens, width]` → `[tokens, 1]`: log-probability of each token given the previous
+    /// ones; 0 for the first.
     LogProbability,
-    /// `mean, log_variance`, both `[batch, width]`: `mean + exp(log_variance / 2) · noise`, by the seed of each sequence.
+    /// `mean, log_variance`, both `[batch, width]` → `mean + exp(log_variance / 2) · noise`, with
+    /// the seed of each sequence.
     Draw,
 
-    /// Columns `start .. start + width`.
+    /// `x` → columns `start .. start + width`.
     SliceColumns { start: u32, width: u32 },
-    /// `[rows, 2·width]` → `[rows, width]`: the activation of the first half of a row's columns, times the second half.
+    /// `[rows, 2·width]` → `[rows, width]`: the activation of the first half of the columns times
+    /// the second half.
     Gate(Activation),
-    /// `ids…, tables…, gamma, beta`: LayerNorm of the sum of embeddings; one offset per table.
+    /// `ids…, tables…, gamma, beta` → LayerNorm of the sum of the embeddings, with one offset per
+    /// table.
     EmbeddingLayerNorm { eps: f32, offsets: Vec<u32> },
-    /// `x, (bias), residual, gamma, beta`.
+    /// `x, (bias), residual, gamma, beta` → LayerNorm of `x + bias + residual`.
     BiasResidualLayerNorm { eps: f32, bias: bool },
     /// `q, k, v, (bias)` → `[tokens, heads·head]`.
     Attention(Attending),
-    /// Mean over each sequence, then its L2 normalisation.
+    /// `[tokens, width]` → `[batch, width]`: L2-normalised mean over each sequence.
     MeanPoolNormalize { eps: f32 },
 }
 
@@ -121,7 +131,7 @@ impl Op {
         !matches!(self, Op::Input(_) | Op::Weight(_) | Op::Remembered { .. })
     }
 
-    /// The operator's name in the text form, in `expect:` lines and in reports.
+    /// Returns the operator's name in the textual form, in `expect:` lines and in reports.
     pub fn name(&self) -> Cow<'static, str> {
         let name = match self {
             Op::Input(_) => "input",
@@ -173,7 +183,7 @@ impl Op {
         name.into()
     }
 
-    /// How many operands the operator takes.
+    /// Returns the number of operands.
     pub fn arity(&self) -> usize {
         match self {
             Op::Input(_) | Op::Weight(_) | Op::Remembered { .. } => 0,
@@ -198,7 +208,7 @@ impl Op {
     }
 }
 
-/// The attributes in the text form, `name(key=value)`.
+/// Formats the operator with its attributes: `name(key=value)`.
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name())?;
@@ -287,7 +297,7 @@ fn heads_of(heads: u32, kv_heads: u32, head: u32) -> String {
     }
 }
 
-/// Where columns of a row are read from, unless they are the first.
+/// Formats the first column of a row that is read, unless it is 0.
 fn first_column(from: u32) -> String {
     match from {
         0 => String::new(),

@@ -1,17 +1,17 @@
-//! The graph as text, for people and snapshots, and as dot.
+//! Formatting of a graph as text and as Graphviz source.
 
 use std::fmt::{self, Write};
 
 use super::{Graph, NodeId, Op};
 
 impl Graph {
-    /// One line per value in topological order: `name = op(attributes) operands : shape`.
-    /// Weights stand where they are read, by name.
+    /// Returns one line per value in topological order: `name = op(attributes) operands : shape`.
+    /// Weights appear by name where they are read.
     pub fn text(&self) -> String {
         self.to_string()
     }
 
-    /// Graphviz source; weights are left out unless `weights`.
+    /// Returns Graphviz source, with weights only if `weights`.
     pub fn dot(&self, weights: bool) -> String {
         let mut out = String::from(
             "digraph model {\n  rankdir=TB;\n  node [shape=box, fontname=\"Helvetica\"];\n",

@@ -44,7 +44,7 @@ fn text_lists_values_in_order_with_their_shapes() {
 }
 
 #[test]
-fn shapes_that_cannot_be_are_named_with_both_sides() {
+fn invalid_shapes_are_reported_with_both_sides() {
     let mut g = Graph::new();
     let x = embedded(&mut g);
     let w = weight(&mut g, "w", &[8, 24]);
@@ -61,7 +61,7 @@ fn shapes_that_cannot_be_are_named_with_both_sides() {
 }
 
 #[test]
-fn what_no_output_needs_is_pruned() {
+fn unneeded_values_are_pruned() {
     let mut g = Graph::new();
     let x = embedded(&mut g);
     let pooled = g.add("pooled", Op::MeanPool, &[x]).expect("shapes agree");
@@ -84,7 +84,7 @@ fn a_cycle_is_found() {
 }
 
 #[test]
-fn a_rewritten_value_keeps_its_name_and_readers_and_drops_what_only_it_needed() {
+fn a_rewritten_value_keeps_its_name_and_readers_and_drops_its_unneeded_operands() {
     let mut g = Graph::new();
     let x = embedded(&mut g);
     let mean = g.add("mean", Op::MeanPool, &[x]).expect("shapes agree");
@@ -106,7 +106,7 @@ fn a_rewritten_value_keeps_its_name_and_readers_and_drops_what_only_it_needed() 
 }
 
 #[test]
-fn a_rewrite_that_cannot_be_changes_nothing() {
+fn an_invalid_rewrite_changes_nothing() {
     let mut g = Graph::new();
     let x = embedded(&mut g);
     let y = g.add("y", Op::Add, &[x, x]).expect("shapes agree");
@@ -117,8 +117,9 @@ fn a_rewrite_that_cannot_be_changes_nothing() {
 }
 
 #[test]
-fn buckets_are_those_of_transformers() {
-    // Hashes of the rows of distances −1100 to 1100, by `T5Attention._relative_position_bucket` of transformers 5.23.
+fn buckets_match_transformers() {
+    // Hashes of the rows of distances −1100 to 1100, from `T5Attention._relative_position_bucket`
+    // of transformers 5.23.
     let rows: [(bool, u32, u32, u64); 14] = [
         (true, 32, 128, 226150528736991970),
         (true, 12, 20, 618439699497466452),
@@ -147,7 +148,7 @@ fn buckets_are_those_of_transformers() {
             (next % (1 << 61)) as u64
         };
         assert_eq!((-1100..=1100).fold(0, hash), want, "{n} up to {reach}");
-        // What lies farther has the row of the end of the table.
+        // Larger distances use the row of the table's end.
         for far in [buckets.reach + 1, 1 << 23] {
             for side in [-1, 1] {
                 let end = buckets.row(side * i64::from(buckets.reach));
@@ -157,9 +158,9 @@ fn buckets_are_those_of_transformers() {
     }
 }
 
-/// As transformers' `make_log_bucket_position` has them.
+/// Expected values are from `make_log_bucket_position` of transformers.
 #[test]
-fn positions_have_the_rows_of_transformers() {
+fn positions_match_transformers() {
     let check = |span, reach, expected: &[(i64, u64)]| {
         let positions = Positions {
             span,
@@ -221,10 +222,10 @@ fn positions_have_the_rows_of_transformers() {
 }
 
 #[test]
-fn slopes_are_those_of_the_paper() {
+fn slopes_match_the_paper() {
     let of = |n| (0..n).map(|head| slope(head, n)).collect::<Vec<f64>>();
     assert_eq!(of(8), [1, 2, 3, 4, 5, 6, 7, 8].map(|n| 0.5f64.powi(n)));
-    // Three heads: those of two, and the first of four.
+    // Three heads use the slopes of two heads, and the first slope of four heads.
     let expected = [2f64.powi(-4), 2f64.powi(-8), 2f64.powi(-2)];
     assert_eq!(of(3), expected);
 }

@@ -1,67 +1,68 @@
-//! What weights are computed from: tensors of a checkpoint, and tables that are in none.
+//! Sources of weights: tensors of a checkpoint, and computed tables.
 
 use serde::{Deserialize, Serialize};
 
 use crate::kernels::attention::ByDistance;
 
-/// Where a weight comes from: a tensor of the checkpoint, or something computed from several
-/// once, at load time.
+/// Source of a weight: a tensor of the checkpoint, or a value computed at load time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WeightExpr {
-    /// A tensor under its published name, without the checkpoint's prefix.
+    /// A tensor with its published name, without the checkpoint's prefix.
     Stored { name: String, dims: Vec<u64> },
-    /// A matrix of the checkpoint with rows and columns exchanged; `dims` as it is stored.
+    /// The transpose of a matrix of the checkpoint; `dims` are its stored dimensions.
     Transposed { name: String, dims: Vec<u64> },
-    /// A table of positions `[rows, width]`, computed and in no checkpoint.
+    /// A computed table of positions, `[rows, width]`.
     Sinusoid {
         style: Sinusoid,
         rows: u64,
         width: u64,
     },
-    /// Biases by distance `[heads, 2·reach + 1]` of a table of the checkpoint with a row for each bucket, `dims` of it.
+    /// Biases by distance, `[heads, 2·reach + 1]`, from a table of the checkpoint with dimensions
+    /// `dims` and one row per bucket.
     RelativeBias {
         name: String,
         dims: [u64; 2],
         buckets: Buckets,
     },
-    /// Rows of a table of relative positions, `dims` of it, by distance: `[2·farthest + 1, width]`.
+    /// Rows of a table of relative positions with dimensions `dims`, by distance: `[2·farthest + 1,
+    /// width]`.
     Positions {
         name: String,
         dims: [u64; 2],
         positions: Positions,
     },
-    /// The slope of each head, `[heads]`, computed and in no checkpoint.
+    /// The computed ALiBi slope of each head, `[heads]`.
     Slopes { heads: u64 },
-    /// Rows `from ..` of a matrix of the checkpoint, `dims` of it as it is stored.
+    /// Rows from `from` on of a matrix of the checkpoint with stored dimensions `dims`.
     Rows {
         name: String,
         dims: [u64; 2],
         from: u64,
         rows: u64,
     },
-    /// A tensor of the checkpoint, to each element of which 1 is added.
+    /// A tensor of the checkpoint plus 1.
     PlusOne { name: String, dims: Vec<u64> },
     /// A matrix `[heads·to, heads·from]` of ones and zeros that makes heads of `from` elements heads of `to`: elements that
     /// are new are 0, and those beyond `to` are left out.
     ResizedHeads { heads: u64, from: u64, to: u64 },
-    /// A vector of zeros, such as the bias of a norm that has none.
+    /// A vector of zeros, for example the bias of a norm without one.
     Zeros { n: u64 },
     /// Tensors stacked along their first dimension.
     ConcatRows(#[serde(deserialize_with = "parts")] Vec<WeightExpr>),
 }
 
-/// Which frequencies a table of sines and cosines has. Row `p` holds `sin(p · f[j])` in its first half of columns and
-/// `cos(p · f[j])` in the second.
+/// Frequencies of a table of sines and cosines. Row `p` has `sin(p · f[j])` in the first half of
+/// its columns and `cos(p · f[j])` in the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Sinusoid {
     /// `f[j] = 10000^(−2j / width)` (Vaswani et al. 2017, 3.5).
     OverWidth,
-    /// `f[j] = 10000^(−j / (width / 2 − 1))`, as tensor2tensor and fairseq have them.
+    /// `f[j] = 10000^(−j / (width / 2 − 1))`, as in tensor2tensor and fairseq.
     OverHalf,
 }
 
 impl Sinusoid {
-    /// The element of a row and column of a table that is so wide.
+    /// Returns one element of a table of the given width.
     pub fn at(self, row: u64, column: u64, width: u64) -> f64 {
         let half = width / 2;
         let nth = (column % half.max(1)) as f64;
@@ -77,33 +78,33 @@ impl Sinusoid {
     }
 }
 
-/// How distances between tokens share the rows of a table of biases (Raffel et al. 2020, section 2.1): near ones have a row
-/// each, and the rows of farther ones are as wide as the logarithm of the distance makes them.
+/// Assignment of distances to the rows of a bias table (Raffel et al. 2020, section 2.1). Small
+/// distances have one row each; larger ones share rows whose sizes grow logarithmically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Buckets {
-    /// Rows of the table.
+    /// Number of rows in the table.
     pub n: u32,
-    /// The distance from which on all have the last row of their side.
+    /// Distance from which on all use the last row of their side.
     pub reach: u32,
-    /// Whether keys behind the query have half of the rows, else the first.
+    /// Whether keys after the query use half of the rows; otherwise they use the first row.
     pub bidirectional: bool,
 }
 
 impl Buckets {
-    /// Rows of each side of the query.
-    fn of_side(self) -> u32 {
+    /// Returns the number of rows for each side of the query.
+    fn side_size(self) -> u32 {
         match self.bidirectional {
             true => self.n / 2,
             false => self.n,
         }
     }
 
-    /// What is wrong with these numbers, if anything is: what was found, and what was expected.
+    /// Returns the problem with these numbers, if any, as (found, expected).
     pub fn problem(self) -> Option<(String, String)> {
-        let exact = self.of_side() / 2;
+        let exact = self.side_size() / 2;
         if exact == 0 || (self.bidirectional && !self.n.is_multiple_of(2)) {
             let expected = match self.bidirectional {
-                true => "an even number from 4 on",
+                true => "an even number of at least 4",
                 false => "2 or more",
             };
             return Some((format!("{} buckets", self.n), expected.to_owned()));
@@ -119,9 +120,10 @@ impl Buckets {
         None
     }
 
-    /// The row of a distance, the key's position less the query's. Divisions are in f32, as in transformers.
+    /// Returns the row of a distance, which is the key's position minus the query's. Divisions are
+    /// in f32, as in transformers.
     pub fn row(self, distance: i64) -> u64 {
-        let side = self.of_side();
+        let side = self.side_size();
         let first = match self.bidirectional && distance > 0 {
             true => u64::from(side),
             false => 0,
@@ -142,18 +144,20 @@ impl Buckets {
     }
 }
 
-/// Which row of a table of relative positions, `[2·span, width]`, a distance has (DeBERTa: He et al. 2021, arXiv:2006.03654, section
-/// 3.1, and arXiv:2111.09543's code): row `span + r` with `r` of query less key, at most `span − 1` and at least `−span`.
+/// Assignment of distances to the rows of a table of relative positions, `[2·span, width]`
+/// (DeBERTa: He et al. 2021, arXiv:2006.03654, section 3.1, and the code of arXiv:2111.09543). The
+/// row is `span + r`, where `r` is the query's position minus the key's, clamped to `−span ..= span
+/// − 1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Positions {
     pub span: u32,
-    /// Up to half of the span `r` is the distance itself, and from there on its logarithm, so that the distance `reach − 1` has the
-    /// last row; the distance itself everywhere, where `None`.
+    /// If set, distances above half of the span are scaled logarithmically, so that the distance
+    /// `reach − 1` has the last row. If `None`, no distance is scaled.
     pub reach: Option<u32>,
 }
 
 impl Positions {
-    /// What is wrong with these numbers, if anything is: what was found, and what was expected.
+    /// Returns the problem with these numbers, if any, as (found, expected).
     pub fn problem(self) -> Option<(String, String)> {
         let Some(reach) = self.reach else {
             return match (1..=ByDistance::FARTHEST).contains(&self.span) {
@@ -176,7 +180,8 @@ impl Positions {
         None
     }
 
-    /// The row of a distance, the key's position less the query's. Logarithms are divided in f32, as in transformers.
+    /// Returns the row of a distance, which is the key's position minus the query's. Logarithms are
+    /// divided in f32, as in transformers.
     pub fn row(self, distance: i64) -> u64 {
         let span = i64::from(self.span);
         let relative = -distance;
@@ -202,7 +207,8 @@ impl Positions {
             .unsigned_abs()
     }
 
-    /// The distance from which on all have the last row of their side; `None` where that is too far.
+    /// Returns the distance from which on all use the last row of their side; `None` if it is too
+    /// large.
     pub fn farthest(self) -> Option<u32> {
         let last = 2 * u64::from(self.span) - 1;
         let is_far = |far: u32| {
@@ -228,9 +234,10 @@ impl Positions {
     }
 }
 
-/// The slope of a head: a geometric sequence that begins at its ratio, 2^(−8 / n) for n heads, where n is a power of two;
-/// other numbers of heads take those of the next smaller power, and then every other one of the next larger (Press et al.
-/// 2022, section 3, and their code).
+/// Returns the ALiBi slope of a head (Press et al. 2022, section 3, and their code). For n heads, a
+/// power of two, the slopes are a geometric sequence with first term and ratio 2^(−8 / n). Other
+/// numbers of heads use the slopes of the next smaller power, and then every other slope of the
+/// next larger one.
 pub fn slope(head: u64, heads: u64) -> f64 {
     let power = 1u64 << heads.max(1).ilog2();
     let (nth, of) = match head < power {
@@ -240,8 +247,8 @@ pub fn slope(head: u64, heads: u64) -> f64 {
     2f64.powf(-8.0 * nth as f64 / of as f64)
 }
 
-/// Reads the parts of a stack, none of which is a stack: nesting without end would overflow the
-/// reader's own.
+/// Deserialises the parts of a concatenation. Nested concatenations are rejected, because unlimited
+/// nesting would overflow the stack.
 fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D::Error> {
     #[derive(Deserialize)]
     enum Part {
@@ -318,7 +325,7 @@ impl WeightExpr {
         }
     }
 
-    /// The stored tensors that take part, in order.
+    /// Returns the tensors of the checkpoint that are used, in order.
     pub fn stored(&self) -> Vec<(&str, &[u64])> {
         match self {
             WeightExpr::Stored { name, dims }

@@ -2,17 +2,17 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What checkpoints may call the tensors that a graph names.
+/// Alternative names in checkpoints for the tensors of a graph.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WeightNames {
-    /// What published names may start with, such as `bert.`; often one is empty.
+    /// Prefixes of published names, such as `bert.`; often includes the empty prefix.
     pub prefixes: Vec<String>,
-    /// An ending of names, and what some checkpoints write in its place: `LayerNorm.weight` and `LayerNorm.gamma`.
+    /// Suffixes with their alternatives, for example `LayerNorm.weight` and `LayerNorm.gamma`.
     pub endings: Vec<(String, Vec<String>)>,
-    /// Other names of single tensors.
+    /// Alternative names of single tensors.
     pub others: BTreeMap<String, Vec<String>>,
-    /// Folders beside the checkpoint's files with weights of their own: tensors of `2_Dense` are called
-    /// `2_Dense/linear.weight`, and have none of the other spellings.
+    /// Folders beside the checkpoint's files with separate weights. Tensors of `2_Dense` are called
+    /// `2_Dense/linear.weight` and have no alternative names.
     pub folders: Vec<String>,
     /// Tensors that are not read because they are tied to another, by the name of the tensor that is read instead.
     #[serde(default)]
@@ -26,7 +26,7 @@ pub struct WeightNames {
 const BUFFERS: [&str; 2] = ["*position_ids", "*rotary_emb.inv_freq"];
 
 impl WeightNames {
-    /// All spellings of a name, in the order in which a checkpoint is searched for them.
+    /// Returns all spellings of a name, in the order in which a checkpoint is searched for them.
     pub fn spellings(&self, name: &str) -> Vec<String> {
         if self.folders.iter().any(|f| in_folder(name, f).is_some()) {
             return vec![name.to_owned()];
@@ -42,7 +42,7 @@ impl WeightNames {
             for name in std::iter::once(name.to_owned()).chain(respelled) {
                 let prefixed = self.prefixes.iter().map(|prefix| format!("{prefix}{name}"));
                 spellings.extend(prefixed);
-                // A description that lists no empty prefix means it all the same.
+                // The empty prefix is always tried.
                 if !self.prefixes.iter().any(String::is_empty) {
                     spellings.push(name);
                 }
@@ -64,8 +64,8 @@ impl WeightNames {
         names.any(|name| patterns().any(|pattern| matches(pattern, name)))
     }
 
-    /// Whether a tensor may lie in a file of its own beside the checkpoint, as `sparse_linear/weight` does in
-    /// `sparse_linear.safetensors`.
+    /// Returns whether a tensor may be in a separate file beside the checkpoint, for example
+    /// `sparse_linear/weight` in `sparse_linear.safetensors`.
     pub fn reads_other_files(&self) -> bool {
         self.others
             .values()
@@ -84,7 +84,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// The rest of a tensor's name behind the folder that it lies in.
+/// Returns the part of a tensor's name after `folder` and the slash.
 pub fn in_folder<'n>(name: &'n str, folder: &str) -> Option<&'n str> {
     name.strip_prefix(folder)?.strip_prefix('/')
 }
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_looked_for_with_every_prefix_then_by_its_other_endings_then_by_other_names() {
+    fn a_name_is_searched_with_every_prefix_then_other_endings_then_other_names() {
         let names = WeightNames {
             prefixes: vec![String::new(), "bert.".to_owned()],
             endings: vec![("norm.weight".to_owned(), vec!["norm.gamma".to_owned()])],

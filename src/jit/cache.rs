@@ -1,18 +1,19 @@
-//! Finished cubins on disk.
+//! The cache of compiled cubins on disk.
 //!
-//! An entry is one file, named after the SHA-256 of all that determines its bytes: source text,
-//! options, NVRTC version, target. It is written beside its place and then renamed, so that readers
-//! see a whole entry or none, also when many processes start at once or one is killed; of writers
-//! that meet, the last wins, with the same content. Its own bytes are hashed too, so that damage is
-//! found out instead of being sent to a card. A hash is no signature: whoever may write an entry
-//! may forge one. So folder and entries are the user's alone (0700 and 0600), and those of anyone
-//! else, or that others may write to, are neither read nor written.
+//! An entry is one file, named after the SHA-256 of everything that determines its bytes: source
+//! text, options, NVRTC version, target. It is written to a temporary file and then renamed, so
+//! that readers see a whole entry or none, even if many processes start at once or one is killed.
+//! Concurrent writers of an entry write the same content. The entry's bytes are hashed too, to
+//! detect damage before the code is loaded. A hash is not a signature: anyone who can write an
+//! entry can forge it. The folder and the entries are therefore private to the user (modes 0700 and
+//! 0600). Entries that belong to another user, or that others may write to, are neither read nor
+//! written.
 //!
-//! The layout of an entry, integers little-endian:
+//! Layout of an entry, with little-endian integers:
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
-//! | 8 | magic, which ends in the layout's number |
+//! | 8 | magic, which ends in the number of the layout |
 //! | 4 | length of the header |
 //! | 8 | length of the cubin |
 //! | 32 | SHA-256 of header and cubin |
@@ -36,21 +37,22 @@ use crate::files::own::{self, Trouble, UNFINISHED};
 const MAGIC: &[u8; 8] = b"GMCUBIN1";
 const FIXED: usize = MAGIC.len() + 4 + 8 + 32;
 
-/// The folder of entries under the cache's root.
+/// The folder of entries below the cache's root.
 const FOLDER: &str = "cubins";
 const ENTRY: &str = "cubin";
-/// No write takes as long as this: what is older was left behind.
+/// Age after which an unfinished file is considered abandoned. No write takes this long.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
-/// What determines the bytes of a cubin, as one hash.
+/// Hash of everything that determines the bytes of a cubin.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct CacheKey([u8; 32]);
 
 impl CacheKey {
-    /// The key of `text` compiled with `options` by NVRTC `version` for `target`.
+    /// Creates the key of `text` compiled with `options` by NVRTC `version` for `target`.
     pub fn new(text: &str, options: &[String], version: (i32, i32), target: Target) -> CacheKey {
         let mut hash = Sha256::new();
-        // Each part goes in with its length, so that no two lists of parts read alike.
+        // Each part is prefixed with its length, so that different lists of parts have different
+        // hashes.
         let mut part = |bytes: &[u8]| {
             hash.update((bytes.len() as u64).to_le_bytes());
             hash.update(bytes);
@@ -66,7 +68,7 @@ impl CacheKey {
         CacheKey(hash.finalize().into())
     }
 
-    /// The hash.
+    /// Returns the hash.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
@@ -84,18 +86,18 @@ impl fmt::Debug for CacheKey {
     }
 }
 
-/// What a cache holds.
+/// Disk usage of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheUsage {
-    /// Finished entries.
+    /// Number of complete entries.
     pub n_entries: usize,
-    /// Their size in bytes.
+    /// Size of the complete entries in bytes.
     pub bytes: u64,
-    /// Files being written, or left behind by a process that was killed.
+    /// Number of files being written, or left over by killed processes.
     pub n_unfinished: usize,
 }
 
-/// A folder of cubins, shared by every process that names it.
+/// A folder of cubins, shared by all processes that use it.
 pub struct DiskCache {
     folder: PathBuf,
     sweep: Once,
@@ -111,18 +113,18 @@ struct Header {
 }
 
 impl DiskCache {
-    /// The user's cache: in `$GEMMULE_CACHE`, else in `$XDG_CACHE_HOME/gemmule`, else in
-    /// `$HOME/.cache/gemmule`. Nothing is created before the first entry is written.
+    /// Opens the user's cache: in `$GEMMULE_CACHE`, else in `$XDG_CACHE_HOME/gemmule`, else in
+    /// `$HOME/.cache/gemmule`. Nothing is created until the first entry is written.
     ///
     /// # Errors
-    /// [`JitError::NoCacheFolder`] when the environment names no folder.
+    /// Returns [`JitError::NoCacheFolder`] if the environment names no folder.
     pub fn open_default() -> Result<DiskCache, JitError> {
         default_root(|name| env::var_os(name).map(PathBuf::from))
             .map(|root| DiskCache::at(&root))
             .ok_or(JitError::NoCacheFolder)
     }
 
-    /// The cache in the folder `root`, which need not be there yet.
+    /// Opens the cache in the folder `root`, which need not exist yet.
     pub fn at(root: &Path) -> DiskCache {
         let write = |file: &mut File, bytes: &[u8]| file.write_all(bytes);
         DiskCache {
@@ -132,21 +134,21 @@ impl DiskCache {
         }
     }
 
-    /// The folder that holds the entries.
+    /// Returns the folder of the entries.
     pub fn path(&self) -> &Path {
         &self.folder
     }
 
-    /// The file of an entry.
+    /// Returns the path of an entry.
     pub fn entry_path(&self, key: &CacheKey) -> PathBuf {
         self.folder.join(format!("{key}.{ENTRY}"))
     }
 
-    /// The entry under `key`; `None` when there is none.
+    /// Returns the entry of `key`; `None` if there is none.
     ///
     /// # Errors
-    /// [`JitError::CacheDamaged`] when the file is not what was written; [`JitError::Cache`] when
-    /// it cannot be read; [`JitError::CacheForeign`] when others may have written it.
+    /// [`JitError::CacheDamaged`] if the file's contents are damaged, [`JitError::Cache`] if it
+    /// cannot be read, and [`JitError::CacheForeign`] if another user may have written it.
     pub fn get(&self, key: &CacheKey) -> Result<Option<Cubin>, JitError> {
         let path = self.entry_path(key);
         match own::read(&path, u64::MAX) {
@@ -155,7 +157,7 @@ impl DiskCache {
                 Err(why) => Err(JitError::CacheDamaged { path, why }),
             },
             Err(Trouble::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            // The folder is the user's, so the entry can be replaced.
+            // The folder belongs to the user, so the entry can be replaced.
             Err(Trouble::Foreign(why)) if why.at() == path => Err(JitError::CacheForeignEntry {
                 path,
                 why: why.what(),
@@ -164,10 +166,10 @@ impl DiskCache {
         }
     }
 
-    /// Stores `cubin` under `key`, in the place of what is there.
+    /// Stores `cubin` under `key`, replacing the existing entry.
     ///
     /// # Errors
-    /// [`JitError::Cache`] and [`JitError::CacheForeign`]; what was there before is then still there.
+    /// [`JitError::Cache`] and [`JitError::CacheForeign`]. The existing entry is unchanged then.
     pub fn put(&self, key: &CacheKey, cubin: &Cubin) -> Result<(), JitError> {
         let path = self.entry_path(key);
         let bytes = encode(key, cubin);
@@ -181,14 +183,14 @@ impl DiskCache {
             .call_once(|| match self.remove_abandoned(ABANDONED) {
                 Ok(0) => {}
                 Ok(n_files) => {
-                    tracing::debug!(n_files, "removed what killed processes left behind")
+                    tracing::debug!(n_files, "removed files left over by killed processes")
                 }
-                Err(error) => tracing::warn!(%error, "unfinished entries stay where they are"),
+                Err(error) => tracing::warn!(%error, "unfinished entries were not removed"),
             });
         Ok(())
     }
 
-    /// Whether an entry could be stored now; writes one of a few bytes and takes it back.
+    /// Checks that an entry could be stored now, by writing and deleting a small file.
     ///
     /// # Errors
     /// [`JitError::Cache`] and [`JitError::CacheForeign`].
@@ -197,20 +199,20 @@ impl DiskCache {
             .map_err(|error| self.trouble("write", self.folder.clone(), error))
     }
 
-    /// Whether nobody but the user may write to the folder, or put another in its place. One that
-    /// is not there yet will be so.
+    /// Checks that only the user can write to the folder or replace it. Accepts a folder that does
+    /// not exist yet.
     ///
     /// # Errors
     /// [`JitError::CacheForeign`].
     pub fn check_owner(&self) -> Result<(), JitError> {
         match own::check_folder(&self.folder) {
             Err(why @ Trouble::Foreign(_)) => Err(self.trouble("read", self.folder.clone(), why)),
-            // What the system has against it is told when it is used.
+            // Errors of the system are reported when the folder is used.
             Err(Trouble::Io(_)) | Ok(()) => Ok(()),
         }
     }
 
-    /// Counts what is there. A cache that nothing was written to yet is empty.
+    /// Counts the files. A cache that was never written to is empty.
     ///
     /// # Errors
     /// [`JitError::Cache`].
@@ -228,15 +230,15 @@ impl DiskCache {
         Ok(usage)
     }
 
-    /// Removes the unfinished files that were last written to longer than `age` ago, and says how
-    /// many there were. [`DiskCache::put`] does so for those of an hour, once per cache.
+    /// Removes unfinished files whose last write is older than `age`, and returns their number.
+    /// [`DiskCache::put`] calls this once per cache, with an age of one hour.
     ///
     /// # Errors
     /// [`JitError::Cache`].
     pub fn remove_abandoned(&self, age: Duration) -> Result<usize, JitError> {
         let mut n_removed = 0;
         self.each_file(|path, metadata| {
-            // A clock that was set back makes a file look new; it is removed later then.
+            // After a clock was set back, a file looks new and is removed later.
             let old = metadata
                 .modified()?
                 .elapsed()
@@ -250,7 +252,7 @@ impl DiskCache {
         Ok(n_removed)
     }
 
-    /// Calls `visit` with each file; one that another process takes away meanwhile is passed over.
+    /// Calls `visit` with each file. Skips files that another process removes meanwhile.
     fn each_file(
         &self,
         mut visit: impl FnMut(&Path, &fs::Metadata) -> io::Result<()>,
@@ -277,8 +279,8 @@ impl DiskCache {
         Ok(())
     }
 
-    /// Writes `bytes` to a new file in the folder, hands it to `finish`, and leaves nothing behind
-    /// when either fails.
+    /// Writes `bytes` to a new file in the folder and passes it to `finish`. Removes the file if
+    /// either fails.
     fn write_then(
         &self,
         bytes: &[u8],
@@ -308,8 +310,8 @@ impl fmt::Debug for DiskCache {
     }
 }
 
-/// The root of the user's cache, given the environment. As the XDG base directory specification
-/// asks, a relative `XDG_CACHE_HOME` counts as none.
+/// Returns the root of the user's cache for the given environment. A relative `XDG_CACHE_HOME` is
+/// ignored, as the XDG base directory specification requires.
 fn default_root(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     let absolute = |name| variable(name).filter(|path| path.is_absolute());
     variable("GEMMULE_CACHE")
@@ -353,15 +355,20 @@ fn encode(key: &CacheKey, cubin: &Cubin) -> Vec<u8> {
     bytes
 }
 
-/// The cubin in an entry, or what is wrong with the entry.
+/// Decodes an entry, or returns a description of the damage.
 fn decode(key: &CacheKey, bytes: &[u8]) -> Result<Cubin, String> {
-    let short = || format!("it has {} bytes, fewer than any entry", bytes.len());
+    let short = || {
+        format!(
+            "it has {} bytes, which is shorter than any entry",
+            bytes.len()
+        )
+    };
     let (magic, rest) = bytes.split_first_chunk::<8>().ok_or_else(short)?;
     let (header_len, rest) = rest.split_first_chunk::<4>().ok_or_else(short)?;
     let (cubin_len, rest) = rest.split_first_chunk::<8>().ok_or_else(short)?;
     let (hash, payload) = rest.split_first_chunk::<32>().ok_or_else(short)?;
     if magic != MAGIC {
-        return Err("it does not begin as an entry does".to_owned());
+        return Err("it does not start with an entry's magic number".to_owned());
     }
     let header_len = u64::from(u32::from_le_bytes(*header_len));
     let expected = header_len.checked_add(u64::from_le_bytes(*cubin_len));
@@ -372,10 +379,10 @@ fn decode(key: &CacheKey, bytes: &[u8]) -> Result<Cubin, String> {
             payload.len()
         ));
     }
-    // `header_len` is at most the length of the payload, so it is a usize.
+    // `header_len` is at most the length of the payload, so it fits a usize.
     let (header, cubin) = payload.split_at(header_len as usize);
     if digest(header, cubin) != *hash {
-        return Err("its bytes do not have the hash that was written with them".to_owned());
+        return Err("its contents do not match its hash".to_owned());
     }
     let header: Header =
         postcard::from_bytes(header).map_err(|error| format!("its header: {error}"))?;
@@ -406,7 +413,7 @@ fn digest(header: &[u8], cubin: &[u8]) -> [u8; 32] {
 
 #[cfg(test)]
 impl DiskCache {
-    /// A cache whose writes go through `write`.
+    /// Creates a cache whose writes go through `write`.
     pub(super) fn writing_with(
         root: &Path,
         write: fn(&mut File, &[u8]) -> io::Result<()>,

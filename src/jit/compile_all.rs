@@ -1,4 +1,4 @@
-//! All the kernels of a program: from the cache where they are there, else compiled in parallel.
+//! Compilation of all kernels of a program: from the cache, or else in parallel.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use super::nvrtc::options;
 use super::{CacheFault, CacheKey, Cubin, DiskCache, JitError, Nvrtc, Source, Target};
 
-/// Stack of a thread that compiles, in bytes: what a program's main thread has, for which the
-/// compiler's recursion was made. The 2 MiB of a Rust thread are fewer.
+/// Stack size of a compiling thread, in bytes: that of a program's main thread, because the
+/// compiler recurses deeply. A Rust thread has only 2 MiB by default.
 const STACK: usize = 8 << 20;
 
-/// NVRTC with a cache before it. Shared by reference between threads.
+/// NVRTC with a cache in front of it. Threads share it by reference.
 #[derive(Debug)]
 pub struct Jit {
     nvrtc: Nvrtc,
@@ -24,42 +24,42 @@ pub struct Jit {
     stats: Mutex<JitStats>,
 }
 
-/// What a [`Jit`] has done so far.
+/// Statistics of a [`Jit`].
 #[derive(Clone, Debug, Default)]
 pub struct JitStats {
-    /// Kernels that came from the cache.
+    /// Number of kernels found in the cache.
     pub hits: usize,
-    /// Kernels that were compiled.
+    /// Number of kernels compiled.
     pub misses: usize,
-    /// Time from the calls of [`Jit::compile_all`] to their ends, in seconds.
+    /// Total wall time of the calls of [`Jit::compile_all`], in seconds.
     pub seconds: f64,
-    /// Time within NVRTC, in seconds, added up over the threads.
+    /// Time in NVRTC summed over the threads, in seconds.
     pub nvrtc_seconds: f64,
-    /// What was wrong with the cache. None of it stopped a compilation.
+    /// Non-fatal errors of the cache.
     pub cache_notes: Vec<CacheNote>,
 }
 
-/// A trouble with the cache that was met and got over.
+/// A non-fatal cache error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheNote {
-    /// What kind it is.
+    /// The kind of error.
     pub fault: CacheFault,
-    /// What it is, and how to mend it.
+    /// The error and its remedy.
     pub message: String,
 }
 
-/// A source to compile, and where it goes.
+/// A source to compile, with its cache key.
 struct Job<'a> {
     source: &'a Source,
     key: CacheKey,
 }
 
 impl Jit {
-    /// NVRTC as [`Nvrtc::find`] finds it, and the user's cache. Without a folder for a cache, the
-    /// statistics and a warning say so, and every kernel is compiled.
+    /// Loads NVRTC with [`Nvrtc::find`] and opens the user's cache. If no folder for a cache is
+    /// known, every kernel is compiled; the statistics and a warning say so.
     ///
     /// # Errors
-    /// As [`Nvrtc::find`].
+    /// Returns the errors of [`Nvrtc::find`].
     pub fn open() -> Result<Jit, JitError> {
         let nvrtc = Nvrtc::find()?;
         match DiskCache::open_default() {
@@ -72,7 +72,7 @@ impl Jit {
         }
     }
 
-    /// This NVRTC with this cache, or without one, on every core.
+    /// Creates a compiler with this NVRTC and an optional cache, on every core.
     pub fn new(nvrtc: Nvrtc, cache: Option<DiskCache>) -> Jit {
         Jit {
             nvrtc,
@@ -83,23 +83,23 @@ impl Jit {
         }
     }
 
-    /// Compiles on at most this many threads (at least one).
+    /// Sets the maximum number of threads (at least one).
     pub fn with_threads(mut self, n_threads: usize) -> Jit {
         self.n_threads = n_threads.max(1);
         self
     }
 
-    /// The compiler.
+    /// Returns the compiler.
     pub fn nvrtc(&self) -> &Nvrtc {
         &self.nvrtc
     }
 
-    /// The cache, if there is one.
+    /// Returns the cache, if there is one.
     pub fn cache(&self) -> Option<&DiskCache> {
         self.cache.as_ref()
     }
 
-    /// The cache, if there is one that only the user may write to. That others may is told once.
+    /// Returns the cache, if only the user may write to it. Otherwise logs a warning once.
     pub fn own_cache(&self) -> Option<&DiskCache> {
         let cache = self.cache.as_ref()?;
         match cache.check_owner() {
@@ -111,24 +111,25 @@ impl Jit {
         }
     }
 
-    /// What was done so far.
+    /// Returns the statistics so far.
     pub fn stats(&self) -> JitStats {
         lock(&self.stats).clone()
     }
 
-    /// The cubins of `sources`, in their order. A source that occurs several times is compiled
+    /// Compiles `sources`, and returns the cubins in the same order. Duplicate sources are compiled
     /// once.
     ///
-    /// `progress` is called with how many of how many different sources are ready: at first with
-    /// those from the cache, then after each compilation, never by two threads at once and never
-    /// with a smaller number than before.
+    /// `progress(ready, total)` receives the number of distinct sources that are ready and their
+    /// total: first with those from the cache, then after each compilation. Calls do not overlap,
+    /// and `ready` never decreases.
     ///
-    /// Trouble with the cache never fails a compilation: it is traced as a warning and listed in
+    /// A cache error never fails a compilation. It is logged as a warning and listed in
     /// [`JitStats::cache_notes`]. A damaged entry is compiled again and replaced.
     ///
     /// # Errors
-    /// As [`Nvrtc::compile`]; when several sources fail, the error is that of the first of them,
-    /// whichever thread was quicker. What was compiled until then is in the cache.
+    /// Returns the errors of [`Nvrtc::compile`]. If several sources fail, the error is that of the
+    /// first one, whatever the order of the threads. Sources compiled before the failure are in the
+    /// cache.
     pub fn compile_all(
         &self,
         sources: &[Source],
@@ -147,7 +148,7 @@ impl Jit {
         target: Target,
         progress: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Vec<Cubin>, JitError> {
-        // Also when all is in the cache: an answer must not depend on what was compiled before.
+        // Checked even if everything is cached, so that the result does not depend on the cache.
         self.nvrtc.check_target(target)?;
         let options = options(target, self.nvrtc.version());
         let mut jobs: Vec<Job> = Vec::new();
@@ -170,7 +171,7 @@ impl Jit {
         progress(n_hits, jobs.len());
 
         let mut missing: Vec<usize> = (0..jobs.len()).filter(|&at| cubins[at].is_none()).collect();
-        // The longest first, so that none of the long ones is left to one thread at the end.
+        // Longest first, so that no long source is left for a single thread at the end.
         missing.sort_by_key(|&at| std::cmp::Reverse(jobs[at].source.text.len()));
         let compiled = self.compile_missing(&jobs, &missing, target, &|n_compiled| {
             progress(n_hits + n_compiled, jobs.len());
@@ -195,7 +196,7 @@ impl Jit {
         progress: &(dyn Fn(usize) + Sync),
     ) -> Result<Vec<(usize, Cubin)>, JitError> {
         let next = AtomicUsize::new(0);
-        // Once a job has failed, only jobs before it can change which error is returned.
+        // After a failure, only earlier jobs can change the error that is returned.
         let first_failure = AtomicUsize::new(usize::MAX);
         let finished = Mutex::new((Vec::with_capacity(missing.len()), None));
         let work = || {
@@ -226,7 +227,7 @@ impl Jit {
                     .stack_size(STACK);
                 match builder.spawn_scoped(scope, work) {
                     Ok(_) => {}
-                    // Those that run do the work of the others.
+                    // The running threads take over the work.
                     Err(error) if n_running > 0 => {
                         tracing::warn!(%error, n_running, "compiling on fewer threads");
                         break;
@@ -266,11 +267,11 @@ impl Jit {
         Ok(cubin)
     }
 
-    /// The cubin of a job, when the cache has it.
+    /// Returns the cubin of a job, if it is cached.
     fn cached(&self, job: &Job) -> Option<Cubin> {
         match self.cache.as_ref()?.get(&job.key) {
-            // The symbol is no part of the key. Asked for by another name, the text is compiled,
-            // which tells whether it has a kernel of that name.
+            // The symbol is not part of the key. If the cached symbol differs, the text is
+            // compiled, which checks that it has a kernel of that name.
             Ok(found) => found.filter(|cubin| cubin.symbol == job.source.symbol),
             Err(error) => {
                 self.note(&error);
@@ -279,7 +280,7 @@ impl Jit {
         }
     }
 
-    /// Tells of a trouble with the cache: each damaged entry, any other kind once.
+    /// Reports a cache error: each damaged entry, and any other kind once.
     fn note(&self, error: &JitError) {
         let Some(fault) = error.cache_fault() else {
             return;
@@ -293,7 +294,8 @@ impl Jit {
     }
 }
 
-/// The value, also when a thread has panicked with it in its hands: each update leaves it whole.
+/// Locks a mutex even if a thread panicked while holding it: every update leaves the value
+/// consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

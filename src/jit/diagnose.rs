@@ -1,18 +1,18 @@
-//! What a failed compilation says, with the lines it speaks of.
+//! Formatting of compilation errors with the source lines that they refer to.
 
 use std::fmt::Write as _;
 
 use super::report::parse_report;
 use super::{JitError, Source, Target};
 
-/// Lines shown before and after the one that failed.
+/// Number of lines shown before and after the failing line.
 const CONTEXT: usize = 2;
 
-/// Static shared memory that a kernel may declare on any card, in bytes; more has to be dynamic.
+/// Maximum static shared memory of a kernel on any card, in bytes. More must be dynamic.
 const MAX_STATIC_SHARED: u32 = 48 * 1024;
 
-/// The error of a compilation that NVRTC refused with `log`. `ptx` is what it had made before the
-/// assembler stopped, where it had come so far: the assembler counts its lines in that.
+/// Creates the error of a failed compilation from NVRTC's `log`. `ptx` is the input of the
+/// assembler, if the compilation got that far; the assembler's errors refer to its lines.
 pub(super) fn compile_error(
     source: &Source,
     target: Target,
@@ -45,34 +45,35 @@ fn first_error(source: &Source, log: &str, ptx: Option<&str>) -> Option<String> 
             ));
         }
     }
-    // NVRTC refuses too much static shared memory without a word in its log.
+    // NVRTC rejects too much static shared memory without an error in its log.
     let shared = parse_report(log)?.shared_bytes;
     (shared > MAX_STATIC_SHARED).then(|| {
         format!(
-            "It declares {shared} bytes of static shared memory; at most {MAX_STATIC_SHARED} may \
-             be static. Take it as `extern __shared__` and ask for it at the launch.\n"
+            "It declares {shared} bytes of static shared memory; the maximum is \
+             {MAX_STATIC_SHARED}. Declare it as `extern __shared__` and pass its size at the launch.\n"
         )
     })
 }
 
-/// The name under which the source is compiled, which the log repeats.
+/// Returns the file name that the source is compiled under, which appears in the log.
 pub(super) fn file_name(source: &Source) -> String {
     format!("{}.cu", source.symbol)
 }
 
-/// `axpy.cu(3): error: identifier "x" is undefined` → (3, `identifier "x" is undefined`).
+/// Parses `axpy.cu(3): error: identifier "x" is undefined` to (3, `identifier "x" is undefined`).
 fn frontend_error<'a>(line: &'a str, file: &str) -> Option<(usize, &'a str)> {
     let (number, rest) = line
         .strip_prefix(file)?
         .strip_prefix('(')?
         .split_once("): ")?;
     let (kind, message) = rest.split_once(": ")?;
-    // "catastrophic error", and "error #20-D" in builds that number their messages.
+    // Also "catastrophic error", and "error #20-D" in builds that number their messages.
     let is_error = kind.split(' ').any(|word| word == "error");
     Some((number.parse().ok()?, message)).filter(|_| is_error)
 }
 
-/// `ptxas application ptx input, line 28; error   : Unknown modifier '.bar'` → (28, `Unknown …`).
+/// Parses `ptxas application ptx input, line 28; error   : Unknown modifier '.bar'` to (28,
+/// `Unknown …`).
 fn assembler_error(line: &str) -> Option<(usize, &str)> {
     let (number, rest) = line
         .strip_prefix("ptxas ")?
@@ -83,7 +84,7 @@ fn assembler_error(line: &str) -> Option<(usize, &str)> {
     Some((number.parse().ok()?, message)).filter(|_| kind.trim_end() == "error")
 }
 
-/// The line `number` (from 1) of `text` between its neighbours, under a heading.
+/// Returns line `number` (from 1) of `text` with its neighbours, under a heading.
 fn quote(name: &str, text: &str, number: usize, message: &str) -> String {
     let mut quoted = format!("{name}, line {number}: {message}\n");
     let first = number.saturating_sub(CONTEXT).max(1);
@@ -121,7 +122,7 @@ mod tests {
         let source = source(
             "extern \"C\" __global__ void bad(float* y) {\n  int unused;\n  float z = missing(y);\n  y[0] = z +;\n}\n",
         );
-        // As NVRTC 13.0 wrote it.
+        // Output of NVRTC 13.0.
         let log = "\
 bad.cu(2): warning #177-D: variable \"unused\" was declared but never referenced
     int unused;
@@ -159,7 +160,7 @@ ptxas fatal   : Ptx assembly aborted due to errors
 
     #[test]
     fn too_much_static_shared_memory_is_named_though_the_log_is_silent() {
-        // As NVRTC 13.0 wrote it: no line of it says what is wrong.
+        // Output of NVRTC 13.0, which does not name the cause.
         let log = "\
 ptxas info    : Compiling entry function 'bad' for 'sm_80'
 ptxas info    : Function properties for bad
@@ -170,7 +171,7 @@ ptxas info    : Used 10 registers, used 1 barriers, 240000 bytes smem, 360 bytes
     }
 
     #[test]
-    fn a_log_that_nothing_is_known_of_is_shown_as_it_is() {
+    fn an_unknown_log_is_shown_unchanged() {
         let error = compile_error(
             &source("a\nb\n"),
             Target::Sm120,

@@ -1,4 +1,4 @@
-//! What can go wrong here, in words.
+//! Errors of the compiler and its cache.
 
 use std::fmt;
 use std::io;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::{Looked, Target};
 
-/// What went wrong between a source and its cubin.
+/// An error between a source and its cubin.
 #[derive(Debug, thiserror::Error)]
 pub enum JitError {
     /// The card is older than any target.
@@ -22,7 +22,7 @@ pub enum JitError {
         minor: u32,
     },
 
-    /// The card is of a generation, or of a variant of one, that no target makes code for.
+    /// No target generates code for the card's generation, or for its variant of one.
     #[error(
         "no target runs on a card of compute capability {major}.{minor}; the targets are {}, and \
          code for one generation does not run on another. `--device cpu` runs without the card",
@@ -35,27 +35,27 @@ pub enum JitError {
         minor: u32,
     },
 
-    /// A name that is not a target's.
+    /// A name that is not a target.
     #[error("`{name}` is not a target; the targets are {}", Target::names())]
     UnknownTarget {
-        /// What was given.
+        /// The name.
         name: String,
     },
 
-    /// NVRTC is nowhere.
+    /// NVRTC was not found.
     #[error(
-        "NVRTC, which compiles the generated CUDA source, was not found. Looked at:\n{}\
+        "NVRTC, which compiles the generated CUDA source, was not found. Searched:\n{}\
          Install it with `pip install nvidia-cuda-nvrtc`, or set GEMMULE_NVRTC to the file \
          libnvrtc.so.13 or to the folder that holds it",
         lines(.looked)
     )]
     NvrtcMissing {
-        /// Every place, in the order of the search, and what was there.
+        /// Every place that was searched, in order, with its result.
         looked: Vec<Looked>,
     },
 
-    /// `GEMMULE_NVRTC` is set, and what it names cannot be used. Nothing else is tried, so that a
-    /// choice is never silently replaced.
+    /// `GEMMULE_NVRTC` is set, but its value cannot be used. Nothing else is tried, so that an
+    /// explicit choice is never replaced silently.
     #[error(
         "GEMMULE_NVRTC is set to {}, which cannot be used:\n{}\
          Set it to the file libnvrtc.so.13, to the folder or the Python environment that holds it, \
@@ -65,20 +65,20 @@ pub enum JitError {
     NvrtcChoice {
         /// The value of the variable.
         value: PathBuf,
-        /// What was found there.
+        /// The places that were searched, with their results.
         looked: Vec<Looked>,
     },
 
-    /// The file given is not a usable NVRTC.
+    /// The given file is not a usable NVRTC.
     #[error("{} cannot be used as NVRTC: {why}", .path.display())]
     NvrtcUnusable {
         /// The file.
         path: PathBuf,
-        /// The loader's words, or which function it lacks.
+        /// The loader's message, or the name of a missing function.
         why: String,
     },
 
-    /// This NVRTC does not know the target.
+    /// This NVRTC is too old for the target.
     #[error(
         "NVRTC {}.{} ({}) is older than the target {target}, which needs {}.{} or newer. Install \
          a newer one with `pip install nvidia-cuda-nvrtc`, or set GEMMULE_NVRTC to one",
@@ -89,13 +89,13 @@ pub enum JitError {
         path: PathBuf,
         /// Its version, (major, minor).
         version: (i32, i32),
-        /// What was to be compiled for.
+        /// The requested target.
         target: Target,
-        /// The first version that knows the target.
+        /// The first version that supports the target.
         needed: (i32, i32),
     },
 
-    /// This NVRTC no longer knows the target.
+    /// This NVRTC no longer supports the target.
     #[error(
         "NVRTC {}.{} ({}) does not compile for {target}; it compiles for {}. Set GEMMULE_NVRTC to \
          one that does, such as 13.0",
@@ -107,22 +107,22 @@ pub enum JitError {
         path: PathBuf,
         /// Its version, (major, minor).
         version: (i32, i32),
-        /// What was to be compiled for.
+        /// The requested target.
         target: Target,
         /// The architectures that the library lists.
         known: Vec<i32>,
     },
 
-    /// A source that cannot be handed to a C library.
-    #[error("the source of the kernel `{}` holds a NUL byte at byte {at}", .symbol.escape_default())]
+    /// The source contains a NUL byte, so it cannot be passed to a C library.
+    #[error("the source of the kernel `{}` contains a NUL byte at offset {at}", .symbol.escape_default())]
     NulInSource {
         /// The kernel.
         symbol: String,
-        /// Where, in bytes, in the text or (when the text has none) in the symbol.
+        /// Offset in bytes in the text, or in the symbol if the text has no NUL.
         at: usize,
     },
 
-    /// The source is not valid for the target.
+    /// The source is invalid for the target.
     #[error(
         "NVRTC {}.{} cannot compile the kernel `{symbol}` for {target}.\n\n{quote}{}The compiler's \
          log:\n{log}\n\nThe source is generated; `gemmule emit --arch {target}` writes it out.",
@@ -131,18 +131,18 @@ pub enum JitError {
     Compile {
         /// The kernel.
         symbol: String,
-        /// What it was compiled for.
+        /// The target.
         target: Target,
         /// NVRTC's version, (major, minor).
         version: (i32, i32),
-        /// The first failing line among its neighbours, with the reason; empty when the log names
-        /// no line.
+        /// The first failing line with its neighbours and the error; empty if the log names no
+        /// line.
         quote: String,
         /// The whole log.
         log: String,
     },
 
-    /// A source with no kernel, with several, or with one of another name.
+    /// The source contains no kernel, several kernels, or one of another name.
     #[error(
         "the source of the kernel `{symbol}` should define `extern \"C\" __global__ void \
          {symbol}(…)` and no other kernel; it defines {}",
@@ -167,18 +167,18 @@ pub enum JitError {
         call: &'static str,
         /// Its error, by name.
         message: String,
-        /// The log of the compilation, where there is one.
+        /// The log of the compilation, if there is one.
         log: String,
     },
 
-    /// No thread could be started to compile on.
+    /// No compiling thread could be started.
     #[error("cannot start a thread to compile kernels on: {error}")]
     Thread {
         /// The system's reason.
         error: io::Error,
     },
 
-    /// There is no folder to keep the cache in.
+    /// There is no folder for the cache.
     #[error(
         "there is no folder for the kernel cache: GEMMULE_CACHE is not set, and neither \
          XDG_CACHE_HOME nor HOME holds an absolute path. Set GEMMULE_CACHE to a folder"
@@ -187,12 +187,12 @@ pub enum JitError {
 
     /// The cache cannot be read or written.
     #[error(
-        "cannot {action} the kernel cache at {}: {error}. To mend it, {}, or set GEMMULE_CACHE to \
+        "cannot {action} the kernel cache at {}: {error}. To fix it, {}, or set GEMMULE_CACHE to \
          another folder; until then, kernels are compiled again at each start",
         .path.display(), .fault.remedy()
     )]
     Cache {
-        /// What kind of trouble it is.
+        /// The kind of error.
         fault: CacheFault,
         /// `read` or `write`.
         action: &'static str,
@@ -202,34 +202,34 @@ pub enum JitError {
         error: io::Error,
     },
 
-    /// Another user may have written what the cache holds.
+    /// Another user may have changed the cache.
     #[error(
-        "the kernel cache {} is neither read nor written: {why}. What another user put there would \
-         run on the GPU as yours. Mend that, or set GEMMULE_CACHE to a folder of your own; until \
+        "the kernel cache {} is neither read nor written: {why}. Code that another user put there would \
+         run on the GPU as yours. Fix the permissions, or set GEMMULE_CACHE to a folder of your own; until \
          then, kernels are compiled again at each start",
         .folder.display()
     )]
     CacheForeign {
         /// The folder of entries.
         folder: PathBuf,
-        /// Which file or folder others may write to, and how to change that.
+        /// The file or folder that is writable by others, and the remedy.
         why: String,
     },
 
     /// Another user may have written this entry of the cache.
     #[error(
         "the kernel cache entry {} is not used: {why}, so its code may be another user's. It is \
-         compiled again and replaced, as any other such entry is",
+         compiled again and replaced",
         .path.display()
     )]
     CacheForeignEntry {
         /// The entry.
         path: PathBuf,
-        /// What tells.
+        /// The reason.
         why: String,
     },
 
-    /// A cache entry whose bytes are not those that were written.
+    /// A cache entry is damaged.
     #[error(
         "the kernel cache entry {} is damaged: {why}. It is compiled again and replaced",
         .path.display()
@@ -237,13 +237,13 @@ pub enum JitError {
     CacheDamaged {
         /// The entry.
         path: PathBuf,
-        /// What does not fit.
+        /// The damage.
         why: String,
     },
 }
 
 impl JitError {
-    /// The kind of trouble with the cache that this is, if it is one.
+    /// Returns the kind of cache error, if this is one.
     pub fn cache_fault(&self) -> Option<CacheFault> {
         match self {
             JitError::Cache { fault, .. } => Some(*fault),
@@ -257,24 +257,24 @@ impl JitError {
     }
 }
 
-/// The ways in which a cache fails. None of them stops a compilation.
+/// Kinds of cache errors. None of them stops a compilation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CacheFault {
-    /// The disk, or the user's share of it, is full.
+    /// The disk is full, or the user's quota is exhausted.
     Full,
     /// The file system is mounted read-only.
     ReadOnly,
-    /// The user may not read or write there.
+    /// The user has no permission to read or write.
     Denied,
-    /// A part of the path is a file.
+    /// Part of the path is a file.
     NotAFolder,
-    /// No folder is named by the environment.
+    /// The environment names no folder.
     NoFolder,
-    /// Others than the user may write there.
+    /// Other users may write to it.
     Foreign,
-    /// An entry does not hold what was written.
+    /// The contents of an entry are damaged.
     Damaged,
-    /// Any other trouble of the system's, such as a failing disk.
+    /// Another error of the system, such as a failing disk.
     Io,
 }
 
@@ -284,7 +284,7 @@ impl CacheFault {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => CacheFault::Full,
             io::ErrorKind::ReadOnlyFilesystem => CacheFault::ReadOnly,
             io::ErrorKind::PermissionDenied => CacheFault::Denied,
-            // Creating a folder where a file is says that something exists already.
+            // Creating a folder in place of a file reports that something already exists.
             io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => CacheFault::NotAFolder,
             _ => CacheFault::Io,
         }
@@ -295,16 +295,16 @@ impl CacheFault {
             CacheFault::Full => "free some space",
             CacheFault::ReadOnly => "mount it writable",
             CacheFault::Denied => "change its permissions",
-            CacheFault::NotAFolder => "move away the file that stands in the place of a folder",
+            CacheFault::NotAFolder => "remove the file that is in place of a folder",
             CacheFault::NoFolder => "set HOME",
-            CacheFault::Foreign => "make it yours alone",
+            CacheFault::Foreign => "make it accessible to you only",
             CacheFault::Damaged => "delete it",
             CacheFault::Io => "check the disk",
         }
     }
 }
 
-/// One line for each place.
+/// Formats one line per place.
 fn lines(looked: &[Looked]) -> impl fmt::Display {
     looked
         .iter()
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn only_trouble_with_the_cache_has_a_cache_fault() {
+    fn only_cache_errors_have_a_cache_fault() {
         let damaged = JitError::CacheDamaged {
             path: "x".into(),
             why: "short".to_owned(),

@@ -1,4 +1,4 @@
-//! The functions of `nvrtc.h` that are used, taken from the library at run time.
+//! Bindings to the functions of `nvrtc.h`, loaded at run time.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ pub(super) type Status = c_int;
 
 /// `NVRTC_SUCCESS`.
 pub(super) const SUCCESS: Status = 0;
-/// `NVRTC_ERROR_COMPILATION`: the source is at fault, and the log says why.
+/// `NVRTC_ERROR_COMPILATION`: the source is invalid, and the log says why.
 pub(super) const ERROR_COMPILATION: Status = 6;
 
 type SizeOf = unsafe extern "C" fn(Handle, *mut usize) -> Status;
 type Fill = unsafe extern "C" fn(Handle, *mut c_char) -> Status;
 
-/// The entry points of one loaded library, which is never unloaded.
+/// Entry points of a loaded library, which is never unloaded.
 #[derive(Clone, Copy)]
 pub(super) struct Api {
     pub create: unsafe extern "C" fn(
@@ -45,14 +45,14 @@ pub(super) struct Api {
     error_string: unsafe extern "C" fn(Status) -> *const c_char,
 }
 
-/// A library that loaded and has every function.
+/// A library that was loaded and has every function.
 pub(super) struct Loaded {
     pub api: Api,
-    /// The file.
+    /// Path of the library.
     pub path: PathBuf,
-    /// (major, minor).
+    /// Version as (major, minor).
     pub version: (i32, i32),
-    /// The numbers of the architectures it compiles for, such as 90.
+    /// Architectures that it compiles for, as numbers such as 90.
     pub archs: Vec<i32>,
 }
 
@@ -60,22 +60,23 @@ impl Api {
     /// Loads `name`, a path or a bare file name for the loader's own search.
     ///
     /// # Errors
-    /// The loader's words, or which function is missing, for a person to read.
+    /// Returns the loader's message, or the name of a missing function, for display.
     pub(super) fn load(name: &Path) -> Result<Loaded, String> {
         Api::load_as(name, name, Writers::Nobody)
     }
 
-    /// Loads the file `real`, which is told of as `name`: what a link leads to is loaded as it was
-    /// when it was looked at. `besides` are those who may write to its companion, too.
+    /// Loads the file `real`, which messages call `name`. The caller has resolved symbolic links
+    /// and checked the result, so a changed link has no effect. `besides` are the users who may
+    /// also write to its companion library.
     ///
     /// # Errors
-    /// As [`Api::load`].
+    /// Returns the errors of [`Api::load`].
     pub(super) fn load_as(name: &Path, real: &Path, besides: Writers) -> Result<Loaded, String> {
-        // SAFETY: the caller names an NVRTC; its initialisers have no preconditions. A file that is
-        // some other library runs that library's initialisers, as linking to it would.
+        // SAFETY: the caller names an NVRTC, whose initialisers have no preconditions. Another
+        // library would run its own initialisers, as linking to it would.
         let library = unsafe { Library::new(real) }.map_err(|error| {
-            // The loader begins with the name, which the caller shows too.
-            // The loader's own words are the cause of the crate's error.
+            // The loader's message is the source of the crate's error. It starts with the name,
+            // which the caller shows too.
             let why = std::error::Error::source(&error)
                 .map_or_else(|| error.to_string(), ToString::to_string);
             let prefix = format!("{}: ", real.display());
@@ -83,8 +84,8 @@ impl Api {
         })?;
 
         fn take<T: Copy>(library: &Library, name: &'static CStr) -> Result<T, String> {
-            // SAFETY: `nvrtc.h` declares each name with the type that the field of `Api` has; all
-            // of them have kept it since 11.2, the first version that has all.
+            // SAFETY: `nvrtc.h` declares each name with the type of the field in `Api`. The types
+            // have not changed since 11.2, the first version with all functions.
             unsafe { library.get::<T>(name.to_bytes_with_nul()) }
                 .map(|symbol| *symbol)
                 .map_err(|_| {
@@ -107,8 +108,8 @@ impl Api {
             archs: take(&library, c"nvrtcGetSupportedArchs")?,
             error_string: take(&library, c"nvrtcGetErrorString")?,
         };
-        // Unloading a compiler that keeps state per thread is asking for trouble, and the function
-        // pointers in `Api` are copied freely because the library stays.
+        // The library stays loaded: the function pointers in `Api` are copied freely, and unloading
+        // a compiler with per-thread state is risky.
         std::mem::forget(library);
 
         let (mut major, mut minor) = (0, 0);
@@ -117,7 +118,7 @@ impl Api {
             unsafe { (api.version)(&mut major, &mut minor) },
             "nvrtcVersion",
         )?;
-        // A bare name says nothing of the file that the loader chose for it.
+        // A bare name does not identify the file that the loader chose.
         let bare = name
             .parent()
             .is_none_or(|folder| folder.as_os_str().is_empty());
@@ -133,9 +134,9 @@ impl Api {
         })
     }
 
-    /// The library's name for an error.
+    /// Returns the library's name for an error.
     pub(super) fn describe(&self, status: Status) -> String {
-        // SAFETY: any integer is allowed; the library answers with a string that it owns for good.
+        // SAFETY: any integer is allowed, and the library returns a string that is never freed.
         let text = unsafe { (self.error_string)(status) };
         if text.is_null() {
             return format!("error {status}");
@@ -154,7 +155,7 @@ impl Api {
             "nvrtcGetNumSupportedArchs",
         )?;
         let mut archs = vec![0; usize::try_from(n_archs).unwrap_or(0)];
-        // SAFETY: the library writes as many integers as it has just said.
+        // SAFETY: the library writes the number of integers that it returned.
         self.check(
             unsafe { (self.archs)(archs.as_mut_ptr()) },
             "nvrtcGetSupportedArchs",
@@ -170,9 +171,9 @@ impl Api {
     }
 }
 
-/// Loads the companion of an NVRTC by its full path, which NVRTC itself asks for by its bare name
-/// at the first compilation: outside of the loader's path, as in a Python environment, it would not
-/// find it. A library that has none beside it is left to find its own.
+/// Loads the companion library of an NVRTC by its full path. NVRTC itself loads it by its bare name
+/// at the first compilation, which fails outside the loader's path, for example in a Python
+/// environment. If there is none beside NVRTC, NVRTC searches for it.
 fn load_builtins(nvrtc: &Path, (major, minor): (i32, i32), besides: Writers) {
     let real = nvrtc.canonicalize();
     let folders = [Some(nvrtc), real.as_deref().ok()]
@@ -191,16 +192,16 @@ fn load_builtins(nvrtc: &Path, (major, minor): (i32, i32), besides: Writers) {
                 continue;
             }
         };
-        // SAFETY: the file lies beside NVRTC under the name that NVRTC would load by itself.
+        // SAFETY: the file is beside NVRTC and has the name that NVRTC itself would load.
         match unsafe { Library::new(&builtins) } {
             Ok(library) => return std::mem::forget(library),
-            // NVRTC will say so itself, in its log, when it needs the file.
+            // NVRTC reports this in its log when it needs the file.
             Err(error) => tracing::warn!(path = %builtins.display(), %error, "cannot be loaded"),
         }
     }
 }
 
-/// The file that holds a function, as the loader knows it.
+/// Returns the file that contains a function, according to the loader.
 #[cfg(unix)]
 fn file_of(function: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status) -> Option<PathBuf> {
     use std::os::unix::ffi::OsStrExt;
@@ -224,12 +225,13 @@ fn file_of(function: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status) -> 
         symbol: null,
         address: null.cast(),
     };
-    // SAFETY: the address is only looked up, and `info` is live and laid out as the C struct.
+    // SAFETY: the address is only looked up, and `info` is live and has the layout of the C struct.
     let found = unsafe { dladdr(function as *const c_void, &mut info) } != 0;
     if !found || info.file.is_null() {
         return None;
     }
-    // SAFETY: not null; the loader owns the string for as long as the library, which stays.
+    // SAFETY: not null. The loader owns the string until the library is unloaded, which never
+    // happens.
     let file = unsafe { CStr::from_ptr(info.file) };
     Some(PathBuf::from(std::ffi::OsStr::from_bytes(file.to_bytes())))
 }

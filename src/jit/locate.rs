@@ -1,4 +1,4 @@
-//! Where NVRTC is looked for.
+//! The search for NVRTC.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -11,59 +11,59 @@ use super::JitError;
 use super::ffi::{Api, Loaded};
 use crate::files::trust::{self, Distrust, Writers};
 
-/// Asks an interpreter where it imports from. With `-I`, which keeps the current folder and
-/// PYTHONPATH out, and leaves out the user's own packages too: these are asked for.
+/// Prints the interpreter's import path. `-I` excludes the current folder and PYTHONPATH, but also
+/// the user's own packages, so these are added.
 const PYTHON_ARGUMENTS: [&str; 3] = [
     "-I",
     "-c",
     "import site, sys; print('\\n'.join([*sys.path, site.getusersitepackages()]))",
 ];
-/// Why a path is not searched that does not begin at the root.
+/// Reason for not searching a relative path.
 const RELATIVE: &str =
-    "not searched, as a relative path depends on the current folder; make it absolute";
+    "not searched, because a relative path depends on the current folder; make it absolute";
 
-/// One place that was looked at, for messages and for `doctor`.
+/// One place that was searched, for messages and for `doctor`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Looked {
-    /// Which step of the search it belongs to.
+    /// The step of the search.
     pub origin: Origin,
-    /// The file or folder, or for the loader a bare file name. Empty when there is none, as for a
-    /// variable that is not set.
+    /// The file or folder, or a bare file name for the loader. Empty if there is none, for example
+    /// if a variable is not set.
     pub place: PathBuf,
-    /// What was there.
+    /// Result of the search at this place.
     pub outcome: Outcome,
 }
 
 /// The steps of the search, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// What `GEMMULE_NVRTC` names.
+    /// The value of `GEMMULE_NVRTC`.
     Choice,
     /// The loader's own search, by file name.
     Loader,
     /// A folder of a CUDA toolkit.
     Cuda,
-    /// The Python environment that this variable names.
+    /// The Python environment named by this variable.
     Environment(&'static str),
     /// A folder that this interpreter imports from.
     Python(PathBuf),
 }
 
-/// What a place held.
+/// Result of the search at one place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The variable is not set.
     NotSet,
-    /// Neither a file nor a folder is there, or there is no such program.
+    /// The file, folder or program does not exist.
     Absent,
-    /// The folder holds no NVRTC, nor do the folders within where one is put.
+    /// The folder and its usual subfolders do not contain NVRTC.
     Nothing,
-    /// A file is there that cannot be used, for this reason.
+    /// The file cannot be used, for this reason.
     Unusable(String),
-    /// It was not looked at or not opened, as others than the user and root could choose what is
-    /// there: how, and what mends it.
+    /// The place was not searched, or the file was not opened, because another user could have
+    /// changed it. Contains the reason and the remedy.
     Refused(String),
-    /// The one that was taken, (major, minor).
+    /// This version, (major, minor), was loaded.
     Taken(i32, i32),
 }
 
@@ -101,26 +101,26 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// What the search depends on.
+/// Inputs of the search.
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
     /// The value of `GEMMULE_NVRTC`.
     pub choice: Option<PathBuf>,
-    /// Why the loader's own search is left out, if it is.
+    /// Reason for skipping the loader's own search.
     pub loader_refused: Option<String>,
     /// File names for the loader's own search.
     pub loader_names: Vec<PathBuf>,
-    /// Roots of CUDA toolkits; relative ones are noted and not searched.
+    /// Roots of CUDA toolkits. Relative ones are reported and not searched.
     pub cuda: Vec<PathBuf>,
-    /// Variables that name Python environments, with their values; relative ones are noted and not
-    /// searched.
+    /// Variables that name Python environments, with their values. Relative ones are reported and
+    /// not searched.
     pub environments: Vec<(&'static str, Option<PathBuf>)>,
-    /// The Python interpreter, by its absolute path.
+    /// Absolute path of the Python interpreter.
     pub python: Option<PathBuf>,
 }
 
 impl Surroundings {
-    /// Those of the running process.
+    /// Returns the inputs from the environment of this process.
     pub fn of_this_process() -> Surroundings {
         let variable = |name| {
             env::var_os(name)
@@ -151,7 +151,7 @@ impl Surroundings {
     }
 }
 
-/// The first NVRTC that can be used, and every place looked at.
+/// Returns the first usable NVRTC, and every place that was searched.
 pub(super) fn search(surroundings: &Surroundings) -> Result<(Loaded, Vec<Looked>), JitError> {
     let mut search = Search { looked: Vec::new() };
     if let Some(value) = &surroundings.choice {
@@ -240,9 +240,9 @@ impl Search {
 
     fn python(&mut self, interpreter: &Path) -> Option<Loaded> {
         let origin = Origin::Python(interpreter.to_owned());
-        // Which interpreter is started depends on no folder that others may write to, and what it
-        // finds on none at all: launchers look for a file in the current one that says which
-        // version to start.
+        // The interpreter must not come from a folder that others may write to. Its result must not
+        // depend on the current folder, where Python launchers look for a file that selects the
+        // version.
         if interpreter.exists()
             && let Err(why) = trust::resolve(interpreter, Writers::Nobody)
         {
@@ -281,7 +281,7 @@ impl Search {
             .find_map(|folder| self.folder(&origin, folder, &in_packages(folder)))
     }
 
-    /// Tries every NVRTC in the folders `within`, and notes them as one place when there is none.
+    /// Tries every NVRTC in the folders `within`, and reports them as one place if there is none.
     fn folder(&mut self, origin: &Origin, place: &Path, within: &[PathBuf]) -> Option<Loaded> {
         if place.is_relative() {
             self.note(origin, place, Outcome::Refused(RELATIVE.to_owned()));
@@ -300,7 +300,8 @@ impl Search {
 
     /// Loads a file that only the user and root can change.
     fn file(&mut self, origin: &Origin, file: &Path) -> Option<Loaded> {
-        // What the user named may be open to the user's group, which is often a group of one.
+        // The user's group may write to a file that the user named; it often contains the user
+        // alone.
         let besides = match origin {
             Origin::Choice => Writers::Group,
             _ => Writers::Nobody,
@@ -338,8 +339,8 @@ impl Search {
     }
 }
 
-/// The files in `folder` that are named as NVRTC is: `libnvrtc.so.13`, `libnvrtc.so.12`,
-/// `libnvrtc.so`, the newest first.
+/// Returns the NVRTC libraries in `folder`, newest first: `libnvrtc.so.13`, `libnvrtc.so.12`,
+/// `libnvrtc.so`.
 fn libraries(folder: &Path) -> Vec<PathBuf> {
     let mut files = versioned(folder, "libnvrtc.so.", "");
     let bare = folder.join("libnvrtc.so");
@@ -349,7 +350,7 @@ fn libraries(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Where a Python or Conda environment may hold NVRTC.
+/// Returns the folders of a Python or Conda environment that may contain NVRTC.
 fn in_environment(root: &Path) -> Vec<PathBuf> {
     let lib = root.join("lib");
     let mut folders: Vec<PathBuf> = versioned(&lib, "python", "site-packages")
@@ -360,7 +361,8 @@ fn in_environment(root: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// Where the wheels put NVRTC: `nvidia/cu13/lib` since CUDA 13, `nvidia/cuda_nvrtc/lib` before.
+/// Returns the folders of the wheels: `nvidia/cu13/lib` since CUDA 13, `nvidia/cuda_nvrtc/lib`
+/// before.
 fn in_packages(packages: &Path) -> Vec<PathBuf> {
     let nvidia = packages.join("nvidia");
     let mut folders = versioned(&nvidia, "cu", "lib");
@@ -368,8 +370,8 @@ fn in_packages(packages: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// `folder/<prefix><version>/<below>` for every such entry, the highest version first. A version
-/// is numbers with dots between, so `libnvrtc.so.13.alt` and `cuda_runtime` are none.
+/// Returns every `folder/<prefix><version>/<below>`, the highest version first. A version consists
+/// of numbers separated by dots, which excludes `libnvrtc.so.13.alt` and `cuda_runtime`.
 fn versioned(folder: &Path, prefix: &str, below: &str) -> Vec<PathBuf> {
     let Ok(entries) = folder.read_dir() else {
         return Vec::new();
@@ -401,8 +403,8 @@ fn versioned(folder: &Path, prefix: &str, below: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The program `name` in the first folder of `paths` that has it. The current folder, which an empty
-/// entry means, and other relative ones are passed over.
+/// Returns the program `name` in the first folder of `paths` that has it. Skips relative folders
+/// and empty entries, which mean the current folder.
 fn in_path(name: &str, paths: &OsStr) -> Option<PathBuf> {
     env::split_paths(paths)
         .filter(|folder| folder.is_absolute())
@@ -427,7 +429,7 @@ fn refused(what: &str, why: &Distrust) -> Outcome {
     Outcome::Refused(format!("{what}: {why}"))
 }
 
-/// Drops the later ones of equal paths.
+/// Removes duplicate paths, keeping the first.
 fn unique(paths: &mut Vec<PathBuf>) {
     let mut seen = BTreeSet::new();
     paths.retain(|path| seen.insert(path.clone()));

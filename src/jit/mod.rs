@@ -1,12 +1,11 @@
-//! NVRTC: CUDA source in, cubins out, compiled in parallel and cached on disk.
+//! NVRTC: compiles CUDA source to cubins, in parallel, with a cache on disk.
 //!
-//! This room knows sources, targets and bytes; what the kernels compute, and in which order they
-//! run, is decided above it. Nothing here needs a GPU or a driver: NVRTC makes the code of every
-//! [`Target`] on any machine.
+//! This module handles sources, targets and bytes. Other modules decide the kernels and their
+//! order. No GPU or driver is needed: NVRTC generates code for every [`Target`] on any machine.
 //!
-//! - [`Target`]: the kinds of card that code is made for;
-//! - [`Nvrtc`]: the library, where it was found, and one compilation;
-//! - [`DiskCache`]: finished cubins, keyed by what determines their bytes and nothing else;
+//! - [`Target`]: the architectures that code is generated for;
+//! - [`Nvrtc`]: the library, the search for it, and single compilations;
+//! - [`DiskCache`]: compiled cubins, keyed by everything that determines their bytes;
 //! - [`Jit`]: both together, for all the kernels of a program at once.
 
 mod cache;
@@ -29,8 +28,8 @@ pub use target::Target;
 
 use serde::{Deserialize, Serialize};
 
-/// The NVRTC for tests: as any, and where no other was chosen that of the project, which
-/// `make setup` installs.
+/// Returns the NVRTC for tests: the default one, or if none is chosen the one that `make setup`
+/// installs.
 #[cfg(test)]
 pub(crate) fn nvrtc_for_tests() -> Nvrtc {
     let mut surroundings = Surroundings::of_this_process();
@@ -41,15 +40,15 @@ pub(crate) fn nvrtc_for_tests() -> Nvrtc {
 
 pub use crate::codegen::Source;
 
-/// One kernel compiled for one target: what the driver loads as a module.
+/// One kernel compiled for one target, which the driver loads as a module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cubin {
     /// Name of the entry function, as in [`Source::symbol`].
     pub symbol: String,
-    /// What the code runs on.
+    /// The target that the code runs on.
     pub target: Target,
     /// The ELF image. NVRTC gives the same bytes for the same source, options and version.
     pub bytes: Vec<u8>,
-    /// What the assembler said about registers and memory; `None` when its log had no such lines.
+    /// Registers and memory as reported by the assembler; `None` if its log has no such lines.
     pub report: Option<CompileReport>,
 }

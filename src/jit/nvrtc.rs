@@ -1,4 +1,4 @@
-//! One compilation by the NVRTC library.
+//! Compilation of one source with the NVRTC library.
 
 use std::ffi::{CString, c_char};
 use std::fmt;
@@ -8,10 +8,10 @@ use super::ffi::{Api, ERROR_COMPILATION, Handle, Loaded, SUCCESS, Status};
 use super::{Cubin, JitError, Looked, Source, Surroundings, Target};
 use super::{diagnose, locate, report};
 
-/// The CUDA run-time compiler, loaded.
+/// The CUDA run-time compiler.
 ///
-/// The library is loaded when it is first asked for and stays until the process ends. It needs no
-/// GPU and no driver, and compiles on several threads at once.
+/// The library is loaded at first use and stays loaded until the process ends. It needs neither a
+/// GPU nor a driver, and compiles on several threads at once.
 #[derive(Clone)]
 pub struct Nvrtc {
     api: Api,
@@ -21,11 +21,12 @@ pub struct Nvrtc {
     looked: Vec<Looked>,
 }
 
-/// The options that every kernel is compiled with, in order; part of the cache's key.
+/// Returns the options for every kernel, in order. They are part of the cache key.
 ///
-/// No fast mathematics: a kernel that wants an approximation says so where it uses it. No include
-/// path: sources include nothing. The assembler's report comes back in the log. From 12.4 on NVRTC can leave out
-/// declarations that no source uses (textures, the runtime's functions), which it else parses for each.
+/// Fast maths is off: a kernel that wants an approximation uses it explicitly. There is no include
+/// path, because sources include nothing. The assembler's report is written to the log. From 12.4
+/// on, NVRTC can omit declarations that no source uses (textures, functions of the runtime), which
+/// it would otherwise parse for each source.
 pub fn options(target: Target, version: (i32, i32)) -> Vec<String> {
     const FIRST_WITH_MINIMAL: (i32, i32) = (12, 4);
     let mut options = vec![
@@ -41,40 +42,41 @@ pub fn options(target: Target, version: (i32, i32)) -> Vec<String> {
 }
 
 impl Nvrtc {
-    /// Looks for NVRTC and loads the first that can be used, in this order:
+    /// Searches for NVRTC and loads the first usable one, in this order:
     ///
-    /// 1. the file or folder that `GEMMULE_NVRTC` names; when it is set, nothing else is tried;
-    /// 2. the loader's path: `libnvrtc.so.13`, `libnvrtc.so.12`, `libnvrtc.so`; it is left out where
-    ///    `LD_LIBRARY_PATH` has an empty or relative entry whose folder holds such a library;
+    /// 1. the file or folder in `GEMMULE_NVRTC`; if it is set, nothing else is tried;
+    /// 2. the loader's path: `libnvrtc.so.13`, `libnvrtc.so.12`, `libnvrtc.so`; skipped if
+    ///    `LD_LIBRARY_PATH` has an empty or relative entry whose folder contains such a library;
     /// 3. the usual CUDA folders: `lib64` and `lib` of `$CUDA_PATH` and `$CUDA_HOME`, then of
     ///    `/usr/local/cuda`, `/usr/local/cuda-*` (the newest first), `/opt/cuda`;
-    /// 4. Python environments, where `pip install nvidia-cuda-nvrtc` puts it: `$VIRTUAL_ENV`,
-    ///    `$CONDA_PREFIX`, and the folders that `python3` imports from.
+    /// 4. Python environments, where `pip install nvidia-cuda-nvrtc` installs it: `$VIRTUAL_ENV`,
+    ///    `$CONDA_PREFIX`, and the import path of `python3`.
     ///
-    /// Loading a library runs its code. So no path is searched that depends on the current folder,
-    /// and no file is opened that another user but root could change: it, and every folder above it,
-    /// belong to the user or to root, and neither their group nor others may write there (others, in
-    /// what `GEMMULE_NVRTC` names). The search log says what was refused.
+    /// Loading a library runs its code. Paths relative to the current folder are therefore not
+    /// searched, and a file that another user except root could change is not opened. The file and
+    /// every folder above it must belong to the user or to root, and must not be writable by the
+    /// group or by others. The group may write to a file named by `GEMMULE_NVRTC`. The search log
+    /// lists the places that were rejected.
     ///
     /// # Errors
-    /// [`JitError::NvrtcMissing`] and [`JitError::NvrtcChoice`] list every place looked at.
+    /// [`JitError::NvrtcMissing`] and [`JitError::NvrtcChoice`] list every place that was searched.
     pub fn find() -> Result<Nvrtc, JitError> {
         Nvrtc::find_in(&Surroundings::of_this_process())
     }
 
-    /// As [`Nvrtc::find`], in surroundings that the caller describes.
+    /// Like [`Nvrtc::find`], with explicit search inputs.
     ///
     /// # Errors
-    /// As [`Nvrtc::find`].
+    /// Returns the errors of [`Nvrtc::find`].
     pub fn find_in(surroundings: &Surroundings) -> Result<Nvrtc, JitError> {
         let (loaded, looked) = locate::search(surroundings)?;
         Ok(Nvrtc::from_loaded(loaded, looked))
     }
 
-    /// Loads one file, whosesoever it is, or by a bare name what the loader finds.
+    /// Loads one file without checking its owner, or a bare name through the loader.
     ///
     /// # Errors
-    /// [`JitError::NvrtcUnusable`].
+    /// Returns [`JitError::NvrtcUnusable`].
     pub fn at(path: &Path) -> Result<Nvrtc, JitError> {
         match Api::load(path) {
             Ok(loaded) => Ok(Nvrtc::from_loaded(loaded, Vec::new())),
@@ -101,22 +103,22 @@ impl Nvrtc {
         }
     }
 
-    /// The library's file.
+    /// Returns the path of the library.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// (major, minor), such as (13, 0).
+    /// Returns the version as (major, minor), for example (13, 0).
     pub fn version(&self) -> (i32, i32) {
         self.version
     }
 
-    /// The places looked at, in order; the last is the one that was used.
+    /// Returns the places that were searched, in order. The last one was used.
     pub fn search_log(&self) -> &[Looked] {
         &self.looked
     }
 
-    /// The targets that this library compiles for.
+    /// Returns the targets that this library can compile for.
     pub fn targets(&self) -> Vec<Target> {
         Target::ALL
             .into_iter()
@@ -124,10 +126,10 @@ impl Nvrtc {
             .collect()
     }
 
-    /// Whether this library compiles for `target`.
+    /// Checks that this library can compile for `target`.
     ///
     /// # Errors
-    /// [`JitError::NvrtcTooOld`] or [`JitError::TargetDropped`].
+    /// Returns [`JitError::NvrtcTooOld`] or [`JitError::TargetDropped`].
     pub fn check_target(&self, target: Target) -> Result<(), JitError> {
         check_target(&self.path, self.version, &self.archs, target)
     }
@@ -135,9 +137,9 @@ impl Nvrtc {
     /// Compiles one kernel.
     ///
     /// # Errors
-    /// [`JitError::Compile`] when the source is wrong, [`JitError::NotOneKernel`] when it is right
-    /// but holds something else than the one kernel it is named after, [`JitError::NvrtcTooOld`],
-    /// [`JitError::TargetDropped`], [`JitError::NulInSource`], and [`JitError::Nvrtc`] when the
+    /// [`JitError::Compile`] if the source is invalid, [`JitError::NotOneKernel`] if it does not
+    /// contain exactly the kernel that it is named after, [`JitError::NvrtcTooOld`],
+    /// [`JitError::TargetDropped`], [`JitError::NulInSource`], and [`JitError::Nvrtc`] if the
     /// library itself fails.
     pub fn compile(&self, source: &Source, target: Target) -> Result<Cubin, JitError> {
         self.check_target(target)?;
@@ -196,7 +198,7 @@ impl fmt::Debug for Nvrtc {
     }
 }
 
-/// Whether an NVRTC of this version, which lists `archs`, compiles for `target`.
+/// Checks that an NVRTC of this version, which lists `archs`, compiles for `target`.
 fn check_target(
     path: &Path,
     version: (i32, i32),
@@ -225,11 +227,11 @@ fn check_target(
     Ok(())
 }
 
-/// Whether the unit holds the kernel `symbol` and no other.
+/// Checks that the unit contains the kernel `symbol` and no other.
 fn check_entry(symbol: &str, log: &str, cubin: &[u8]) -> Result<(), JitError> {
     let found = report::entry_functions(log);
-    // The section that holds an entry's code is named after it. This decides when a later
-    // assembler words its log in another way.
+    // The section with an entry's code is named after it. It decides if a later assembler has
+    // another log format.
     let section = format!(".text.{symbol}\0");
     let present = cubin
         .windows(section.len())
@@ -243,7 +245,7 @@ fn check_entry(symbol: &str, log: &str, cubin: &[u8]) -> Result<(), JitError> {
     })
 }
 
-/// `nvrtcProgram`, destroyed when dropped.
+/// An `nvrtcProgram`, destroyed on drop.
 struct Program<'a> {
     nvrtc: &'a Nvrtc,
     handle: Handle,
@@ -263,7 +265,7 @@ impl<'a> Program<'a> {
         );
         let mut handle = std::ptr::null_mut();
         let none = std::ptr::null();
-        // SAFETY: both strings are NUL-terminated and outlive the call, which copies them; there
+        // SAFETY: both strings are NUL-terminated and outlive the call, which copies them. There
         // are no headers, so their two lists may be null.
         let status =
             unsafe { (nvrtc.api.create)(&mut handle, text.as_ptr(), name.as_ptr(), 0, none, none) };
@@ -290,13 +292,13 @@ impl<'a> Program<'a> {
         let status = unsafe { (api.log_size)(self.handle, &mut size) };
         self.nvrtc.check("nvrtcGetProgramLogSize", status)?;
         let mut bytes = vec![0u8; size];
-        // SAFETY: the library writes the size that it has just said, the NUL included.
+        // SAFETY: the library writes the size that it returned, including the NUL.
         let status = unsafe { (api.log)(self.handle, bytes.as_mut_ptr().cast()) };
         self.nvrtc.check("nvrtcGetProgramLog", status)?;
         Ok(text(&bytes))
     }
 
-    /// What the assembler was given; `None` when the source did not come so far.
+    /// Returns the input of the assembler; `None` if the compilation did not get that far.
     fn ptx(&self) -> Option<String> {
         let api = &self.nvrtc.api;
         let mut size = 0;
@@ -320,7 +322,7 @@ impl<'a> Program<'a> {
         let status = unsafe { (api.cubin_size)(self.handle, &mut size) };
         self.nvrtc.check("nvrtcGetCUBINSize", status)?;
         let mut bytes = vec![0u8; size];
-        // SAFETY: the library writes the size that it has just said.
+        // SAFETY: the library writes the size that it returned.
         let status = unsafe { (api.cubin)(self.handle, bytes.as_mut_ptr().cast()) };
         self.nvrtc.check("nvrtcGetCUBIN", status)?;
         Ok(bytes)
@@ -338,7 +340,7 @@ impl Drop for Program<'_> {
     }
 }
 
-/// The text before the NUL.
+/// Returns the text before the NUL.
 fn text(bytes: &[u8]) -> String {
     let end = bytes
         .iter()
@@ -351,7 +353,7 @@ fn text(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// What NVRTC 12.4 and 13.0 list.
+    /// Architectures that NVRTC 12.4 and 13.0 list.
     const ARCHS_12_4: [i32; 14] = [50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 90];
     const ARCHS_13_0: [i32; 12] = [75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121];
 
@@ -381,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn an_nvrtc_that_dropped_the_target_says_what_it_compiles_for() {
+    fn an_nvrtc_that_dropped_the_target_lists_its_targets() {
         insta::assert_snapshot!(
             check_target(Path::new("/x/libnvrtc.so.16"), (16, 0), &[90, 100], Target::Sm80).unwrap_err(),
             @"NVRTC 16.0 (/x/libnvrtc.so.16) does not compile for sm_80; it compiles for sm_90, sm_100. Set GEMMULE_NVRTC to one that does, such as 13.0"
@@ -389,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn options_name_the_target_and_ask_for_no_fast_mathematics() {
+    fn options_name_the_target_and_disable_fast_maths() {
         let options = options(Target::Sm90a, (13, 0));
         assert!(options.contains(&"--gpu-architecture=sm_90a".to_owned()));
         assert!(

@@ -1,43 +1,41 @@
-//! Reading what `ptxas -v` says about a kernel.
+//! Parsing the output of `ptxas -v`.
 
 use serde::{Deserialize, Serialize};
 
-/// Registers and memory of one compiled kernel, as the assembler counted them.
+/// Registers and memory of a compiled kernel, as reported by the assembler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CompileReport {
-    /// Registers per thread. For a kernel that uses `setmaxnreg`: at its entry.
+    /// Registers per thread; for a kernel with `setmaxnreg`, at its entry.
     pub registers: u32,
-    /// Bytes per thread stored to local memory because registers ran out, in the kernel and in
-    /// every function it calls.
+    /// Bytes per thread spilled to local memory, in the kernel and in every function that it calls.
     pub spill_stores: u32,
-    /// Bytes per thread loaded back.
+    /// Bytes per thread loaded back from local memory.
     pub spill_loads: u32,
-    /// Bytes of stack per thread: spills, and arrays that are indexed at run time. The largest
-    /// over the kernel and the functions it calls.
+    /// Bytes of stack per thread, for spills and for arrays that are indexed at run time. The
+    /// maximum over the kernel and the functions that it calls.
     pub stack_frame: u32,
-    /// Bytes of static shared memory per block; dynamic shared memory is the launch's to know.
+    /// Bytes of static shared memory per block. Dynamic shared memory is set by the launch.
     pub shared_bytes: u32,
 }
 
 impl CompileReport {
-    /// Whether registers ran out.
+    /// Returns whether registers were spilled.
     pub fn spills(&self) -> bool {
         self.spill_stores > 0 || self.spill_loads > 0
     }
 }
 
-/// Reads the report of the one kernel that a `ptxas -v` log speaks of.
+/// Parses the report of the only kernel in a `ptxas -v` log.
 ///
-/// The lines read are, with any prefix,
-/// `840 bytes stack frame, 912 bytes spill stores, 1152 bytes spill loads` (one for the kernel and
-/// one for each function that was not inlined) and
-/// `Used 64 registers, used 1 barriers, 2048 bytes smem` (the kernel only).
-/// `None` when either is absent, as for a unit without a kernel.
+/// The relevant lines, with any prefix, are `840 bytes stack frame, 912 bytes spill stores, 1152
+/// bytes spill loads` (one for the kernel and one for each function that was not inlined) and `Used
+/// 64 registers, used 1 barriers, 2048 bytes smem` (for the kernel only). Returns `None` if either
+/// is missing, for example for a unit without a kernel.
 pub fn parse_report(log: &str) -> Option<CompileReport> {
     let mut frames = None::<(u32, u32, u32)>;
     let mut used = None::<(u32, u32)>;
     for line in log.lines() {
-        // The warnings name spills too, but never beside a stack frame.
+        // Warnings contain spills too, but no stack frame.
         if let (Some(frame), Some(stores), Some(loads)) = (
             number_before(line, " bytes stack frame"),
             number_before(line, " bytes spill stores"),
@@ -67,7 +65,7 @@ pub fn parse_report(log: &str) -> Option<CompileReport> {
     })
 }
 
-/// The entry functions that a `ptxas -v` log says were compiled, in its order.
+/// Returns the entry functions in a `ptxas -v` log, in its order.
 pub(super) fn entry_functions(log: &str) -> Vec<String> {
     log.lines()
         .filter_map(|line| {
@@ -79,7 +77,7 @@ pub(super) fn entry_functions(log: &str) -> Vec<String> {
         .collect()
 }
 
-/// The decimal number that ends where `unit` begins.
+/// Returns the decimal number directly before `unit`.
 fn number_before(line: &str, unit: &str) -> Option<u32> {
     let head = &line[..line.find(unit)?];
     let digits = head.len() - head.bytes().rev().take_while(u8::is_ascii_digit).count();
@@ -91,7 +89,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// NVRTC 13.0, sm_80, a kernel with too many live values.
+    /// Output of NVRTC 13.0 for sm_80, for a kernel with too many live values.
     const SPILLED: &str = "\
 ptxas warning : Local memory used for function 'spill', size of stack frame: 840 bytes
 ptxas warning : Registers are spilled to local memory in function 'spill', 912 bytes spill stores, 1152 bytes spill loads
@@ -103,7 +101,7 @@ ptxas info    : Used 64 registers, used 1 barriers, 840 bytes cumulative stack s
 ptxas info    : Compile time = 89.133 ms
 ";
 
-    /// NVRTC 13.0, sm_80, a kernel that calls a function which is not inlined.
+    /// Output of NVRTC 13.0 for sm_80, for a kernel that calls a function that is not inlined.
     const CALLS: &str = "\
 ptxas info    : Compiling entry function 'axpy' for 'sm_80'
 ptxas info    : Function properties for axpy

@@ -1,4 +1,4 @@
-//! The kinds of card that code is compiled for.
+//! The architectures that code is generated for.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use super::JitError;
 use crate::machine::Instructions;
 
-/// A code generation target, named as NVRTC's `--gpu-architecture` names it.
+/// A code generation target, named like the values of NVRTC's `--gpu-architecture`.
 ///
-/// The order of the variants is from the oldest to the newest.
+/// The variants are ordered from the oldest to the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Target {
-    /// A100 and the rest of capability 8.0 to 8.5; the base that has `mma.sync` and `cp.async`.
+    /// A100 and others of capability 8.0 to 8.5; the baseline with `mma.sync` and `cp.async`.
     #[serde(rename = "sm_80")]
     Sm80,
     /// A10, A40, RTX 30 and Orin: capability 8.6 to 8.8.
@@ -22,10 +22,11 @@ pub enum Target {
     /// L4, L40 and RTX 40: capability 8.9.
     #[serde(rename = "sm_89")]
     Sm89,
-    /// H100 and H200, with the instructions that only capability 9.0 has (`wgmma`, `setmaxnreg`).
+    /// H100 and H200, with the instructions that are specific to capability 9.0 (`wgmma`,
+    /// `setmaxnreg`).
     #[serde(rename = "sm_90a")]
     Sm90a,
-    /// B100 and B200, with the instructions that only capability 10.0 has (`tcgen05`).
+    /// B100 and B200, with the instructions that are specific to capability 10.0 (`tcgen05`).
     #[serde(rename = "sm_100a")]
     Sm100a,
     /// RTX 50 and RTX PRO Blackwell: capability 12.x.
@@ -44,7 +45,7 @@ impl Target {
         Target::Sm120,
     ];
 
-    /// Whether cards of this kind have these instructions.
+    /// Returns whether the target supports `instructions`.
     pub fn has(self, instructions: Instructions) -> bool {
         match instructions {
             Instructions::Ampere => true,
@@ -52,7 +53,7 @@ impl Target {
         }
     }
 
-    /// The most that kernels for this kind of card may use.
+    /// Returns the newest instruction set that kernels for the target may use.
     pub fn instructions(self) -> Instructions {
         match self {
             Target::Sm90a => Instructions::Hopper,
@@ -60,15 +61,15 @@ impl Target {
         }
     }
 
-    /// The target whose code runs best on a card of this compute capability.
+    /// Returns the target whose code runs best on a card of this compute capability.
     ///
-    /// A cubin runs on cards of its own generation (major number) whose minor number is not lower;
-    /// one with the suffix `a` runs on exactly its own capability (CUDA C++ Programming Guide,
-    /// "Binary Compatibility" and "Architecture-Specific Features").
+    /// A cubin runs on cards with the same major number and an equal or higher minor number. One
+    /// with the suffix `a` runs only on its own capability (CUDA C++ Programming Guide, "Binary
+    /// Compatibility" and "Architecture-Specific Features").
     ///
     /// # Errors
-    /// [`JitError::CardTooOld`] below 8.0; [`JitError::NoTargetForCard`] for a card that no target
-    /// fits.
+    /// [`JitError::CardTooOld`] below 8.0; [`JitError::NoTargetForCard`] if no target fits the
+    /// card.
     pub fn for_capability(major: u32, minor: u32) -> Result<Target, JitError> {
         match (major, minor) {
             (0..=7, _) => Err(JitError::CardTooOld { major, minor }),
@@ -82,7 +83,7 @@ impl Target {
         }
     }
 
-    /// The compute capability that code for this target is made for.
+    /// Returns the compute capability that the target's code is generated for.
     pub fn capability(self) -> (u32, u32) {
         match self {
             Target::Sm80 => (8, 0),
@@ -94,13 +95,13 @@ impl Target {
         }
     }
 
-    /// Whether kernels for this kind of card wait for earlier ones by themselves
-    /// (`templates/partials/dependent.cu`), so that the host may start them early.
+    /// Returns whether kernels for the target synchronise with earlier ones on the device
+    /// (`templates/partials/dependent.cu`), so that the host may launch them early.
     pub fn has_dependent_launch(self) -> bool {
         self >= Target::Sm90a
     }
 
-    /// The name, such as `sm_90a`.
+    /// Returns the name, such as `sm_90a`.
     pub fn name(self) -> &'static str {
         match self {
             Target::Sm80 => "sm_80",
@@ -112,9 +113,8 @@ impl Target {
         }
     }
 
-    /// The most shared memory, in bytes, that one block may use after opting in (static and
-    /// dynamic together; CUDA C++ Programming Guide, "Technical Specifications per Compute
-    /// Capability").
+    /// Returns the maximum shared memory of a block in bytes, static and dynamic together, after
+    /// opting in (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
     pub fn max_shared_bytes(self) -> usize {
         match self {
             Target::Sm80 => 163 * 1024,
@@ -123,7 +123,7 @@ impl Target {
         }
     }
 
-    /// The number that NVRTC's list of supported architectures shows for this target.
+    /// Returns the target's number in NVRTC's list of supported architectures.
     pub(super) fn arch_number(self) -> i32 {
         match self {
             Target::Sm80 => 80,
@@ -135,8 +135,8 @@ impl Target {
         }
     }
 
-    /// The first NVRTC, (major, minor), that compiles for this target: the list of supported
-    /// architectures does not tell `sm_90` (11.8) from `sm_90a` (12.0).
+    /// Returns the first NVRTC, (major, minor), that compiles for this target. The list of
+    /// supported architectures does not distinguish `sm_90` (11.8) from `sm_90a` (12.0).
     pub(super) fn first_nvrtc(self) -> (i32, i32) {
         match self {
             Target::Sm80 => (11, 0),
@@ -147,7 +147,7 @@ impl Target {
         }
     }
 
-    /// All names in one line, for messages.
+    /// Returns all names in one line, for messages.
     pub(super) fn names() -> String {
         Target::ALL.map(Target::name).join(", ")
     }
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_older_than_8_0_is_refused_by_name() {
+    fn a_card_older_than_8_0_is_rejected() {
         insta::assert_snapshot!(
             Target::for_capability(7, 5).unwrap_err(),
             @"the card has compute capability 7.5; gemmule needs 8.0 (A100, RTX 30) or newer, because its kernels use the tensor cores through `mma.sync` with f16 and bf16, and `cp.async`. `--device cpu` runs without the card"
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_no_target_fits_is_refused_by_name() {
+    fn a_card_without_a_target_is_rejected() {
         for (major, minor) in [(9, 1), (10, 3), (11, 0), (13, 0), (u32::MAX, u32::MAX)] {
             assert!(matches!(
                 Target::for_capability(major, minor),

@@ -1,15 +1,15 @@
 use super::Machine;
 use crate::names::nearest;
 
-/// Why there is no description of a card.
+/// An error in looking up the description of a card.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum MachineError {
     #[error("the description `{name}` of a card is wrong: {problem}")]
     File { name: String, problem: String },
-    #[error("`{name}` is no card that gemmule describes{near}; there are {known}")]
+    #[error("`{name}` is not a card that gemmule describes{near}; expected one of {known}")]
     Unknown {
         name: String,
-        /// Empty, or the nearest name in a half-sentence.
+        /// Empty, or a clause with the nearest name.
         near: String,
         known: String,
     },

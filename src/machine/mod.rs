@@ -1,8 +1,8 @@
-//! Cards as data: what a launch and the choice of kernels need to know of the card that runs them.
+//! Descriptions of cards: the properties of a card that launches and kernel selection depend on.
 //!
-//! Each file of `machines/` describes one card. What the driver reports of the card at hand ([`Live`]) replaces
-//! what its file says, so that a part of a card (MIG) has its own number of SMs. A card without a file is
-//! served by the nearest one of its capability, and [`Served`] says so.
+//! Each file of `machines/` describes one card. Properties that the driver reports of the present
+//! card ([`Live`]) replace those of the file, so that a part of a card (MIG) has its own number of
+//! SMs. A card without a file uses the file of the most similar card, and [`Served`] reports this.
 
 mod cost;
 mod error;
@@ -19,17 +19,17 @@ pub use error::MachineError;
 
 static FILES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/machines");
 
-/// The card that programs are lowered for where none was named and none is present: one of the oldest
-/// capability, whose kernels run on every other card.
+/// The card that programs are lowered for if none is named and none is present. It has the oldest
+/// capability, so its kernels run on every other card.
 const DEFAULT: &str = "a100";
 
-/// Instruction sets that kernels are written with.
+/// Instruction set of a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Instructions {
     /// Instructions of compute capability 8.0, which every newer card has: `mma.sync`, `cp.async`.
     #[default]
     Ampere,
-    /// Instructions of 9.0a, not all of which any other card has: `wgmma`, TMA, clusters.
+    /// Instructions of 9.0a: `wgmma`, TMA, clusters. No other card has all of them.
     Hopper,
 }
 
@@ -37,45 +37,46 @@ pub enum Instructions {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
-    /// Name of its file without the extension, as `--card` takes it.
+    /// Name of the file without its extension; the value of `--card`.
     #[serde(default)]
     pub name: String,
     /// The driver's names of the cards that the file describes.
     pub cards: Vec<String>,
     /// Compute capability, (major, minor).
     pub capability: (u32, u32),
-    /// The newest instruction set that its kernels may use.
+    /// The newest instruction set that kernels for the card may use.
     pub instructions: Instructions,
     pub sms: u32,
     pub threads_per_sm: u32,
-    /// Number of 32-bit registers.
+    /// Number of 32-bit registers per SM.
     pub registers_per_sm: u32,
-    /// Bytes of shared memory, of which the driver reserves 1 KiB for each CTA.
+    /// Bytes of shared memory per SM. The driver reserves 1 KiB of it for each CTA.
     pub shared_per_sm: u32,
-    /// Most bytes of shared memory that a CTA may opt into.
+    /// Maximum bytes of shared memory that a CTA may opt into.
     pub shared_per_cta: u32,
     pub l2_bytes: u64,
-    /// The clock that the cost model's cycles are counted at.
+    /// Clock of the cost model's cycles, in MHz.
     pub clock_mhz: u32,
-    /// Clusters of 2, 3, … 8 CTAs that are resident at once, with an SM for each CTA; empty on cards without clusters.
+    /// Number of clusters of 2, 3, … 8 CTAs that are resident at once, with one CTA per SM; empty
+    /// on cards without clusters.
     pub clusters: Vec<u32>,
     pub rates: Rates,
     pub fit: Fit,
     pub costs: Costs,
 }
 
-/// Where the constants of the cost model come from.
+/// Source of the cost model's constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fit {
-    /// They were fitted to timings on the card.
+    /// Fitted to timings on the card.
     Timings,
-    /// They were fitted to timings on another card of the same capability.
+    /// Fitted to timings on another card of the same capability.
     Relative,
-    /// They are estimates from the card's data sheet.
+    /// Estimated from the card's data sheet.
     DataSheet,
 }
 
-/// Peak rates of a card, by its data sheet.
+/// Peak rates of a card from its data sheet.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rates {
@@ -89,7 +90,7 @@ pub struct Rates {
     pub dram: f64,
 }
 
-/// What the driver reports of a card.
+/// Properties of a card as reported by the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Live {
     /// The driver's name of the card.
@@ -103,12 +104,12 @@ pub struct Live {
     pub l2_bytes: u64,
 }
 
-/// How well a file describes a card.
+/// Relation between a card and the file that describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Served {
-    /// The file is the card's own.
+    /// The file describes the card itself.
     Own,
-    /// The file is that of another card, of the same capability or the nearest older one.
+    /// The file describes another card, of the same capability or of the nearest older one.
     Nearest,
 }
 
@@ -130,10 +131,11 @@ static ALL: LazyLock<Result<Vec<Machine>, MachineError>> = LazyLock::new(|| {
 });
 
 impl Machine {
-    /// All described cards, in the order of their names.
+    /// Returns all described cards, sorted by name.
     ///
     /// # Errors
-    /// [`MachineError::File`] for a file that does not parse, which a test of the project finds.
+    /// Returns [`MachineError::File`] for a file that does not parse. A test of the project checks
+    /// all files.
     pub fn all() -> Result<&'static [Self], MachineError> {
         match &*ALL {
             Ok(machines) => Ok(machines),
@@ -152,10 +154,10 @@ impl Machine {
         Ok(machine)
     }
 
-    /// The card whose file has this name.
+    /// Returns the card whose file has this name.
     ///
     /// # Errors
-    /// [`MachineError::Unknown`], with the nearest name.
+    /// Returns [`MachineError::Unknown`], with the nearest name.
     pub fn named(name: &str) -> Result<Self, MachineError> {
         let all = Self::all()?;
         match all.iter().find(|machine| machine.name == name) {
@@ -164,19 +166,20 @@ impl Machine {
         }
     }
 
-    /// The card that programs are lowered for where none was named and none is present.
+    /// Returns the card that programs are lowered for if none is named and none is present.
     ///
     /// # Errors
-    /// As [`Machine::all`].
+    /// Returns the errors of [`Machine::all`].
     pub fn usual() -> Result<Self, MachineError> {
         Self::named(DEFAULT)
     }
 
-    /// The card that stands for all of a compute capability: the one with costs fitted to timings on it, else the first by
-    /// name. `None` where no card of the capability is described.
+    /// Returns the card that represents a compute capability: the one with costs fitted to timings
+    /// on it, otherwise the first by name. Returns `None` if no card of the capability is
+    /// described.
     ///
     /// # Errors
-    /// As [`Machine::all`].
+    /// Returns the errors of [`Machine::all`].
     pub fn of_capability(capability: (u32, u32)) -> Result<Option<Self>, MachineError> {
         let all = Self::all()?
             .iter()
@@ -186,11 +189,13 @@ impl Machine {
             .cloned())
     }
 
-    /// The card at hand, and whose file serves it: its own, else that of the card of its capability with the nearest number
-    /// of SMs, else that of the newest older capability.
+    /// Returns the description of the present card, and whether the file is its own. Otherwise the
+    /// file is that of the card with the same capability and the nearest number of SMs, or that of
+    /// the newest older capability.
     ///
     /// # Errors
-    /// As [`Machine::all`]; [`MachineError::TooOld`] for a card older than all that are described.
+    /// Returns the errors of [`Machine::all`], and [`MachineError::TooOld`] for a card older than
+    /// all described cards.
     pub fn of(live: &Live) -> Result<(Self, Served), MachineError> {
         let all = Self::all()?;
         let own = all
@@ -213,11 +218,11 @@ impl Machine {
         }
     }
 
-    /// The description with what the driver reports in the place of what the file says.
+    /// Replaces properties of the file by those that the driver reports.
     fn with(&self, live: &Live) -> Self {
         let mut machine = self.with_sms(live.sms);
         if machine.capability != live.capability {
-            // Code for one generation does not run on another.
+            // Architecture-specific code does not run on another generation.
             machine.instructions = Instructions::default();
             machine.clusters.clear();
         }
@@ -230,7 +235,8 @@ impl Machine {
         machine
     }
 
-    /// The same card with another number of SMs, and its clusters scaled alike.
+    /// Returns the same card with another number of SMs, and the numbers of clusters scaled
+    /// accordingly.
     pub fn with_sms(&self, sms: u32) -> Self {
         let mut machine = self.clone();
         let scaled = |&at_once: &u32| {
@@ -242,7 +248,8 @@ impl Machine {
         machine
     }
 
-    /// Clusters of so many CTAs that are resident at once, where each CTA needs an SM of its own; 0 where not one fits.
+    /// Returns the number of clusters of `ctas` CTAs that are resident at once, with one CTA per
+    /// SM; 0 if none fits.
     pub fn clusters_at_once(&self, ctas: u32) -> u64 {
         match ctas {
             0 | 1 => self.sms.into(),
@@ -254,7 +261,8 @@ impl Machine {
         }
     }
 
-    /// CTAs that are resident on an SM at once, as limited by their dynamic shared memory.
+    /// Returns the number of CTAs that are resident on an SM at once, as limited by their dynamic
+    /// shared memory.
     pub fn ctas_by_shared(&self, bytes: u32) -> u32 {
         /// Bytes that the driver reserves for each CTA.
         const RESERVED: u32 = 1024;
@@ -267,13 +275,13 @@ impl Machine {
 pub(crate) mod testing {
     use super::*;
 
-    /// A card with Hopper's instructions and costs that were fitted to timings on it.
+    /// Returns a card with Hopper instructions and costs fitted to timings on it.
     pub(crate) fn hopper() -> Machine {
         let found = Machine::of_capability((9, 0)).expect("the cards are described");
         found.expect("a card with Hopper's instructions is described")
     }
 
-    /// A card without Hopper's instructions.
+    /// Returns a card without Hopper instructions.
     pub(crate) fn usual() -> Machine {
         Machine::usual().expect("the cards are described")
     }

@@ -14,7 +14,7 @@ fn live(name: &str, capability: (u32, u32), sms: u32) -> Live {
 }
 
 #[test]
-fn every_file_describes_a_card_that_can_be() {
+fn every_file_describes_a_plausible_card() {
     let all = Machine::all().expect("every file parses");
     assert_eq!(all.len(), FILES.files().count());
     assert!(all.len() >= 10);
@@ -51,7 +51,7 @@ fn every_file_describes_a_card_that_can_be() {
             "{name}"
         );
         assert!(tensor > fma, "{name}");
-        // There are fewer clusters of more CTAs, and never more CTAs than SMs.
+        // Larger clusters are never more numerous, and have at most as many CTAs as there are SMs.
         assert!(
             machine.clusters.windows(2).all(|pair| pair[0] >= pair[1]),
             "{name}"
@@ -73,12 +73,12 @@ fn every_file_describes_a_card_that_can_be() {
 }
 
 #[test]
-fn a_card_has_its_own_file_or_that_of_the_nearest_and_what_the_driver_says() {
+fn a_card_uses_its_own_file_or_the_nearest_one_with_the_drivers_properties() {
     let of = |live: &Live| Machine::of(live).expect("a file serves it");
     let h200 = live("NVIDIA H200", (9, 0), 66);
     let (machine, served) = of(&h200);
     assert_eq!((machine.name.as_str(), served), ("h200", Served::Own));
-    // What the driver reports of a part of the card replaces what the file says.
+    // The driver's report for a part of the card replaces the properties of the file.
     assert_eq!((machine.sms, machine.threads_per_sm), (66, 1536));
     assert_eq!(
         (machine.shared_per_sm, machine.shared_per_cta),
@@ -90,13 +90,13 @@ fn a_card_has_its_own_file_or_that_of_the_nearest_and_what_the_driver_says() {
     );
     let whole = Machine::named("h200").expect("it is described");
     assert_eq!(machine.clusters, whole.with_sms(66).clusters);
-    // The card of the same capability with the nearest number of SMs serves it.
+    // The file of the card with the same capability and the nearest number of SMs is used.
     for (sms, nearest) in [(110, "h100_pcie"), (114, "h100_pcie")] {
         let (machine, served) = of(&live("NVIDIA H-Something", (9, 0), sms));
         assert_eq!((machine.name.as_str(), served), (nearest, Served::Nearest));
         assert_eq!(machine.instructions, Instructions::Hopper);
     }
-    // The newest older card serves it, with the instructions that every card has.
+    // The file of the newest older card is used, with the baseline instructions.
     let (machine, served) = of(&live("NVIDIA Orin", (8, 7), 16));
     assert_eq!((machine.capability, served), ((8, 7), Served::Nearest));
     assert!(
@@ -121,7 +121,7 @@ fn clusters_at_once_follow_the_number_of_sms() {
     for (at, &at_once) in whole.clusters.iter().enumerate() {
         assert_eq!(half.clusters_at_once(at as u32 + 2), u64::from(at_once) / 2);
     }
-    // No cluster is resident where not one fits, or its size is not described.
+    // No cluster is resident if none fits or if its size is not described.
     let few = whole.with_sms(3);
     assert!(few.clusters_at_once(2) <= 1 && few.clusters_at_once(4) == 0);
     assert_eq!(whole.clusters_at_once(9), 0);
@@ -133,14 +133,14 @@ fn clusters_at_once_follow_the_number_of_sms() {
 }
 
 #[test]
-fn the_nearest_name_is_offered_for_one_that_is_none() {
+fn the_nearest_name_is_suggested_for_an_unknown_card() {
     let unknown = |name| Machine::named(name).expect_err("there is none").to_string();
-    insta::assert_snapshot!(unknown("h20"), @"`h20` is no card that gemmule describes; the nearest is `h200`; there are a10, a100, b200, h100_pcie, h100_sxm, h200, l4, l40s, rtx4090, rtx5090");
+    insta::assert_snapshot!(unknown("h20"), @"`h20` is not a card that gemmule describes; the nearest is `h200`; expected one of a10, a100, b200, h100_pcie, h100_sxm, h200, l4, l40s, rtx4090, rtx5090");
     assert!(!unknown("a card far from all names").contains("the nearest"));
 }
 
 #[test]
-fn a_capability_has_one_card_that_stands_for_it() {
+fn a_capability_has_one_representative_card() {
     let of = |capability| Machine::of_capability(capability).expect("they parse");
     assert_eq!(
         of((8, 0)).map(|machine| machine.name).as_deref(),
@@ -150,7 +150,7 @@ fn a_capability_has_one_card_that_stands_for_it() {
 }
 
 #[test]
-fn a_file_that_is_none_is_told_by_its_name() {
+fn an_invalid_file_is_reported_by_name() {
     let error = Machine::parse("odd", "(cards: [])").expect_err("it says too little");
     assert!(
         error

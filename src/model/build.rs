@@ -296,7 +296,7 @@ impl<'a> Builder<'a> {
             let problem = Problem::OutOfRange {
                 what: "the width of a table of sines and cosines".to_owned(),
                 found: width.to_string(),
-                expected: "an even number from 4 on".to_owned(),
+                expected: "an even number of at least 4".to_owned(),
             };
             return Err(self
                 .values

@@ -1,11 +1,11 @@
-//! A report for people, with the bytes of one batch: what is said of layers that are alike is said once.
+//! A readable report with the bytes of one batch. Equal entries of different layers are merged.
 
 use std::fmt;
 
 use super::report::{Entry, Part, Report, write_entry};
 use crate::tensor::{DType, Extents};
 
-/// A [`Report`] as text for one batch, with bytes; see [`Report::explain`].
+/// A [`Report`] as text, with the bytes of one batch; see [`Report::explain`].
 #[derive(Clone, Copy, Debug)]
 pub struct Explanation<'a> {
     report: &'a Report,
@@ -70,17 +70,18 @@ impl fmt::Display for Explanation<'_> {
     }
 }
 
-/// Entries that say the same of different iterations of a loop.
+/// Entries that differ only in the iteration of a loop.
 struct Alike<'a> {
     first: &'a Entry,
-    /// What names have before the index, and the iterations, the first entry's first; empty where the entry is of none.
+    /// Prefix of the names before the index, and the iterations, starting with the first entry's;
+    /// empty if the entry belongs to none.
     prefix: &'a str,
     indices: Vec<u64>,
 }
 
 impl Alike<'_> {
-    /// The first entry, with all iterations in the place of its own. A name of the iteration behind it, as of a reader,
-    /// has those that are behind all.
+    /// Returns the first entry with its index replaced by all iterations. A name in a later
+    /// iteration, for example a reader's, gets the corresponding later indices.
     fn shown(&self) -> Entry {
         let [own, _, ..] = self.indices.as_slice() else {
             return self.first.clone();
@@ -93,14 +94,14 @@ impl Alike<'_> {
     }
 }
 
-/// The entries, each with those that are alike, in the order of the first of them.
+/// Groups equal entries, in the order of the first of each group.
 fn alike(entries: &[Entry]) -> Vec<Alike<'_>> {
     let mut all: Vec<(Entry, Alike<'_>)> = Vec::new();
     for entry in entries {
         let (Entry::Fused { anchor: name, .. } | Entry::Refused { at: name, .. }) = entry;
         let (prefix, index) = iteration(name).unzip();
         let prefix = prefix.unwrap_or_default();
-        // Indices count from the entry's own.
+        // Indices relative to the entry's own.
         let from = |n: u64| format!("{{{}}}", i128::from(n) - i128::from(index.unwrap_or(0)));
         let general = match index {
             Some(_) => renamed(entry, |name| indexed(name, prefix, from)),
@@ -126,7 +127,8 @@ fn alike(entries: &[Entry]) -> Vec<Alike<'_>> {
     all.into_iter().map(|(_, alike)| alike).collect()
 }
 
-/// The iteration of a `Repeat` that a value is of: `layer.` and 3, of `layer.3.query`.
+/// Returns the iteration of the `Repeat` that a value belongs to: `layer.` and 3 for
+/// `layer.3.query`.
 fn iteration(name: &str) -> Option<(&str, u64)> {
     let mut at = 0;
     for part in name.split_inclusive('.') {
@@ -139,7 +141,7 @@ fn iteration(name: &str) -> Option<(&str, u64)> {
     None
 }
 
-/// `text` with what `show` makes of the index in every name that begins with `prefix` and an index.
+/// Replaces the index in every name that starts with `prefix` and an index by the result of `show`.
 fn indexed(text: &str, prefix: &str, show: impl Fn(u64) -> String) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -162,7 +164,7 @@ fn indexed(text: &str, prefix: &str, show: impl Fn(u64) -> String) -> String {
     out + rest
 }
 
-/// `{0..11}`, or `{0..3,6}` where some are missing.
+/// Formats indices as `{0..11}`, or `{0..3,6}` if some are missing.
 fn ranges(mut indices: Vec<u64>) -> String {
     indices.sort_unstable();
     let mut runs: Vec<(u64, u64)> = Vec::new();
@@ -182,7 +184,7 @@ fn ranges(mut indices: Vec<u64>) -> String {
     format!("{{{}}}", words.join(","))
 }
 
-/// The entry with other names; what a refusal says has names in it.
+/// Renames the values of an entry, including those in the text of a refusal.
 fn renamed(entry: &Entry, name: impl Fn(&str) -> String) -> Entry {
     let mut entry = entry.clone();
     match &mut entry {
@@ -213,7 +215,7 @@ fn bytes(saved: Option<i64>) -> String {
         return "moves more bytes than 64 bits count".to_owned();
     };
     let than_before = if saved < 0 { "more" } else { "less" };
-    // Shown with one decimal, for which f64 is exact enough.
+    // One decimal is shown, for which f64 is exact enough.
     let amount = match saved.unsigned_abs() {
         n @ 0..1024 => format!("{n} bytes"),
         n @ 1024..1_048_576 => format!("{:.1} KiB", n as f64 / 1024.0),
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_every_iteration_is_said_once() {
+    fn equal_entries_of_iterations_are_merged() {
         let entries = (0..4).map(|i| {
             let condition = format!("`layer.{i}.b` is also read by `layer.{}.c`", i + 1);
             refused(&format!("layer.{i}.a"), &condition)
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_in_more_than_the_index_is_said_by_itself() {
+    fn entries_that_differ_in_more_than_the_index_stay_separate() {
         let entries = vec![
             refused("layer.0.a", "`layer.0.b` is an output"),
             refused("layer.1.a", "`layer.0.b` is an output"),

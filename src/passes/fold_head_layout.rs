@@ -8,11 +8,11 @@ use crate::{
     kernels::attention::HeadView,
 };
 
-/// `split_heads(y[:, o..])[h, t, c] = y[t, o + h·head + c]`, and the same for `merge_heads`: a
-/// transpose that its reader or writer can do by addressing. So
-/// `scores(split_heads(y)) = scores(y as columns)`, likewise the values of `context`, and
-/// `merge_heads(context(…)) = context(…) as columns`. What stands between a projection and its heads, which are caches, norms
-/// of heads and rotary positions, reads columns of a wider value as well.
+/// `split_heads(y[:, o..])[h, t, c] = y[t, o + h·head + c]`, and the same for `merge_heads`: the
+/// reader or the writer can do the transpose by addressing. Hence `scores(split_heads(y)) =
+/// scores(y as columns)`, likewise for the values of `context`, and `merge_heads(context(…)) =
+/// context(…) as columns`. Operators between a projection and its heads (caches, norms of heads,
+/// rotary positions) can read columns of a wider value as well.
 pub(super) struct FoldHeadLayout;
 
 impl Pass for FoldHeadLayout {
@@ -26,7 +26,7 @@ impl Pass for FoldHeadLayout {
 
     fn run(&self, graph: &mut Graph, report: &mut Report) -> Result<(), GraphError> {
         for id in graph.topological() {
-            // Heads are merged after the context that is folded into the merge.
+            // A merge of heads comes after the context that is folded into it.
             if !graph.contains(id) {
                 continue;
             }
@@ -44,7 +44,7 @@ impl Pass for FoldHeadLayout {
 }
 
 impl FoldHeadLayout {
-    /// Lets scores or context read what their operands' heads were split from.
+    /// Makes scores or context read the value that their operands' heads were split from.
     fn fold_operands(
         &self,
         graph: &mut Graph,
@@ -85,7 +85,8 @@ impl FoldHeadLayout {
         Ok(())
     }
 
-    /// Lets an operator that reads columns of its first operand read those of what that was cut from.
+    /// Makes an operator that reads columns of its first operand read the value that these were
+    /// sliced from.
     fn fold_columns(
         &self,
         graph: &mut Graph,
@@ -118,7 +119,7 @@ impl FoldHeadLayout {
         Ok(())
     }
 
-    /// Lets a context write its heads side by side.
+    /// Makes a context write its heads as adjacent columns.
     fn fold_result(
         &self,
         graph: &mut Graph,
@@ -151,12 +152,12 @@ impl FoldHeadLayout {
     }
 }
 
-/// Heads that were split from the columns of a tensor.
+/// Heads split from the columns of a tensor.
 struct Split {
     source: NodeId,
     view: HeadView,
     split: NodeId,
-    /// The split, and the slice before it where there is one, in the order of the computation.
+    /// The slice if there is one, and the split, in topological order.
     nodes: Vec<NodeId>,
 }
 
@@ -168,14 +169,14 @@ impl Split {
         let [mut source] = operands(graph, split)?;
         let mut offset = 0;
         let mut nodes = vec![split];
-        // A slice that others read, or that is an output, stays for them; reading around it is
-        // right all the same. Slices of slices add up.
+        // A slice that is an output or has other readers stays for them; reading its source is
+        // still correct. Offsets of nested slices are added.
         while let Op::SliceColumns { start, .. } = *graph.op(source) {
             nodes.insert(0, source);
             [source] = operands(graph, source)?;
             offset += start;
         }
-        // Widths of tensors that heads are split from are constants, and 32 bits in a kernel.
+        // The width of a tensor with split heads is constant, and kernels use 32 bits.
         let stride = u32::try_from(graph.shape(source).width()?).ok()?;
         Some(Self {
             source,
@@ -185,7 +186,7 @@ impl Split {
         })
     }
 
-    /// Why the split heads must be written down, where they must.
+    /// Returns the reason why the split heads must be stored, if there is one.
     fn kept(&self, graph: &Graph) -> Option<String> {
         if let Some(condition) = stored(graph, self.split) {
             return Some(condition);
@@ -196,7 +197,7 @@ impl Split {
         let others = names(graph, others);
         (!others.is_empty()).then(|| {
             format!(
-                "{} is also read by {others}, which is no attention",
+                "{} is also read by {others}, which is not attention",
                 quoted(graph, self.split)
             )
         })
@@ -208,7 +209,7 @@ mod tests {
     use super::super::tests::{alone, models::Builder, refusals, story};
     use crate::graph::{Graph, Op};
 
-    /// Query, key and value of 16 columns each, side by side in one value.
+    /// Returns attention whose query, key and value are adjacent slices of 16 columns of one value.
     fn attention() -> Builder {
         let mut b = Builder::default();
         let x = b.tokens(48);
@@ -280,7 +281,7 @@ mod tests {
             as split_heads(y[:, o..])[h, t, c] = y[t, o + h·head + c]; merge_heads likewise
             saves 4 launches, moves 32·tokens + 2·pairs elements instead of 160·tokens + 2·pairs
         refused `context` by fold_head_layout
-            because `vh` is also read by `v again`, which is no attention
+            because `vh` is also read by `v again`, which is not attention
         ");
     }
 

@@ -5,8 +5,8 @@ use super::{
 };
 use crate::graph::{Graph, GraphError, Op};
 
-/// `softmax(t · (s·x)) = softmax((t·s) · x)`, also with a bias that is added to the product: the kernel multiplies by a factor
-/// anyway.
+/// `softmax(t · (s·x)) = softmax((t·s) · x)`, also with a bias that is added to the product. The
+/// softmax kernel multiplies by a factor anyway.
 pub(super) struct FoldScale;
 
 impl Pass for FoldScale {
@@ -20,7 +20,7 @@ impl Pass for FoldScale {
 
     fn run(&self, graph: &mut Graph, report: &mut Report) -> Result<(), GraphError> {
         for id in graph.topological() {
-            // Scales may stand in a row.
+            // There may be several scales in a row.
             while let Op::Softmax { scale, causal, by } = *graph.op(id)
                 && let Some(x) = first(graph, id)
                 && let Op::Scale { by: factor } = *graph.op(x)
@@ -35,7 +35,7 @@ impl Pass for FoldScale {
                 let scale = product as f32;
                 if !(scale.is_finite() && scale > 0.0) {
                     let condition = format!(
-                        "{} scales by {factor}, and the softmax, which takes the largest score before it scales, only by numbers above 0",
+                        "{} scales by {factor}, but the softmax takes the maximum before it scales, so the factor must be above 0",
                         quoted(graph, x)
                     );
                     report.refuse(self.name(), graph.node(id).name.clone(), condition);
@@ -57,7 +57,7 @@ mod tests {
     use super::super::tests::{models::Builder, refusals, story};
     use crate::graph::{Graph, Op};
 
-    /// Two scales before a softmax, which has one of its own.
+    /// Returns attention with two scales before a softmax that has a scale of its own.
     fn attention() -> Builder {
         let mut b = Builder::default();
         let x = b.tokens(16);
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_scale_that_turns_the_order_of_scores_stays() {
-        for (by, said) in [(-0.5, "-0.5"), (0.0, "0"), (-0.0, "-0")] {
+        for (by, shown) in [(-0.5, "-0.5"), (0.0, "0"), (-0.0, "-0")] {
             let mut b = Builder::default();
             let x = b.tokens(16);
             let x = b.split("heads", x, 2);
@@ -107,7 +107,7 @@ mod tests {
             assert_eq!(
                 report,
                 format!(
-                    "refused `probabilities` by fold_scale\n    because `scaled` scales by {said}, and the softmax, which takes the largest score before it scales, only by numbers above 0\n"
+                    "refused `probabilities` by fold_scale\n    because `scaled` scales by {shown}, but the softmax takes the maximum before it scales, so the factor must be above 0\n"
                 )
             );
         }

@@ -8,9 +8,9 @@ use crate::{
     kernels::attention::{Attending, HeadView},
 };
 
-/// `context(softmax(s · scores(q, k)), v) = attention{s}(q, k, v)`: the scores, which grow with
-/// the square of the length, never reach device memory (ByteTransformer III.E). The result is
-/// `[tokens, heads·head]`; a head-major context takes the `merge_heads` that follows it along.
+/// `context(softmax(s · scores(q, k)), v) = attention{s}(q, k, v)`: the scores, whose size is
+/// quadratic in the length, never reach device memory (ByteTransformer III.E). The result is
+/// `[tokens, heads·head]`. For a head-major context, the following `merge_heads` is fused too.
 pub(super) struct FuseAttention;
 
 impl Pass for FuseAttention {
@@ -49,8 +49,8 @@ struct Match {
     operands: Vec<NodeId>,
 }
 
-/// The attention that ends in `context`, or why it cannot be one kernel. `None` where the
-/// probabilities come from no softmax of scores.
+/// Returns the attention that ends in `context`, or the reason why it cannot be fused. Returns
+/// `None` if the probabilities are not a softmax of scores.
 fn find(graph: &Graph, context: NodeId) -> Option<Result<Match, String>> {
     let Op::Context {
         heads,
@@ -140,7 +140,7 @@ fn find(graph: &Graph, context: NodeId) -> Option<Result<Match, String>> {
             k: k_view,
             v: v_view,
         }),
-        // A bias of the softmax stays one of the attention.
+        // A bias of the softmax becomes the bias of the attention.
         operands: [q, k, v]
             .into_iter()
             .chain(graph.operands(softmax).into_iter().skip(1))
@@ -159,7 +159,7 @@ mod tests {
         kernels::attention::HeadView,
     };
 
-    /// Attention of `x` to itself without the scale, whose folding is another pass's work.
+    /// Adds self-attention of `x` without a scale, which another pass folds.
     fn attend(b: &mut Builder, x: NodeId, heads: u32, head: u32, view: HeadView) {
         let scores = Op::Scores {
             heads,

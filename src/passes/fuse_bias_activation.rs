@@ -8,8 +8,8 @@ use crate::{
     kernels::gemm::Epilogue,
 };
 
-/// `act(x·Wᵀ + b) = linear{b, act}(x, W, b)`: bias and activation act on the accumulators while
-/// they are in registers (ByteTransformer III.C.2). Either may be missing.
+/// `act(x·Wᵀ + b) = linear{b, act}(x, W, b)`: bias and activation are applied to the accumulators
+/// while they are in registers (ByteTransformer III.C.2). Either may be missing.
 pub(super) struct FuseBiasActivation;
 
 impl Pass for FuseBiasActivation {
@@ -23,7 +23,7 @@ impl Pass for FuseBiasActivation {
 
     fn run(&self, graph: &mut Graph, report: &mut Report) -> Result<(), GraphError> {
         for id in graph.topological() {
-            // The loop removes readers of what it visits, which come later in the order.
+            // The loop removes readers of the visited node, which come later in the order.
             if graph.contains(id)
                 && let Op::Linear { epilogue } = *graph.op(id)
             {
@@ -35,7 +35,7 @@ impl Pass for FuseBiasActivation {
 }
 
 impl FuseBiasActivation {
-    /// Gives the epilogue of `linear` what follows it.
+    /// Extends the epilogue of `linear` by its readers.
     fn extend(
         &self,
         graph: &mut Graph,
@@ -78,7 +78,7 @@ enum Step {
     Activation(crate::kernels::gemm::Activation),
 }
 
-/// A reader of `id` that an epilogue so far like `epilogue` can take in.
+/// Returns a reader of `id` that `epilogue` can still include.
 fn next(graph: &Graph, id: NodeId, epilogue: Epilogue) -> Option<(NodeId, Step)> {
     graph.consumers(id).into_iter().find_map(|reader| {
         let step = match *graph.op(reader) {

@@ -5,9 +5,9 @@ use super::{
 };
 use crate::graph::{Graph, GraphError, NodeId, Op};
 
-/// `layer_norm((x + b) + r) = bias_residual_layer_norm(x, b, r)`, the residual on either side of
-/// the sum (ByteTransformer III.C.1). Without a bias that may vanish,
-/// `layer_norm(x + r) = residual_layer_norm(x, r)`.
+/// `layer_norm((x + b) + r) = bias_residual_layer_norm(x, b, r)`, with the residual on either side
+/// of the sum (ByteTransformer III.C.1). If there is no bias, or it must stay, `layer_norm(x + r) =
+/// residual_layer_norm(x, r)`.
 pub(super) struct FuseBiasResidualLayerNorm;
 
 impl Pass for FuseBiasResidualLayerNorm {
@@ -61,8 +61,8 @@ struct Bias {
 }
 
 impl FuseBiasResidualLayerNorm {
-    /// The side of `sum` whose bias the kernel can add. Refusals are written down where neither
-    /// side's bias can vanish.
+    /// Returns the side of `sum` whose bias the kernel can add. Records refusals if neither side's
+    /// bias can be merged.
     fn find_bias(
         &self,
         graph: &Graph,
@@ -113,7 +113,7 @@ mod tests {
 
     const PASS: &str = "fuse_bias_residual_layer_norm";
 
-    /// A projection added to what it projects, on the left or on the right.
+    /// Returns a projection with its input added, on the left or on the right.
     fn residual(left: bool) -> Builder {
         let mut b = Builder::default();
         let x = b.tokens(16);

@@ -6,7 +6,7 @@ use super::{
 use crate::graph::{Graph, GraphError, MAX_TABLES, NodeId, Op};
 
 /// `layer_norm(T₁[i₁] + … + Tₙ[iₙ]) = embedding_layer_norm(i₁…iₙ, T₁…Tₙ)`: the sum of the rows
-/// stays in registers. The tables are listed as the sum reads from left to right.
+/// stays in registers. The tables are listed in the order of the sum, from left to right.
 pub(super) struct FuseEmbeddingLayerNorm;
 
 impl Pass for FuseEmbeddingLayerNorm {
@@ -57,19 +57,19 @@ struct Table {
 /// A tree of additions.
 #[derive(Default)]
 struct Sum {
-    /// The embeddings that are added, from left to right.
+    /// The embeddings in the sum, from left to right.
     tables: Vec<Table>,
-    /// What else is added.
+    /// The other terms.
     others: Vec<NodeId>,
-    /// The additions, operands before readers.
+    /// The additions, in topological order.
     additions: Vec<NodeId>,
-    /// Why nodes of the tree must stay.
+    /// Reasons for keeping nodes of the tree.
     kept: Vec<String>,
 }
 
 impl Sum {
-    /// The tree under `root`, which `reader` reads. A sum that is too long is not walked to its
-    /// end: a value added to itself again and again has more terms than there is memory.
+    /// Collects the tree of additions under `root`, which `reader` reads. Stops when there are too
+    /// many terms: a value that is repeatedly added to itself has exponentially many.
     fn of(graph: &Graph, root: NodeId, reader: NodeId) -> Self {
         let mut sum = Self::default();
         let mut stack = vec![(root, reader)];
@@ -79,8 +79,8 @@ impl Sum {
             }
             let kept = kept(graph, id, reader);
             match (graph.op(id), graph.operands(id).as_slice()) {
-                // Below an addition that stays begins another value, such as the residual stream
-                // of a model that normalises first.
+                // An addition that must stay is a separate value, for example the residual stream
+                // of a pre-norm model.
                 (Op::Add, &[a, b]) if kept.is_none() || id == root => {
                     sum.additions.push(id);
                     stack.extend([(b, id), (a, id)]);
@@ -121,7 +121,7 @@ mod tests {
     use super::super::tests::{alone, models::Builder, refusals, story};
     use crate::{graph::Op, kernels::Meta};
 
-    /// LayerNorm of the sum of `n` tables, added from the left.
+    /// Returns the LayerNorm of the sum of `n` tables, added from the left.
     fn tables(n: usize) -> Builder {
         let mut b = Builder::default();
         let mut sum = b.tokens(16);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_doubled_again_and_again_is_refused_at_once() {
+    fn a_repeatedly_doubled_value_is_refused_at_once() {
         let mut b = Builder::default();
         let mut x = b.tokens(16);
         for i in 0..64 {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_of_no_embeddings_is_no_business_of_this_pass() {
+    fn a_sum_without_embeddings_is_ignored() {
         let mut b = Builder::default();
         let x = b.tokens(16);
         let y = b.linear("y", "y", x, 16);

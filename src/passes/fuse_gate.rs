@@ -9,10 +9,11 @@ use crate::{
     kernels::gemm::Activation,
 };
 
-/// `act(x·W₁ᵀ + b₁) ⊙ (x·W₂ᵀ + b₂) = gate{act}(x·[W₁; W₂]ᵀ + [b₁; b₂])`: the two projections of a gated feed-forward network
-/// (Shazeer 2020) become one GEMM, and activation and product one kernel that reads its halves. Neither side of the product
-/// is known as the gate but by its activation. Where the checkpoint has both in one projection, whose halves are taken, the halves
-/// are the kernel's.
+/// `act(x·W₁ᵀ + b₁) ⊙ (x·W₂ᵀ + b₂) = gate{act}(x·[W₁; W₂]ᵀ + [b₁; b₂])`: the two projections of a
+/// gated feed-forward network (Shazeer 2020) become one GEMM, and the activation and the product
+/// become one kernel that reads its halves. The side of the product with the activation is the
+/// gate. If the checkpoint already has both in one projection and the graph slices its halves, the
+/// kernel reads the halves directly.
 pub(super) struct FuseGate;
 
 impl Pass for FuseGate {
@@ -28,7 +29,8 @@ impl Pass for FuseGate {
         let order = graph.topological();
         let mut names = Names::of(graph, &order);
         for product in order {
-            // Products are neither removed nor added here, and all that is removed comes before the product that it ends in.
+            // No products are added or removed, and everything removed precedes the product that
+            // uses it.
             if !graph.contains(product) || *graph.op(product) != Op::Multiply {
                 continue;
             }
@@ -67,19 +69,19 @@ impl Pass for FuseGate {
 struct Match {
     activation: Activation,
     activated: NodeId,
-    /// The projection of the gate, and that of what it multiplies.
+    /// The projection of the gate, and that of the other factor.
     projections: [Projection; 2],
 }
 
-/// A gate whose projections are one already, and which reads its halves.
+/// A gate that reads the halves of one projection.
 struct Halves {
     activation: Activation,
-    /// The two halves, the activation, and the product.
+    /// The two slices, the activation and the product.
     nodes: Vec<NodeId>,
     x: NodeId,
 }
 
-/// `act(x[.. n]) ⊙ x[n ..]` of rows of `2·n`, whose halves nothing else reads.
+/// Matches `act(x[.. n]) ⊙ x[n ..]` on rows of `2·n`, if nothing else reads the halves.
 fn halves(graph: &Graph, product: NodeId) -> Option<Halves> {
     let [a, b] = operands(graph, product)?;
     let sides = [(a, b), (b, a)].into_iter();
@@ -114,7 +116,8 @@ fn halves(graph: &Graph, product: NodeId) -> Option<Halves> {
     found.next()
 }
 
-/// The gate that ends in `product`, or why it cannot be one. `None` where no side is an activated projection.
+/// Returns the gate that ends in `product`, or the reason why it is not one. Returns `None` if
+/// neither side is an activated projection.
 fn find(graph: &Graph, product: NodeId) -> Option<Result<Match, String>> {
     let [a, b] = operands(graph, product)?;
     let sides = [(a, b), (b, a)].into_iter();
@@ -133,7 +136,7 @@ fn find(graph: &Graph, product: NodeId) -> Option<Result<Match, String>> {
         }
         let up = match projection(graph, other) {
             Some(up) => up?,
-            None => return Err(format!("{} is no linear layer", quoted(graph, other))),
+            None => return Err(format!("{} is not a linear layer", quoted(graph, other))),
         };
         for (id, reader) in [
             (gate.value, activated),
@@ -187,7 +190,7 @@ mod tests {
 
     const PASS: &str = "fuse_gate";
 
-    /// `gated`: the activation of a projection of `x` times another of `y`.
+    /// Adds `gated`: the activation of a projection of `x`, times a projection of `y`.
     fn gated(b: &mut Builder, [x, y]: [NodeId; 2], biases: [bool; 2]) {
         let sides = [("gate", x, biases[0]), ("up", y, biases[1])];
         let [gate, up] = sides.map(|(name, x, bias)| match bias {
@@ -241,7 +244,7 @@ mod tests {
         b.add("both", Op::Multiply, &[gate, up]);
         insta::assert_snapshot!(refused(b, &["both"]), @r"
         refused `both` by fuse_gate
-            because `up` is no linear layer
+            because `up` is not a linear layer
         ");
     }
 
@@ -292,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_product_with_what_is_no_projection_stays() {
+    fn a_product_with_a_value_other_than_a_projection_stays() {
         let mut b = Builder::default();
         let x = b.tokens(16);
         let gate = b.matmul("gate", "gate", x, 16);
@@ -300,7 +303,7 @@ mod tests {
         b.add("gated", Op::Multiply, &[gate, x]);
         insta::assert_snapshot!(refused(b, &["gated"]), @r"
         refused `gated` by fuse_gate
-            because `tokens` is no linear layer
+            because `tokens` is not a linear layer
         ");
     }
 
@@ -317,7 +320,7 @@ mod tests {
         ");
     }
 
-    /// `gated`: the activation of columns of a projection times other columns of it.
+    /// Returns `gated`: the activation of columns of a projection, times other columns of it.
     fn of_columns(columns: [(u32, u32); 2]) -> Builder {
         let mut b = Builder::default();
         let x = b.tokens(16);
@@ -347,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_that_are_no_halves_or_have_another_reader_stay() {
+    fn columns_that_are_not_halves_or_have_another_reader_stay() {
         for (columns, outputs) in [
             ([(24, 24), (0, 24)], &["gated"][..]),
             ([(0, 20), (20, 20)], &["gated"]),

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::graph::{Graph, GraphError, Op};
 
-/// `l2_normalize(mean_pool(x)) = mean_pool_normalize(x)`: one block holds a sequence's mean, so
+/// `l2_normalize(mean_pool(x)) = mean_pool_normalize(x)`: one block computes a sequence's mean, so
 /// its norm needs no second launch.
 pub(super) struct FusePoolNormalize;
 

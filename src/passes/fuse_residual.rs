@@ -8,9 +8,9 @@ use crate::{
     kernels::gemm::Epilogue,
 };
 
-/// `linear(x, W, b) + r = linear{residual}(x, W, b, r)`, the residual on either side of the sum: it is added to the
-/// accumulators before they are rounded. The sum may be read by others, as it is in transformers that normalise before a
-/// sublayer.
+/// `linear(x, W, b) + r = linear{residual}(x, W, b, r)`, with the residual on either side of the
+/// sum. It is added to the accumulators before they are rounded. The sum may have other readers, as
+/// in pre-norm transformers.
 pub(super) struct FuseResidual;
 
 impl Pass for FuseResidual {
@@ -48,8 +48,8 @@ struct Match {
 }
 
 impl FuseResidual {
-    /// The side of `sum` that is a linear layer whose epilogue can add the other. Refusals are written down where there is
-    /// a linear layer, and none that can.
+    /// Returns the side of `sum` that is a linear layer whose epilogue can add the other side.
+    /// Records refusals if there is a linear layer but none qualifies.
     fn find(&self, graph: &Graph, report: &mut Report, sum: NodeId) -> Option<Match> {
         let [a, b] = operands(graph, sum)?;
         let mut conditions = Vec::new();
@@ -93,7 +93,8 @@ mod tests {
 
     const PASS: &str = "fuse_residual";
 
-    /// A projection added to what it projects, on the left or on the right, and read twice.
+    /// Returns a projection with its input added, on the left or on the right; the sum is read
+    /// twice.
     fn residual(left: bool) -> Builder {
         let mut b = Builder::default();
         let x = b.tokens(16);

@@ -11,11 +11,12 @@ use crate::{
     tensor::Symbol,
 };
 
-/// `pool(f(x, y, …)) = f(pool(x), pool(y), …)`, where `pool` takes one token of each sequence, its first or its last, and `f`
-/// computes each row of its result from the same rows of its operands.
+/// `pool(f(x, y, …)) = f(pool(x), pool(y), …)`, where `pool` takes the first or the last token of
+/// each sequence, and `f` computes each row of its result from the same rows of its operands.
 ///
-/// What only pooled tokens are read of is computed for them alone: behind the last attention of an encoder a linear layer has
-/// `[batch]` rows instead of `[tokens]`. That is a sixteenth of the multiplications of BERT-base.
+/// Values that are read only for the pooled tokens are computed only for them. After the last
+/// attention of an encoder, linear layers have `[batch]` rows instead of `[tokens]`, which saves a
+/// sixteenth of the multiplications of BERT-base.
 pub(super) struct HoistPooledToken;
 
 impl Pass for HoistPooledToken {
@@ -45,8 +46,9 @@ impl Pass for HoistPooledToken {
 }
 
 impl HoistPooledToken {
-    /// The values behind which the pools go: those whose readers are all pools, or such values themselves. Empty where there is no
-    /// linear layer among them, as the pools alone would be launched for nothing then.
+    /// Returns the values whose readers are all pools or other such values. The pools move before
+    /// them. Returns none without a linear layer among them, because the extra pools would save
+    /// nothing.
     fn hoisted(
         &self,
         graph: &Graph,
@@ -95,8 +97,9 @@ impl HoistPooledToken {
         HashSet::new()
     }
 
-    /// Computes the hoisted values of pooled rows. Their nodes are new, since a value that keeps its name means the same; so
-    /// does a pool's name where it is an output. Else the pool vanishes into what it pooled.
+    /// Computes the hoisted values of the pooled rows only. They are new nodes, because a value
+    /// that keeps its name must keep its meaning. A pool that is an output keeps its name too.
+    /// Other pools are replaced by the new values.
     fn hoist(
         &self,
         graph: &mut Graph,
@@ -127,7 +130,8 @@ impl HoistPooledToken {
                 *operand = match pooled.get(operand) {
                     Some(&known) => known,
                     None => {
-                        // Not behind the value's own name, as it is no launch of the layer that the value is of.
+                        // The name starts with the pool's, because the launch does not belong to
+                        // the layer of the value.
                         let name = format!("{}.{}", pool.name(), graph.node(*operand).name);
                         let row = graph.add(names.fresh(name), pool.clone(), &[*operand])?;
                         added.push(row);
@@ -163,7 +167,8 @@ impl HoistPooledToken {
     }
 }
 
-/// Whether each row of the value, `[tokens, width]`, is computed from the same rows of the operands that have such rows.
+/// Returns whether each row of the value, `[tokens, width]`, is computed from the same rows of its
+/// operands.
 fn is_by_rows(graph: &Graph, id: NodeId) -> bool {
     let by_rows = matches!(
         graph.op(id),
@@ -186,7 +191,7 @@ fn is_linear(graph: &Graph, id: NodeId) -> bool {
     matches!(graph.op(id), Op::Linear { .. })
 }
 
-/// `[tokens, width]`.
+/// Returns whether the shape is `[tokens, width]`.
 fn is_over_tokens(graph: &Graph, id: NodeId) -> bool {
     match graph.shape(id).0.as_slice() {
         [rows, _] => rows.as_symbol() == Some(Symbol::Tokens),
@@ -211,7 +216,7 @@ mod tests {
 
     const PASS: &str = "hoist_pooled_token";
 
-    /// A feed-forward network whose first tokens go on to a pooler, behind attention of one head.
+    /// Returns a feed-forward network after attention with one head, whose first tokens are pooled.
     fn pooled(pool: Op) -> Builder {
         let mut b = Builder::default();
         let x = b.tokens(16);
@@ -233,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_behind_the_last_attention_is_of_pooled_tokens() {
+    fn values_after_the_last_attention_are_computed_for_pooled_tokens() {
         let graph = pooled(Op::FirstToken).with_outputs(&["pooler"]);
         insta::assert_snapshot!(PASS, story(PASS, graph));
     }
@@ -292,7 +297,7 @@ mod tests {
             let (fused, _) = optimize(graph.clone(), &Options { without }).unwrap();
             fused.n_launches()
         };
-        // A pool for what attention gave and one for the residual, in the place of one.
+        // Two pools replace one: a pool of the attention's result and a pool of the residual.
         assert_eq!(n(&[]), n(&[PASS]) + 1);
     }
 

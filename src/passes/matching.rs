@@ -1,8 +1,8 @@
-//! Conditions and patterns that several passes share.
+//! Conditions and patterns shared by several passes.
 
 use crate::graph::{Graph, NodeId, Op};
 
-/// Why the value `id` cannot vanish into `reader`, where it cannot.
+/// Returns the reason why the value `id` cannot be merged into `reader`, if there is one.
 pub(super) fn kept(graph: &Graph, id: NodeId, reader: NodeId) -> Option<String> {
     if let Some(condition) = stored(graph, id) {
         return Some(condition);
@@ -14,7 +14,7 @@ pub(super) fn kept(graph: &Graph, id: NodeId, reader: NodeId) -> Option<String> 
     (!others.is_empty()).then(|| format!("{} is also read by {others}", quoted(graph, id)))
 }
 
-/// Why the value `id` must be stored whoever reads it, where it must.
+/// Returns the reason why the value `id` must be stored for any reader, if there is one.
 pub(super) fn stored(graph: &Graph, id: NodeId) -> Option<String> {
     let (output, _) = graph.outputs().iter().find(|&&(_, o)| o == id)?;
     let name = &graph.node(id).name;
@@ -24,7 +24,7 @@ pub(super) fn stored(graph: &Graph, id: NodeId) -> Option<String> {
     })
 }
 
-/// The first reason among [`kept`] of these pairs of value and reader.
+/// Returns the first reason that [`kept`] gives for these pairs of value and reader.
 pub(super) fn any_kept<const N: usize>(
     graph: &Graph,
     pairs: [(NodeId, NodeId); N],
@@ -34,12 +34,12 @@ pub(super) fn any_kept<const N: usize>(
         .find_map(|(id, reader)| kept(graph, id, reader))
 }
 
-/// The value's name in backticks.
+/// Returns the value's name in backticks.
 pub(super) fn quoted(graph: &Graph, id: NodeId) -> String {
     format!("`{}`", graph.node(id).name)
 }
 
-/// Names in backticks, with commas.
+/// Returns the names in backticks, separated by commas.
 pub(super) fn names(graph: &Graph, ids: impl IntoIterator<Item = NodeId>) -> String {
     ids.into_iter()
         .map(|id| quoted(graph, id))
@@ -47,17 +47,17 @@ pub(super) fn names(graph: &Graph, ids: impl IntoIterator<Item = NodeId>) -> Str
         .join(", ")
 }
 
-/// The operand in the first slot.
+/// Returns the operand in the first slot.
 pub(super) fn first(graph: &Graph, id: NodeId) -> Option<NodeId> {
     graph.operands(id).first().copied()
 }
 
-/// Operands of a node whose operator takes `N`. `None` where the node takes another number.
+/// Returns the operands of a node that has exactly `N`; otherwise `None`.
 pub(super) fn operands<const N: usize>(graph: &Graph, id: NodeId) -> Option<[NodeId; N]> {
     graph.operands(id).try_into().ok()
 }
 
-/// The only operand, where `id` is a scale.
+/// Returns the operand of a scale; `None` for other operators.
 pub(super) fn scaled(graph: &Graph, id: NodeId) -> Option<NodeId> {
     match graph.op(id) {
         Op::Scale { .. } => first(graph, id),

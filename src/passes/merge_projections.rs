@@ -10,9 +10,9 @@ use crate::{
     kernels::gemm::Epilogue,
 };
 
-/// `[x·W₁ᵀ + b₁ | x·W₂ᵀ + b₂ | …] = x·[W₁; W₂; …]ᵀ + [b₁; b₂; …]`: the projections of one
-/// attention that read the same value become one GEMM (TurboTransformers 4.1, figure 3). Each
-/// projection's value stays, as a slice of the columns, for [`FoldHeadLayout`] to read through.
+/// `[x·W₁ᵀ + b₁ | x·W₂ᵀ + b₂ | …] = x·[W₁; W₂; …]ᵀ + [b₁; b₂; …]`: projections of one attention
+/// that read the same value become one GEMM (TurboTransformers 4.1, figure 3). Each projection
+/// remains as a slice of the columns, which [`FoldHeadLayout`] removes.
 ///
 /// [`FoldHeadLayout`]: super::fold_head_layout::FoldHeadLayout
 pub(super) struct MergeProjections;
@@ -29,7 +29,7 @@ impl Pass for MergeProjections {
     fn run(&self, graph: &mut Graph, report: &mut Report) -> Result<(), GraphError> {
         let order = graph.topological();
         let mut names = Names::of(graph, &order);
-        // Contexts are neither removed nor added here, so their ids hold throughout.
+        // Contexts are neither added nor removed here, so their ids stay valid.
         for context in order {
             for group in self.candidates(graph, report, context) {
                 self.merge(graph, report, &mut names, &group)?;
@@ -39,7 +39,7 @@ impl Pass for MergeProjections {
     }
 }
 
-/// `linear`, then perhaps a bias; `value` is the last of them.
+/// A linear layer and an optional bias; `value` is the result.
 pub(super) struct Projection {
     pub value: NodeId,
     pub linear: NodeId,
@@ -49,8 +49,8 @@ pub(super) struct Projection {
 }
 
 impl MergeProjections {
-    /// Projections of the attention that ends in `context`, in the order q, k, v, by what they
-    /// read. Every group has at least two, which can be merged.
+    /// Returns the mergeable projections of the attention that ends in `context`, in the order q,
+    /// k, v, grouped by the value that they read. Every group has at least two.
     fn candidates(
         &self,
         graph: &Graph,
@@ -67,7 +67,7 @@ impl MergeProjections {
                 Some(Ok(new)) => {
                     let same = groups.iter_mut().find(|group| group[0].x == new.x);
                     match same {
-                        // Query and key may be one value.
+                        // Query and key may be the same value.
                         Some(group) if group.iter().any(|p| p.linear == new.linear) => {}
                         Some(group) => group.push(new),
                         None => groups.push(vec![new]),
@@ -144,8 +144,8 @@ impl MergeProjections {
     }
 }
 
-/// Adds the projections as one, whose columns are theirs one after another. Returns its value, and all compute that was
-/// added. All or none of them have biases.
+/// Adds the projections as one, with concatenated columns. Returns its value and all compute nodes
+/// that were added. Either all projections have biases or none has.
 pub(super) fn stack(
     graph: &mut Graph,
     names: &mut Names,
@@ -172,7 +172,7 @@ pub(super) fn stack(
     Ok((merged, added))
 }
 
-/// What q, k and v of the attention that ends in `context` were split from.
+/// Returns the values that q, k and v of the attention ending in `context` were split from.
 fn projected(graph: &Graph, context: NodeId) -> Option<Vec<NodeId>> {
     if !matches!(graph.op(context), Op::Context { .. }) {
         return None;
@@ -191,7 +191,7 @@ fn projected(graph: &Graph, context: NodeId) -> Option<Vec<NodeId>> {
     let [q, k] = operands(graph, scores)?;
     let split = [q, k, v].into_iter();
     let split = split.filter(|&id| matches!(graph.op(id), Op::SplitHeads { .. }));
-    // A cache keeps a projection as it is; norms of heads and rotary positions read columns of one.
+    // Skips caches, norms of heads and rotary positions, which read columns of a projection.
     let projected = |id| {
         let mut value = first(graph, id)?;
         while let Op::Cache { .. } | Op::Rotary { .. } | Op::RmsNorm { .. } = graph.op(value) {
@@ -202,7 +202,8 @@ fn projected(graph: &Graph, context: NodeId) -> Option<Vec<NodeId>> {
     Some(split.filter_map(projected).collect())
 }
 
-/// The projection that `value` is, or why it cannot be merged. `None` where it is something else.
+/// Returns the projection that computes `value`, or the reason why it cannot be merged. Returns
+/// `None` for other values.
 pub(super) fn projection(graph: &Graph, value: NodeId) -> Option<Result<Projection, String>> {
     let (linear, bias) = match graph.op(value) {
         Op::AddBias => {
@@ -245,7 +246,7 @@ pub(super) fn projection(graph: &Graph, value: NodeId) -> Option<Result<Projecti
     Some(parts())
 }
 
-/// Where each projection's columns start in the merged one, and how many they are.
+/// Returns the first column and the number of columns of each projection in the merged one.
 pub(super) fn columns(graph: &Graph, group: &[Projection]) -> Option<Vec<(u32, u32)>> {
     let mut start = 0u32;
     group
@@ -263,8 +264,7 @@ fn name_of(graph: &Graph, ids: impl Iterator<Item = NodeId>) -> Vec<&str> {
     ids.map(|id| graph.node(id).name.as_str()).collect()
 }
 
-/// Names of values in use, and the stacked weights there are: layers that share their weights
-/// share the stack.
+/// Names in use, and the stacked weights: layers that share weights share the stack.
 pub(super) struct Names {
     used: BTreeSet<String>,
     stacked: HashMap<WeightExpr, NodeId>,
@@ -283,7 +283,7 @@ impl Names {
         }
     }
 
-    /// `name`, or where it is taken, with a number after it.
+    /// Returns `name`, with a number appended if it is taken.
     pub fn fresh(&mut self, name: String) -> String {
         let mut free = name.clone();
         let mut n = 1;
@@ -294,9 +294,9 @@ impl Names {
         free
     }
 
-    /// The node of this weight, which is added where there is none.
+    /// Returns the node of this weight, and adds it if it is new.
     fn weight(&mut self, graph: &mut Graph, expr: WeightExpr) -> Result<NodeId, GraphError> {
-        // A stack of the description may have gone into a higher one, and its id to another value.
+        // A later stack may have replaced this one, and its id may have been reused.
         if let Some(&id) = self.stacked.get(&expr)
             && graph.contains(id)
             && matches!(graph.op(id), Op::Weight(there) if *there == expr)
@@ -311,8 +311,8 @@ impl Names {
     }
 }
 
-/// One name for several: what they share up to a dot once, then the rest with `+`, so that
-/// `layer.0.query` and `layer.0.key` become `layer.0.query+key`.
+/// Joins several names: the common part up to a dot once, then the rest with `+`. `layer.0.query`
+/// and `layer.0.key` become `layer.0.query+key`.
 fn joined(names: &[&str]) -> String {
     let Some((&one, rest)) = names.split_first() else {
         return String::new();

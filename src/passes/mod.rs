@@ -1,14 +1,15 @@
-//! Fusion: named rewrites of the graph, each one file with its equation above the rewrite.
+//! Fusion passes: named rewrites of the graph, each in one file with its equation above the
+//! rewrite.
 //!
-//! TurboTransformers 4.1 and ByteTransformer III.C say what to fuse: whatever stands between two
-//! GEMMs becomes one kernel. A pass rewrites one pattern wherever its conditions hold and writes
-//! down both what it fused and what it refused, with the condition that failed, in a [`Report`].
+//! TurboTransformers 4.1 and ByteTransformer III.C describe the fusions: everything between two
+//! GEMMs becomes one kernel. A pass rewrites one pattern wherever its conditions hold. It records
+//! both fusions and refusals, with the condition that failed, in a [`Report`].
 //!
-//! Three rules hold for every pass:
+//! Every pass obeys three rules:
 //!
-//! - The value that survives keeps the name of the last operator that was merged, and means the
-//!   same. So any named value that is left can be compared with the unfused graph.
-//! - A value that is an output of the model or has a reader outside the pattern does not vanish.
+//! - The remaining value keeps the name and the meaning of the last operator that was merged. Any
+//!   remaining named value can therefore be compared with the unfused graph.
+//! - A value that is an output of the model, or that has a reader outside the pattern, is kept.
 //! - The graph is verified after every pass.
 
 mod explanation;
@@ -33,55 +34,56 @@ pub use report::{Entry, Moved, Part, Report};
 
 use crate::graph::{Graph, GraphError};
 
-/// One rewrite. It must leave the values of the outputs as they are.
+/// A rewrite of the graph that preserves the values of the outputs.
 pub trait Pass: Sync {
-    /// The name that switches it off and stands in reports.
+    /// Returns the name used in reports and to switch the pass off.
     fn name(&self) -> &'static str;
 
-    /// What is replaced by what, as one equation.
+    /// Returns the rewrite as one equation.
     fn equation(&self) -> &'static str;
 
     /// Rewrites `graph` wherever the pattern and its conditions hold.
     fn run(&self, graph: &mut Graph, report: &mut Report) -> Result<(), GraphError>;
 }
 
-/// Every pass, in the order in which they run.
+/// Returns every pass, in the order in which they run.
 pub fn all() -> &'static [&'static dyn Pass] {
     &[
-        // Before any fusion, so that what is computed of pooled tokens is fused as what is computed of all.
+        // Before any fusion, so that values of pooled tokens are fused like those of all tokens.
         &hoist_pooled_token::HoistPooledToken,
-        // Before the others: attention is matched as scores, softmax, context, with nothing between them.
+        // Before the other passes, because attention is matched as scores, softmax and context with
+        // nothing between them.
         &fold_scale::FoldScale,
-        // Before the head layout is folded: the roles of query, key and value are read off the
-        // split heads, and the slices that it leaves are what the folding then removes. Before
-        // any bias becomes an epilogue: only bare projections can be stacked.
+        // Before the head layout is folded: the split heads identify query, key and value, and the
+        // folding removes the slices that this pass adds. Before any bias becomes an epilogue: only
+        // plain projections can be stacked.
         &merge_projections::MergeProjections,
         // Before attention is fused: it turns the operands into columns of the projection and the
-        // result into tokens, which is the layout that the fused kernel reads and writes.
+        // result into tokens, which is the layout of the fused kernel.
         &fold_head_layout::FoldHeadLayout,
         &fuse_attention::FuseAttention,
-        // Before the residual: a sum of two embeddings looks like a residual too.
+        // Before the residual, because a sum of two embeddings looks like a residual too.
         &fuse_embedding_layer_norm::FuseEmbeddingLayerNorm,
-        // Before the epilogues: the bias costs nothing in this kernel, which has to read the
-        // residual anyway, and leaves the GEMM plain.
+        // Before the epilogues. The bias costs nothing in this kernel, which reads the residual
+        // anyway, and the GEMM stays plain.
         &fuse_bias_residual_layer_norm::FuseBiasResidualLayerNorm,
-        // Before any bias or activation becomes an epilogue: only bare projections can be stacked, and the activation is the
-        // gate's.
+        // Before any bias or activation becomes an epilogue: only plain projections can be stacked,
+        // and the activation belongs to the gate.
         &fuse_gate::FuseGate,
-        // Takes every bias that is left.
+        // Fuses all remaining biases.
         &fuse_bias_activation::FuseBiasActivation,
-        // After the biases, which its linear layers then have, and after the sums that a LayerNorm takes in, which leave it
-        // those that are read by others, too.
+        // After the biases, so that its linear layers include them. After LayerNorm with residual,
+        // which leaves the sums that others read as well.
         &fuse_residual::FuseResidual,
-        // Touches nothing that another pass looks at, so its place is free.
+        // Independent of the other passes.
         &fuse_pool_normalize::FusePoolNormalize,
     ]
 }
 
-/// What a caller may choose.
+/// Options of the caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Names of passes that do not run.
+    /// Names of the passes to skip.
     pub without: BTreeSet<String>,
 }
 
@@ -95,7 +97,7 @@ pub enum PassError {
     #[error("the graph was unsound before the first pass: {source}")]
     Unsound { source: GraphError },
     #[error(
-        "the pass `{pass}` left an unsound graph, which is a mistake in gemmule: {source}; switch the pass off to go on"
+        "the pass `{pass}` left an unsound graph, which is a bug in gemmule: {source}; switch the pass off to continue"
     )]
     Broken {
         pass: &'static str,
@@ -103,12 +105,16 @@ pub enum PassError {
     },
 }
 
-/// Runs the passes in order and returns the graph with what was done.
+/// Runs the passes in order, and returns the graph and the report.
+///
+/// # Errors
+/// Returns an error for an unknown pass name and for an unsound graph.
 pub fn optimize(graph: Graph, options: &Options) -> Result<(Graph, Report), PassError> {
     optimize_observed(graph, options, |_, _| {})
 }
 
-/// As [`optimize`]; `after` sees the graph after each pass that ran, under the pass's name.
+/// Like [`optimize`], and calls `after` with the pass's name and the graph after each pass that
+/// ran.
 pub fn optimize_observed(
     mut graph: Graph,
     options: &Options,
@@ -124,7 +130,7 @@ pub fn optimize_observed(
     graph
         .verify()
         .map_err(|source| PassError::Unsound { source })?;
-    // What no output needs would count as a reader and forbid a fusion.
+    // Unneeded values would count as readers and prevent fusions.
     graph.prune();
     let mut report = Report::default();
     for pass in all() {

@@ -1,4 +1,4 @@
-//! What the passes did and what they refused, for people and for programs.
+//! Reports of the fusions and the refusals of the passes.
 
 use std::{borrow::Cow, fmt};
 
@@ -13,7 +13,7 @@ use crate::{
     tensor::{DType, Extents, Size, Symbol},
 };
 
-/// Every fusion and every refusal, in the order in which they happened.
+/// All fusions and refusals, in order.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     pub entries: Vec<Entry>,
@@ -23,28 +23,28 @@ pub struct Report {
 pub enum Entry {
     Fused {
         pass: &'static str,
-        /// Name of the value that survives.
+        /// Name of the remaining value.
         anchor: String,
-        /// The operators that took part, as they were, in the order of the computation.
+        /// The merged operators in their original form, in topological order.
         merged: Vec<Part>,
-        /// Kernels that a run launches less. Negative where a pass only prepares another.
+        /// Number of kernel launches saved per run. Negative for a pass that only prepares another.
         launches_saved: i64,
         moved: Moved,
     },
     Refused {
         pass: &'static str,
-        /// Name of the value at which the pattern was found.
+        /// Name of the value where the pattern was found.
         at: String,
-        /// The condition that does not hold, in words.
+        /// Description of the failed condition.
         condition: String,
     },
 }
 
-/// An operator under the name of its result.
+/// An operator and the name of its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Part {
     pub name: String,
-    /// As [`Op::name`].
+    /// The operator's name; see [`Op::name`].
     pub op: Cow<'static, str>,
 }
 
@@ -54,8 +54,9 @@ impl fmt::Display for Part {
     }
 }
 
-/// Elements of intermediate results that a group of operators reads from and writes to device
-/// memory, every operand read once. Weights and the batch's ids are left out: no pass saves them.
+/// Number of elements of intermediate results that a group of operators reads from and writes to
+/// device memory, with every operand read once. Excludes weights and the batch's ids, which no pass
+/// saves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Moved {
     pub before: Size,
@@ -63,8 +64,8 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// Bytes that a batch of these extents moves less, with intermediate results stored as
-    /// `dtype`; negative where it moves more. `None` where the counts do not fit 64 bits.
+    /// Returns the bytes of memory traffic that a batch saves, with intermediate results stored as
+    /// `dtype`; negative if the traffic increases. Returns `None` if the counts do not fit 64 bits.
     pub fn bytes_saved(&self, extents: &Extents, dtype: DType) -> Option<i64> {
         let stored = |size: &Size| size.eval(extents)?.checked_mul(dtype.bytes());
         let (before, after) = (stored(&self.before)?, stored(&self.after)?);
@@ -79,13 +80,13 @@ impl Report {
             at,
             condition,
         };
-        // A pattern may be met more than once, as when one value is both query and key.
+        // A pattern may be found more than once, for example if one value is both query and key.
         if !self.entries.contains(&entry) {
             self.entries.push(entry);
         }
     }
 
-    /// Kernels that a run launches less than before all passes.
+    /// Returns the number of kernel launches that all passes save per run.
     pub fn launches_saved(&self) -> i64 {
         self.entries
             .iter()
@@ -96,8 +97,8 @@ impl Report {
             .sum()
     }
 
-    /// Bytes of intermediate results that a batch of these extents moves less than before all
-    /// passes. `None` where the counts do not fit 64 bits.
+    /// Returns the bytes of memory traffic of intermediate results that all passes save for a
+    /// batch. Returns `None` if the counts do not fit 64 bits.
     pub fn bytes_saved(&self, extents: &Extents, dtype: DType) -> Option<i64> {
         self.entries.iter().try_fold(0i64, |sum, entry| {
             sum.checked_add(match entry {
@@ -107,13 +108,13 @@ impl Report {
         })
     }
 
-    /// The report with bytes for a batch at hand, to be printed.
+    /// Returns the report with the bytes of a batch, for display.
     pub fn explain(&self, extents: Extents, dtype: DType) -> Explanation<'_> {
         Explanation::new(self, extents, dtype)
     }
 }
 
-/// A [`Report`] as text: the elements moved stay symbolic.
+/// Formats the report with symbolic numbers of elements.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for entry in &self.entries {
@@ -130,8 +131,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// All of an entry but what it moves. A fusion's last line is left open for that.
-/// `n` is how many entries it stands for.
+/// Writes an entry without its memory traffic; the last line of a fusion is left open for it. `n`
+/// is the number of entries that it represents.
 pub(super) fn write_entry(f: &mut fmt::Formatter<'_>, entry: &Entry, n: usize) -> fmt::Result {
     let times = match n {
         1 => String::new(),
@@ -164,14 +165,14 @@ pub(super) fn write_entry(f: &mut fmt::Formatter<'_>, entry: &Entry, n: usize) -
     }
 }
 
-/// A group of operators before it is rewritten.
+/// A group of operators before its rewrite.
 pub(super) struct Group {
     parts: Vec<(NodeId, Op, Part)>,
     cost: Cost,
 }
 
 impl Group {
-    /// Remembers `ids`, in the order of the computation.
+    /// Records `ids`, in topological order.
     pub(super) fn of(graph: &Graph, ids: impl IntoIterator<Item = NodeId>) -> Self {
         let mut parts: Vec<(NodeId, Op, Part)> = Vec::new();
         for id in ids {
@@ -188,8 +189,8 @@ impl Group {
         Self { parts, cost }
     }
 
-    /// Writes down that the group was rewritten to what is left of it and `added`, nothing else
-    /// having been added to the graph since.
+    /// Records that the group was rewritten to its remaining nodes and `added`. Nothing else may
+    /// have been added to the graph meanwhile.
     pub(super) fn fused(
         self,
         pass: &'static str,
@@ -244,7 +245,7 @@ impl Cost {
     }
 }
 
-/// Elements that `id` reads of `operand`, some operators reading only a part of it.
+/// Returns the elements of `operand` that `id` reads; some operators read only a part.
 fn elements_read(graph: &Graph, id: NodeId, slot: usize, operand: NodeId) -> Size {
     let mut dims = graph.shape(operand).0.iter();
     let rows = match dims.any(|d| d.as_symbol() == Some(Symbol::SourceSlots)) {

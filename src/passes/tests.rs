@@ -1,4 +1,4 @@
-//! What all passes keep, on whole models; the tests of one pass stand in its file.
+//! Properties of all passes on whole models. Tests of a single pass are in its file.
 
 pub(crate) mod interpret;
 pub(super) mod models;
@@ -30,7 +30,7 @@ fn only(name: &str) -> Options {
     without(names().into_iter().filter(|&n| n != name))
 }
 
-/// Every output, and every named value that is left, is what it was.
+/// Checks that every output and every remaining named value is unchanged.
 #[track_caller]
 fn assert_same_values(unfused: &Graph, fused: &Graph) {
     let batch = Batch::new(&[3, 1, 5, 2]);
@@ -56,7 +56,7 @@ fn assert_same_values(unfused: &Graph, fused: &Graph) {
     }
 }
 
-/// One pass alone on `graph`, whose values it must keep.
+/// Runs one pass alone on `graph`, and checks that the values are unchanged.
 #[track_caller]
 pub(super) fn alone(pass: &str, graph: &Graph) -> (Graph, Report) {
     let (fused, report) = optimize(graph.clone(), &only(pass)).unwrap();
@@ -64,14 +64,14 @@ pub(super) fn alone(pass: &str, graph: &Graph) -> (Graph, Report) {
     (fused, report)
 }
 
-/// The graph before and after one pass, and the pass's report: for snapshots.
+/// Returns the graph before and after one pass, and the pass's report, for a snapshot.
 #[track_caller]
 pub(super) fn story(pass: &str, graph: Graph) -> String {
     let (fused, report) = alone(pass, &graph);
     format!("{graph}\n=== {pass} ===\n\n{fused}\n{report}")
 }
 
-/// What one pass refuses on `graph`, which it must leave as it is.
+/// Returns the refusals of one pass on `graph`, and checks that the graph is unchanged.
 #[track_caller]
 pub(super) fn refusals(pass: &str, graph: Graph) -> String {
     let (fused, report) = alone(pass, &graph);
@@ -106,7 +106,7 @@ fn a_layer_is_seven_launches() {
             ]
         );
     }
-    // Embeddings, the layers, two for the pooler and one for the sentence.
+    // The embeddings, the layers, two launches for the pooler and one for the sentence.
     assert_eq!(fused.n_launches(), 1 + 2 * 7 + 2 + 1);
     assert_eq!(
         report.launches_saved(),
@@ -128,7 +128,7 @@ fn every_pass_fuses_something_in_an_encoder_or_a_decoder() {
             let mut fused = report.entries.iter();
             fused.any(|e| matches!(e, Entry::Fused { pass, .. } if *pass == name))
         });
-        // Without `fold_scale` there is a scale between scores and softmax.
+        // Without `fold_scale`, a scale remains between the scores and the softmax.
         assert_eq!(fused.contains(&true), name != "fuse_attention", "{name}");
     }
 }
@@ -221,7 +221,7 @@ fn an_unknown_pass_is_an_error_that_lists_the_passes() {
 }
 
 #[test]
-fn an_unsound_graph_is_no_pass_s_mistake() {
+fn an_unsound_input_graph_is_not_blamed_on_a_pass() {
     let mut b = Builder::default();
     let x = b.tokens(16);
     b.graph.add("tokens", Op::Add, &[x, x]).unwrap();
@@ -229,7 +229,7 @@ fn an_unsound_graph_is_no_pass_s_mistake() {
     let twice = graph.consumers(x)[0];
     graph.add_output("y", twice);
     let error = optimize(graph, &Options::default()).unwrap_err();
-    insta::assert_snapshot!(error, @"the graph was unsound before the first pass: the name `tokens` is given to two values; rename one");
+    insta::assert_snapshot!(error, @"the graph was unsound before the first pass: two values have the name `tokens`; rename one of them");
 }
 
 #[test]
@@ -248,13 +248,13 @@ fn the_observer_sees_the_graph_after_each_pass_that_runs() {
 }
 
 #[test]
-fn bytes_saved_are_what_a_batch_moves_less() {
+fn bytes_saved_are_the_reduction_of_a_batchs_traffic() {
     let mut b = Builder::default();
     let x = b.tokens(16);
     let mean = b.add("mean", Op::MeanPool, &[x]);
     b.add("y", Op::L2Normalize { eps: 1e-12 }, &[mean]);
     let (_, report) = alone("fuse_pool_normalize", &b.with_outputs(&["y"]));
-    // The mean of each of the three sequences was written and read.
+    // The mean of each of the three sequences is no longer written and read.
     let extents = Extents::of(&[4, 5, 6]).unwrap();
     assert_eq!(
         report.bytes_saved(&extents, DType::F16),
@@ -311,7 +311,7 @@ fn encoders() -> impl Strategy<Value = Encoder> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whichever passes run, whatever else is an output or has one more reader.
+    /// Holds for any subset of passes, with additional outputs and additional readers.
     #[test]
     fn fused_equals_unfused(
         mut graph in prop_oneof![

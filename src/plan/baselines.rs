@@ -1,5 +1,5 @@
-//! Three allocators to compare with: the paper's own, a fresh arena a request, and a plan for the
-//! declared maximum.
+//! Three baseline allocators: the published TurboTransformers algorithm, a fresh arena per request,
+//! and one plan for a declared maximum.
 
 use super::error::check_records;
 use super::pack::{self, Bin};
@@ -7,14 +7,14 @@ use super::{
     Allocator, Plan, PlanError, RequestStats, UsageRecord, append_chunk, lower_bound, release,
 };
 
-/// TurboTransformers 4.2, algorithms 1 and 2, with nothing but the mistakes in the listing mended:
-/// tensors largest first, each into the first chunk with a gap for it and there into the smallest
-/// such gap, else into a new chunk of max(2 MiB, 1.2 × its size); what a plan does not use is
-/// released at once.
+/// TurboTransformers 4.2, algorithms 1 and 2, with only the errors in the listing corrected.
+/// Tensors are placed largest first. Each goes into the first chunk with a large enough gap, and
+/// there into the smallest such gap; otherwise into a new chunk of max(2 MiB, 1.2 × its size).
+/// Chunks that a plan does not use are released at once.
 #[derive(Clone, Debug, Default)]
 pub struct Turbo {
     held: Vec<u64>,
-    /// Ids in the order in which the chunks were made: the paper's `chunk_list`.
+    /// Chunk ids in order of creation: the paper's `chunk_list`.
     list: Vec<usize>,
     stats: RequestStats,
 }
@@ -22,12 +22,12 @@ pub struct Turbo {
 impl Turbo {
     const DEFAULT_CHUNK: u64 = 2 << 20;
 
-    /// An allocator that holds nothing yet.
+    /// Creates an allocator without chunks.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// `DEFAULT_CHUNK_SIZE` or `K_SCALE` times the size, in whole numbers.
+    /// Computes max(`DEFAULT_CHUNK_SIZE`, `K_SCALE` × `bytes`) in integers.
     fn chunk_bytes(bytes: u64) -> u64 {
         super::aligned(bytes + bytes.div_ceil(5)).max(Self::DEFAULT_CHUNK)
     }
@@ -85,10 +85,10 @@ impl Allocator for Turbo {
     }
 }
 
-/// Greedy by Size for Offset Calculation (Pisarchyk and Lee 2020, section 5.2): one arena, of
-/// exactly what the request needs, allocated for it and given back before the next. Two chunk ids
-/// take turns, so that the arena is new at every request, also where the one before happened to be
-/// as large.
+/// Greedy by Size for Offset Calculation (Pisarchyk and Lee 2020, section 5.2): one arena of
+/// exactly the size that the request needs, allocated for it and released before the next. Two
+/// chunk ids alternate, so that every request has a new arena even if the previous one had the same
+/// size.
 #[derive(Clone, Debug, Default)]
 pub struct Gsoc {
     held: Vec<u64>,
@@ -96,7 +96,7 @@ pub struct Gsoc {
 }
 
 impl Gsoc {
-    /// An allocator that holds nothing yet.
+    /// Creates an allocator without chunks.
     pub fn new() -> Self {
         Self::default()
     }
@@ -136,11 +136,11 @@ impl Allocator for Gsoc {
     }
 }
 
-/// The places of all records in one arena, greedy by size, and the size of the arena: at least one
-/// aligned unit, so that records of zero bytes have an address.
+/// Places all records in one arena, greedy by size, and returns the places and the size of the
+/// arena. The size is at least one aligned unit, so that records of zero bytes have an address.
 #[expect(
     clippy::type_complexity,
-    reason = "the pair is taken apart where it is made"
+    reason = "the only caller destructures the pair"
 )]
 fn greedy_arena(records: &[UsageRecord]) -> Result<(Vec<Option<(usize, u64)>>, u64), PlanError> {
     check_records(records)?;
@@ -157,8 +157,8 @@ fn greedy_arena(records: &[UsageRecord]) -> Result<(Vec<Option<(usize, u64)>>, u
     Ok((places, arena.top.max(super::ALIGNMENT)))
 }
 
-/// LightSeq's memory (2.3): planned once, for the largest request that was declared, with bytes
-/// shared between results that are never alive together; afterwards nothing is ever allocated.
+/// LightSeq's memory (2.3): planned once, for the largest request that was declared. Results that
+/// are never alive together share bytes. Nothing is allocated afterwards.
 #[derive(Clone, Debug)]
 pub struct Maximum {
     declared: Vec<UsageRecord>,
@@ -168,10 +168,10 @@ pub struct Maximum {
 }
 
 impl Maximum {
-    /// Plans for the records of the largest request. Its memory exists from the first request on.
+    /// Plans the records of the largest request. The memory exists from the first request on.
     ///
     /// # Errors
-    /// As [`Allocator::plan`].
+    /// Returns the errors of [`Allocator::plan`].
     pub fn new(declared: &[UsageRecord]) -> Result<Self, PlanError> {
         let (places, bytes) = greedy_arena(declared)?;
         let arena = if declared.is_empty() {
@@ -187,7 +187,7 @@ impl Maximum {
         })
     }
 
-    /// The largest sum of sizes alive at one operator of the declared maximum.
+    /// Returns the [`lower_bound`] of the declared maximum.
     pub fn declared_lower_bound(&self) -> u64 {
         lower_bound(&self.declared)
     }
@@ -199,7 +199,8 @@ impl Allocator for Maximum {
     }
 
     /// # Errors
-    /// A request that is not one of the declared program, or that needs more than was declared.
+    /// Returns an error for a request of another program, or for one that needs more than was
+    /// declared.
     fn plan(&mut self, records: &[UsageRecord]) -> Result<Plan, PlanError> {
         check_records(records)?;
         if records.len() != self.declared.len() {
@@ -238,7 +239,7 @@ impl Allocator for Maximum {
         self.stats
     }
 
-    /// The plan stays; its memory is made again at the next request.
+    /// Keeps the plan. The next request allocates its memory again.
     fn release_all(&mut self) -> u64 {
         release(&mut self.held, &mut self.stats)
     }
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn turbo_makes_chunks_of_two_mib_or_a_fifth_more_and_releases_at_once() {
+    fn turbo_allocates_chunks_of_2_mib_or_20_percent_headroom_and_releases_them_at_once() {
         let mut turbo = Turbo::new();
         let plan = turbo
             .plan(&[
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn the_maximum_is_allocated_once_and_shares_what_is_not_alive_together() {
+    fn the_maximum_is_allocated_once_and_dead_tensors_share_it() {
         let declared = [
             record(0, 1, 4 * MIB),
             record(1, 2, MIB),
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_beyond_the_declared_maximum_is_refused() {
+    fn a_request_beyond_the_declared_maximum_is_rejected() {
         let mut maximum = Maximum::new(&[record(0, 1, 1024), record(1, 2, 512)]).unwrap();
         let mut refused = |records: &[UsageRecord]| maximum.plan(records).unwrap_err().to_string();
         assert_eq!(
@@ -325,12 +326,12 @@ mod tests {
         );
         assert_eq!(
             refused(&[record(0, 1, 1024)]),
-            "the request has 1 tensors, and the declared maximum was planned with 2: declare the \
+            "the request has 1 tensors, but the declared maximum has 2: declare the \
              maximum with the records of the same program"
         );
         assert_eq!(
             refused(&[record(0, 2, 1024), record(1, 2, 512)]),
-            "tensor 0 lives over operators (0, 2), and over (0, 1) in the declared maximum: declare \
+            "tensor 0 is alive at operators (0, 2), but at (0, 1) in the declared maximum: declare \
              the maximum with the records of the same program"
         );
     }

@@ -1,15 +1,15 @@
-//! Who has which block of a KV cache.
+//! Ownership of the blocks of a KV cache.
 
-/// A pool of blocks, each with one owner at most.
+/// A pool of blocks, each with at most one owner.
 #[derive(Clone, Debug)]
 pub struct Blocks {
     free: Vec<u32>,
     total: u32,
 }
 
-/// Fewer blocks are free than were asked for.
+/// Error of a request for more blocks than are free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{missing} blocks of the KV cache are missing")]
+#[error("the KV cache is full: {missing} more free blocks are needed")]
 pub struct Full {
     pub missing: u32,
 }
@@ -17,13 +17,16 @@ pub struct Full {
 impl Blocks {
     pub fn new(total: u32) -> Self {
         Self {
-            // The lowest are given out first.
+            // The lowest block numbers are handed out first.
             free: (0..total).rev().collect(),
             total,
         }
     }
 
-    /// Gives out `n` blocks, or none.
+    /// Hands out `n` blocks.
+    ///
+    /// # Errors
+    /// Returns [`Full`], and hands out none, if fewer than `n` blocks are free.
     pub fn admit(&mut self, n: u32) -> Result<Vec<u32>, Full> {
         match self.free.len().checked_sub(n as usize) {
             Some(rest) => {
@@ -37,13 +40,13 @@ impl Blocks {
         }
     }
 
-    /// Takes blocks back that were given out.
+    /// Returns blocks that [`admit`](Self::admit) handed out to the pool.
     pub fn free(&mut self, granted: Vec<u32>) {
         self.free.extend(granted.into_iter().rev());
         debug_assert!(self.free.len() <= self.total as usize);
     }
 
-    /// Blocks that have an owner.
+    /// Returns the number of blocks that have an owner.
     pub fn held(&self) -> u32 {
         self.total - self.free.len() as u32
     }
@@ -62,8 +65,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever is asked for and given back: no block has two owners, all come back, and `Full` says exactly what is
-        /// missing.
+        /// Checks that no block has two owners, that all come back, and that `Full` reports exactly
+        /// the missing number.
         #[test]
         fn no_block_has_two_owners(total in 0u32..40, steps in prop::collection::vec((any::<bool>(), 0u32..20), 0..60)) {
             let mut blocks = Blocks::new(total);

@@ -1,4 +1,4 @@
-//! Plans of batch shapes that come again.
+//! A cache of plans for recurring batch shapes.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -7,26 +7,26 @@ use lru::LruCache;
 
 use super::{Allocator, Plan, PlanError, UsageRecord};
 
-/// The dimensions of a batch on which the size of a tensor may depend. Batches of the same key
-/// must have the same usage records.
+/// The dimensions of a batch that the size of a tensor may depend on. Batches with equal keys must
+/// have equal usage records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanKey {
-    /// All tokens of the batch.
+    /// Total number of tokens in the batch.
     pub tokens: u64,
-    /// Sequences.
+    /// Number of sequences.
     pub batch: u64,
-    /// Tokens of the longest sequence.
+    /// Number of tokens of the longest sequence.
     pub longest: u64,
     /// Pairs of tokens of the same sequence: the sum of the squared lengths.
     pub pairs: u64,
-    /// The part of the model that the batch is for.
+    /// Index of the part of the model that the batch runs.
     pub part: u32,
-    /// The most keys that a token attends to; 0 where nothing depends on them.
+    /// Maximum number of keys that a token attends to; 0 if no size depends on it.
     pub keys: u64,
 }
 
 impl From<(u64, u64, u64, u64)> for PlanKey {
-    /// From (tokens, batch, longest, pairs).
+    /// Converts from (tokens, batch, longest, pairs).
     fn from((tokens, batch, longest, pairs): (u64, u64, u64, u64)) -> Self {
         PlanKey {
             tokens,
@@ -39,16 +39,15 @@ impl From<(u64, u64, u64, u64)> for PlanKey {
     }
 }
 
-/// The plans of the batch shapes seen last, for one program and one [`Allocator`].
+/// An LRU cache of plans by batch shape, for one program and one [`Allocator`].
 ///
-/// A plan is only as good as the chunks it was made for, and those come and go. So nothing is
-/// handed out on the strength of the key alone: the allocator is asked whether every chunk of the
-/// plan still exists in the size that it had, and it counts the request as one of its own, so that
-/// chunks age and memory shrinks under a stream of hits as under a stream of plans. A plan
-/// whose chunks have changed is dropped when it is met, and made again. A chunk that was released
-/// and came back under the same id in the same size serves an old plan as well as a new one, since
-/// a plan holds ids and offsets, and no addresses. An allocator that reuses no plans is asked for
-/// one at every request, and nothing is kept.
+/// A plan is valid only for the chunks that it was made for, and chunks are allocated and released
+/// over time. A lookup therefore asks the allocator whether every chunk of the plan still exists
+/// with its size. The allocator counts a hit like a planned request, so that chunks age and memory
+/// shrinks under hits as well. A plan whose chunks have changed is dropped at its next lookup and
+/// made again. A chunk that was released and recreated under the same id with the same size still
+/// serves an old plan, because a plan holds ids and offsets, not addresses. An allocator that does
+/// not reuse plans plans every request, and nothing is stored.
 #[derive(Clone, Debug)]
 pub struct PlanCache {
     entries: LruCache<PlanKey, Entry>,
@@ -59,12 +58,12 @@ pub struct PlanCache {
 #[derive(Clone, Debug)]
 struct Entry {
     plan: Arc<Plan>,
-    /// What the allocator weighs memory against; see [`Allocator::reuse`].
+    /// [`Allocator::last_arena`] of the plan, passed to [`Allocator::reuse`].
     arena: u64,
 }
 
 impl PlanCache {
-    /// A cache of at most `capacity` plans, which drops the one unused for longest.
+    /// Creates a cache of at most `capacity` plans that evicts the least recently used one.
     pub fn new(capacity: NonZeroUsize) -> Self {
         PlanCache {
             entries: LruCache::new(capacity),
@@ -73,12 +72,12 @@ impl PlanCache {
         }
     }
 
-    /// The plan for the batch shape `key`: the one made before if it can still be run, else a new
-    /// one for the records that `records` gives. Either way `allocator` has counted the request,
-    /// and its [`held`](Allocator::held) is to be followed.
+    /// Returns the plan for the batch shape `key`: the cached one if it is still valid, otherwise a
+    /// new one for the records that `records` returns. In either case `allocator` has counted the
+    /// request, and the caller must follow its [`held`](Allocator::held).
     ///
     /// # Errors
-    /// Those of `records`, and of planning.
+    /// Returns the errors of `records` and of [`Allocator::plan`].
     pub fn plan<E: From<PlanError>>(
         &mut self,
         key: impl Into<PlanKey>,
@@ -106,27 +105,27 @@ impl PlanCache {
         Ok(plan)
     }
 
-    /// Plans at hand, those that have become unusable unnoticed included.
+    /// Returns the number of cached plans, including those whose chunks have changed since.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether no plan is at hand.
+    /// Returns whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Requests answered without planning.
+    /// Returns the number of requests answered from the cache.
     pub fn n_hits(&self) -> u64 {
         self.n_hits
     }
 
-    /// Requests that had to be planned, or failed to be.
+    /// Returns the number of requests that were planned, or whose planning failed.
     pub fn n_misses(&self) -> u64 {
         self.n_requests - self.n_hits
     }
 
-    /// Forgets every plan.
+    /// Removes every plan.
     pub fn clear(&mut self) {
         self.entries.clear();
     }
@@ -159,11 +158,11 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_seen_before_is_not_planned_again() {
+    fn a_repeated_shape_is_not_planned_again() {
         let (mut cache, mut allocator) = (cache(8), ChunkAllocator::default());
         let first = plan(&mut cache, &mut allocator, 100);
         let second = cache.plan(key(100), &mut allocator, || -> Result<_, PlanError> {
-            panic!("the records of a shape seen before are not asked for")
+            panic!("the records of a cached shape are not needed")
         });
         assert!(Arc::ptr_eq(&first, &second.unwrap()));
         assert_eq!((cache.n_hits(), cache.n_misses()), (1, 1));
@@ -187,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn hits_alone_let_memory_shrink() {
+    fn cache_hits_let_memory_shrink() {
         let policy = ChunkPolicy {
             release_after: 5,
             ..ChunkPolicy::default()
@@ -202,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shape_unused_for_longest_is_forgotten() {
+    fn the_least_recently_used_shape_is_evicted() {
         let (mut cache, mut allocator) = (cache(2), ChunkAllocator::default());
         for length in [30, 20, 30, 10] {
             plan(&mut cache, &mut allocator, length);
@@ -215,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allocator_that_reuses_no_plans_plans_every_request() {
+    fn an_allocator_without_reuse_plans_every_request() {
         let allocators: [Box<dyn Allocator>; 3] = [
             Box::new(Turbo::new()),
             Box::new(Gsoc::new()),
@@ -236,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_records_is_handed_on_and_not_remembered() {
+    fn an_error_of_the_records_is_returned_and_not_cached() {
         let (mut cache, mut allocator) = (cache(2), ChunkAllocator::default());
         let too_large = PlanError::TooLarge {
             record: 0,

@@ -1,24 +1,25 @@
-//! A caching allocator of the PyTorch / cub kind, run over the records in operator order.
+//! A caching allocator like those of PyTorch and cub, applied to the records in operator order.
 
 use std::collections::BTreeSet;
 
 use super::error::check_records;
 use super::{Allocator, Plan, PlanError, RequestStats, UsageRecord, release};
 
-/// What a framework without a planner does (the CUDA caching allocator of PyTorch, in the line of
-/// cub's): tensors are allocated and freed one by one as the operators run, freed blocks are kept
-/// in two pools by size and given out again, best fit first, and segments never go back to the
-/// device. It knows no lifetime in advance.
+/// The allocator of a framework without a planner: the CUDA caching allocator of PyTorch, which
+/// follows cub's. Tensors are allocated and freed one by one as the operators run. Freed blocks
+/// stay in two pools by size and are handed out again, best fit first. Segments are never returned
+/// to the device. No lifetime is known in advance.
 ///
-/// The constants are PyTorch's: sizes in units of 512 bytes; up to 1 MiB from the small pool, out
-/// of segments of 2 MiB; above from the large pool, out of segments of 20 MiB, or, from 10 MiB on,
-/// of the size itself rounded up to 2 MiB. A block is split when what would be left is at least
-/// one unit (small pool) or more than 1 MiB (large pool), and merges with its free neighbours.
+/// The constants are PyTorch's. Sizes are multiples of 512 bytes. Blocks up to 1 MiB come from the
+/// small pool, in segments of 2 MiB. Larger ones come from the large pool, in segments of 20 MiB,
+/// or from 10 MiB on in segments of their own size rounded up to 2 MiB. A block is split if the
+/// remainder is at least one unit (small pool) or more than 1 MiB (large pool), and merges with its
+/// free neighbours.
 #[derive(Clone, Debug, Default)]
 pub struct Caching {
     held: Vec<u64>,
-    /// Free blocks of each pool as (bytes, segment, offset), so that the first at or above a size
-    /// is the best fit.
+    /// Free blocks of each pool as (bytes, segment, offset). The first at or above a size is the
+    /// best fit.
     free: [BTreeSet<(u64, usize, u64)>; 2],
     stats: RequestStats,
 }
@@ -33,7 +34,7 @@ const ROUND_LARGE: u64 = 2 << 20;
 const SMALL: usize = 0;
 const LARGE: usize = 1;
 
-/// A block that a tensor has.
+/// A block that a tensor occupies.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     pool: usize,
@@ -43,13 +44,13 @@ struct Block {
 }
 
 impl Caching {
-    /// An allocator that holds nothing yet.
+    /// Creates an allocator without segments.
     pub fn new() -> Self {
         Self::default()
     }
 
     fn allocate(&mut self, bytes: u64) -> Block {
-        // As PyTorch, which has no blocks of zero bytes either.
+        // PyTorch has no blocks of zero bytes either.
         let size = bytes.max(1).next_multiple_of(UNIT);
         let pool = if size <= SMALL_LIMIT { SMALL } else { LARGE };
         let best_fit = self.free[pool].range((size, 0, 0)..).next().copied();
@@ -125,8 +126,8 @@ impl Allocator for Caching {
     fn plan(&mut self, records: &[UsageRecord]) -> Result<Plan, PlanError> {
         check_records(records)?;
         let before = self.held.clone();
-        // (operator, is an allocation, record): what is dead is freed before the operator after
-        // it allocates.
+        // (operator, is an allocation, record). Dead tensors are freed before the next operator
+        // allocates.
         let mut events = Vec::with_capacity(2 * records.len());
         for (record, usage) in records.iter().enumerate() {
             events.push((u64::from(usage.first_op), true, record));
@@ -156,7 +157,7 @@ impl Allocator for Caching {
         self.stats
     }
 
-    /// As PyTorch does when the device has no memory left.
+    /// Releases all segments, like PyTorch when the device is out of memory.
     fn release_all(&mut self) -> u64 {
         self.free = Default::default();
         release(&mut self.held, &mut self.stats)
@@ -199,7 +200,8 @@ mod tests {
         let plan = caching
             .plan(&[record(0, 1, 700), record(1, 2, 700), record(2, 2, 700)])
             .unwrap();
-        // An operand lives through its operator, so the second cannot have the place of the first.
+        // An operand lives through its operator, so the second tensor cannot reuse the first one's
+        // block.
         assert_eq!(
             plan.placements
                 .iter()

@@ -1,4 +1,4 @@
-//! A plan as a picture: which tensor lies where, for how long.
+//! Drawing a plan as an SVG: the place and the lifetime of each tensor.
 
 use std::collections::HashMap;
 
@@ -13,9 +13,9 @@ mod tests;
 const LEFT: f64 = 84.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 64.0;
-/// Between two lanes; holds the heading of the lower one.
+/// Gap between two lanes, which holds the heading of the lower one.
 const LANE_GAP: f64 = 28.0;
-/// What all chunk lanes together are high, unless there are many.
+/// Height of all chunk lanes together, unless there are many.
 const LANES_HEIGHT: f64 = 520.0;
 const MIN_LANE_HEIGHT: f64 = 56.0;
 const LOAD_HEIGHT: f64 = 72.0;
@@ -23,26 +23,26 @@ const AXIS_HEIGHT: f64 = 46.0;
 const KEY_LINE: f64 = 12.0;
 const KEY_COLUMN: f64 = 300.0;
 
-/// Sizes of the labels in rectangles; below the last, print is not legible.
+/// Font sizes of the labels in rectangles. Smaller print is not legible.
 const LABEL_SIZES: [f64; 5] = [10.0, 9.0, 8.0, 7.0, 6.0];
-/// Mean width of a letter of a sans-serif face, as a share of its size; on the wide side.
+/// Mean width of a sans-serif letter, as a fraction of the font size; a high estimate.
 const LETTER: f64 = 0.62;
 
-/// Light enough for black print on them, and apart from each other in grey as far as may be.
+/// Fills that are light enough for black text and distinguishable in greyscale.
 const FILLS: [&str; 10] = [
     "#a6cee3", "#fdd0a2", "#b2df8a", "#dadaeb", "#fbb4ae", "#fff2ae", "#ccebc5", "#e5d8bd",
     "#99d8c9", "#f1b6da",
 ];
 
-/// Draws the plan as a lifetime chart: operators from left to right, the bytes of each chunk from
-/// bottom to top in a lane of its own, and every tensor a rectangle, as long as its life and as
-/// high as its size. Below the chunks is the load, which is the bytes alive at each operator; its
-/// peak is the lower bound. A rectangle too small for its tensor's name has the index of its
-/// record, and the key at the foot says the name.
+/// Draws the plan as a lifetime chart. The x axis shows the operators, and each chunk has a lane of
+/// its own with its bytes from bottom to top. A tensor is a rectangle as wide as its lifetime and
+/// as high as its size. Below the chunks is the load, the bytes alive at each operator; its peak is
+/// the lower bound. A rectangle too small for its tensor's name shows the record's index, and a key
+/// at the bottom lists the names.
 ///
-/// `names` are those of the records, in the same order; one that is missing is written as the
-/// index. Tensors whose names differ in numbers only (the layers) have the same colour. A plan
-/// that [`Plan::validate`] refuses is drawn as far as it has places.
+/// `names` holds the records' names, in the same order; a missing name is replaced by the index.
+/// Tensors whose names differ only in numbers, such as those of different layers, have the same
+/// colour. A plan that [`Plan::validate`] rejects is drawn as far as it has placements.
 pub fn svg(names: &[String], records: &[UsageRecord], plan: &Plan) -> String {
     let names: Vec<String> = (0..records.len())
         .map(|record| {
@@ -142,7 +142,7 @@ pub fn svg(names: &[String], records: &[UsageRecord], plan: &Plan) -> String {
         .to_string()
 }
 
-/// The horizontal axis: one column per operator, from the first that has a tensor to the last.
+/// The horizontal axis: one column per operator, from the first with a tensor to the last.
 struct Operators {
     first: u32,
     last: u32,
@@ -173,7 +173,7 @@ impl Operators {
         }
     }
 
-    /// Where the column of `op` begins.
+    /// Returns the left edge of the column of `op`.
     fn at(&self, op: u32) -> f64 {
         LEFT + (f64::from(op) - f64::from(self.first)) * self.step
     }
@@ -218,7 +218,7 @@ fn lane_frame(lane: &Lane, x: &Operators, bottom: f64) -> Group {
         .add(byte_axis("offset", lane.bytes, bottom, lane.height))
 }
 
-/// Ticks at round numbers of bytes, as many as are legible.
+/// Draws ticks at round numbers of bytes, with a legible spacing.
 fn byte_axis(what: &str, bytes: u64, bottom: f64, height: f64) -> Group {
     let most = (height / 26.0).max(1.0);
     let mut step = 1u64;
@@ -269,7 +269,7 @@ fn operator_axis(x: &Operators, bottom: f64) -> Group {
     )
 }
 
-/// The bytes alive at each operator, as steps, and their peak.
+/// Draws the bytes alive at each operator as steps, and their peak.
 fn load(records: &[UsageRecord], x: &Operators, bottom: f64) -> Group {
     let peak = lower_bound(records);
     let mut changes: Vec<(u64, i128)> = Vec::with_capacity(2 * records.len());
@@ -334,7 +334,7 @@ fn caption(records: &[UsageRecord], plan: &Plan) -> Group {
         .add(text_at(text, RIGHT, 46.0, 12.0))
 }
 
-/// One rectangle.
+/// The rectangle of one tensor.
 struct Tensor<'a> {
     record: usize,
     name: &'a str,
@@ -347,7 +347,7 @@ struct Tensor<'a> {
 }
 
 impl Tensor<'_> {
-    /// The rectangle with its label, and whether the label is the name.
+    /// Draws the rectangle with its label, and returns whether the label is the name.
     fn draw(&self) -> (Group, bool) {
         let rectangle = Rectangle::new()
             .set("x", px(self.left))
@@ -365,8 +365,8 @@ impl Tensor<'_> {
         (tensor.add(rectangle).add(label), is_named)
     }
 
-    /// The name where it fits, along the longer side if need be, in the largest size that fits;
-    /// else the index, which stands above a rectangle that is too flat even for that.
+    /// Returns the name if it fits, along the longer side if necessary, at the largest size that
+    /// fits; otherwise the index, which is drawn above a rectangle that is too flat for it.
     fn label(&self) -> (Text, bool) {
         let (x, y) = (self.left + self.width / 2.0, self.top + self.height / 2.0);
         let number = self.record.to_string();
@@ -389,7 +389,7 @@ impl Tensor<'_> {
     }
 }
 
-/// The fill of each tensor: one colour per name, numbers left out, in order of appearance.
+/// Returns the fill of each tensor: one colour per name without digits, in order of appearance.
 fn fills(names: &[String]) -> Vec<&'static str> {
     let mut kinds: HashMap<String, usize> = HashMap::new();
     names
@@ -419,12 +419,12 @@ fn text_at(text: impl Into<String>, x: f64, y: f64, size: f64) -> Text {
         .set("font-size", size)
 }
 
-/// To a hundredth of a pixel, so that the text of the picture is the same on every machine.
+/// Rounds to a hundredth of a pixel, so that the output is the same on every machine.
 fn px(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
-/// Control characters are no XML.
+/// Replaces control characters, which are invalid in XML.
 fn printable(name: &str) -> String {
     name.chars()
         .map(|c| if c.is_control() { '\u{fffd}' } else { c })
@@ -435,7 +435,7 @@ fn counted(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// With at most two decimals, in the largest unit that is not above the number.
+/// Formats with at most two decimals, in the largest unit that does not exceed the number.
 fn bytes_text(bytes: u64) -> String {
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
     match units.into_iter().find(|&(_, shift)| bytes >> shift > 0) {

@@ -1,4 +1,4 @@
-//! The allocator that gemmule runs on.
+//! The allocator that gemmule uses by default.
 
 use super::error::check_records;
 use super::pack::{self, Item, Packing};
@@ -8,31 +8,33 @@ use super::{aligned, append_chunk, lower_bound, release};
 #[cfg(test)]
 mod tests;
 
-/// No chunk is smaller, so that requests of a few tokens do not each grow the memory by a little;
-/// the paper's are 2 MiB at least, of which a single short sequence leaves most empty.
+/// Minimum chunk size in bytes, so that small requests do not each grow the memory by a little. The
+/// paper's minimum of 2 MiB would stay mostly empty for a single short sequence.
 const SMALLEST_CHUNK: u64 = 256 << 10;
 
-/// When [`ChunkAllocator`] takes memory, how much, and when it gives it back.
+/// Policy for allocating and releasing memory in [`ChunkAllocator`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChunkPolicy {
-    /// The most that a new chunk may have beyond what it was made for, in bytes; a multiple of
+    /// Maximum headroom of a new chunk beyond the bytes it is made for; a multiple of
     /// [`ALIGNMENT`].
     pub default_chunk: u64,
-    /// A new chunk is this factor larger than what it was made for, so that a slightly longer
-    /// request finds room in it; from 1 to 16, and within what `default_chunk` allows.
+    /// Factor from 1 to 16 by which a new chunk exceeds the bytes it is made for, so that a
+    /// slightly longer request fits. `default_chunk` limits the headroom.
     pub growth: f64,
-    /// Memory is given back once this many requests in a row could do without it. 0 and 1 both
-    /// mean at once, as in the paper.
+    /// Number of consecutive requests that do not need some memory before it is released. 0 and 1
+    /// both mean immediate release, as in the paper.
     pub release_after: u32,
-    /// Bytes that may be held beyond what the request at hand needs; what is above goes at once.
+    /// Maximum bytes held beyond the needs of the current request. Excess memory is released at
+    /// once.
     pub keep_limit: u64,
 }
 
 impl Default for ChunkPolicy {
-    /// The paper's 2 MiB, and a factor of 1.08 instead of its 1.2, with which the memory of a single
-    /// sequence would be above 1.10 × its lower bound. Memory is given back after 128 requests without use, or at
-    /// once where more than 1 GiB lies idle: after fewer, a stream of random lengths keeps giving back
-    /// what it then needs again, and with each chunk go the plans and the CUDA graphs that are for it.
+    /// Uses the paper's 2 MiB, and a factor of 1.08. With the paper's factor of 1.2, the memory of
+    /// a single sequence would exceed 1.10 × its lower bound. Memory is released after 128 requests
+    /// without use, or at once if more than 1 GiB is idle. A shorter delay makes a stream of random
+    /// lengths release memory that it needs again, and every released chunk invalidates the plans
+    /// and CUDA graphs that use it.
     fn default() -> Self {
         ChunkPolicy {
             default_chunk: 2 << 20,
@@ -55,9 +57,9 @@ impl ChunkPolicy {
         Ok(())
     }
 
-    /// The size of a chunk made for `bytes`.
+    /// Returns the size of a chunk made for `bytes`.
     fn chunk_bytes(&self, bytes: u64) -> u64 {
-        // Exact enough as a float: the headroom is rounded up to the alignment anyway.
+        // A float is exact enough: the headroom is rounded up to the alignment anyway.
         let headroom = ((self.growth - 1.0) * bytes as f64) as u64;
         aligned(bytes + headroom.min(self.default_chunk)).max(self.smallest_chunk())
     }
@@ -66,50 +68,48 @@ impl ChunkPolicy {
         SMALLEST_CHUNK.min(self.default_chunk)
     }
 
-    /// The most memory that is not called wasteful for a request that needs `bytes`.
+    /// Returns the maximum memory that is not considered wasteful for a request of `bytes`.
     fn budget(&self, bytes: u64) -> u64 {
         bytes + (bytes / 10).max(self.smallest_chunk())
     }
 }
 
-/// The sequence-length-aware allocator of TurboTransformers (4.2, algorithms 1 and 2): chunks stay
-/// between requests, and each request places its tensors anew, for its own lengths, in the chunks
-/// at hand.
+/// The sequence-length-aware allocator of TurboTransformers (4.2, algorithms 1 and 2). Chunks stay
+/// between requests, and each request places its tensors anew in the existing chunks.
 ///
-/// It differs from the paper as follows. ([`Turbo`](super::Turbo) is the paper's, to compare.)
+/// It differs from the paper as follows. [`Turbo`](super::Turbo) is the unchanged algorithm.
 ///
 /// 1. *The first chunk is an arena.* The paper appends a chunk of 1.2 times a tensor's size
-///    whenever one fits nowhere, so that a request on a fresh allocator is scattered over chunks
-///    with unusable rests at their ends. Here the whole request is packed first as if into one
-///    arena, in several orders, and the best
-///    is kept. If a chunk at hand is as large, the
-///    smallest such takes it; if none is there, one is made for it.
-/// 2. *Growth is bounded.* Where the chunks at hand are too small together, what does not fit goes
-///    into one new chunk, sized for all of it. If more than 1.10 × the lower bound would be held
-///    then (of small requests: 256 KiB more than it), the chunks are replaced by a single new one instead.
-///    A new chunk's headroom (8 %, the paper's is 20 %) is at most one default chunk. Hence after a request
-///    that the chunks at hand were too small for, all that is held is within 1.10 × its lower
-///    bound (or its arena, where that is higher) and one default chunk.
-/// 3. *Memory follows the demand down slowly.* The paper releases at once what the present plan
-///    does not use, and allocates it again for the next long request. Here a chunk goes after
-///    [`release_after`](ChunkPolicy::release_after) requests without use. And since a single large
-///    chunk is always in use, even if by a small request, all memory is weighed too: when as many
-///    requests in a row would each have been content with less than 1/1.10 of it, it is replaced by what
-///    the largest of them needs.
+///    whenever a tensor does not fit, which scatters the first request over chunks with unusable
+///    ends. Here the whole request is first packed into one arena, in several orders, and the best
+///    packing is used. The smallest existing chunk that is large enough takes the arena. If there
+///    are no chunks, one is made for it.
+/// 2. *Growth is bounded.* If the existing chunks are too small together, the remaining tensors go
+///    into one new chunk, sized for all of them. If the total would then exceed 1.10 × the lower
+///    bound (for small requests, the lower bound plus 256 KiB), a single new chunk replaces all
+///    others. The headroom of a new chunk (8 %, against the paper's 20 %) is at most one default
+///    chunk. Hence after a request that needed new memory, the total held is within 1.10 × its
+///    lower bound (or its arena, if that is larger) plus one default chunk.
+/// 3. *Memory shrinks slowly.* The paper releases memory that the current plan does not use, and
+///    allocates it again for the next long request. Here a chunk is released after
+///    [`release_after`](ChunkPolicy::release_after) requests without use. A single large chunk is
+///    always in use, even by a small request, so the total is checked too. If that number of
+///    consecutive requests would each have needed less than 1/1.10 of the total, the memory is
+///    replaced by a chunk for the largest of them.
 #[derive(Clone, Debug)]
 pub struct ChunkAllocator {
     policy: ChunkPolicy,
-    /// Chunk sizes by id; 0 where there is none.
+    /// Chunk sizes by id; 0 for an unused id.
     held: Vec<u64>,
-    /// By chunk id: requests since one used the chunk.
+    /// Number of requests since the last use of each chunk, by id.
     idle: Vec<u32>,
-    /// Requests in a row for each of which too much was held, and the largest arena among them.
+    /// The current run of requests that needed less memory than was held.
     excess: Excess,
     stats: RequestStats,
     last_arena: u64,
 }
 
-/// A run of requests that would have been content with less memory.
+/// A run of consecutive requests that needed less memory, with the largest arena among them.
 #[derive(Clone, Copy, Debug, Default)]
 struct Excess {
     n_requests: u32,
@@ -123,10 +123,11 @@ impl Default for ChunkAllocator {
 }
 
 impl ChunkAllocator {
-    /// An allocator that holds nothing yet.
+    /// Creates an allocator without chunks.
     ///
     /// # Errors
-    /// A `default_chunk` that is zero or not aligned, a `growth` below 1 or above 16.
+    /// Returns an error if `default_chunk` is zero or not aligned, or if `growth` is below 1 or
+    /// above 16.
     pub fn new(policy: ChunkPolicy) -> Result<Self, PlanError> {
         policy.check()?;
         Ok(Self::unchecked(policy))
@@ -143,13 +144,13 @@ impl ChunkAllocator {
         }
     }
 
-    /// The settings it was made with.
+    /// Returns the policy that the allocator was created with.
     pub fn policy(&self) -> ChunkPolicy {
         self.policy
     }
 
-    /// Whether the chunks that `plan` uses are all still held, in the sizes it was made for. A
-    /// plan that is not must not be run: it is to be made again.
+    /// Returns whether all chunks of `plan` still exist with the sizes that it was made for. A plan
+    /// that is not current must not be run; make it again.
     pub fn is_current(&self, plan: &Plan) -> bool {
         plan.chunks
             .iter()
@@ -161,7 +162,7 @@ impl ChunkAllocator {
         self.held.iter().sum()
     }
 
-    /// The run of requests with too much memory, once a request with an arena of `arena` has come.
+    /// Returns the run of excess memory extended by a request with an arena of `arena` bytes.
     fn excess_with(&self, arena: u64) -> Excess {
         let largest_arena = self.excess.largest_arena.max(arena);
         if self.total_held() <= self.policy.budget(largest_arena) {
@@ -173,18 +174,18 @@ impl ChunkAllocator {
         }
     }
 
-    /// Whether less memory must be held from now on, and not merely an idle chunk less.
+    /// Returns whether the total memory must shrink, beyond the release of single idle chunks.
     fn must_shrink(&self, excess: Excess, arena: u64) -> bool {
         let in_a_row = excess.n_requests > 0 && excess.n_requests >= self.policy.release_after;
         in_a_row || self.exceeds_keep_limit(self.total_held(), arena)
     }
 
-    /// Whether `held` bytes are more than may be kept while a request needs `arena` bytes.
+    /// Returns whether `held` bytes exceed the limit for a request that needs `arena` bytes.
     fn exceeds_keep_limit(&self, held: u64, arena: u64) -> bool {
         held.saturating_sub(self.policy.budget(arena)) > self.policy.keep_limit
     }
 
-    /// Releases all chunks but the smallest that takes `arena` without being too large for it.
+    /// Releases all chunks except the smallest one that fits `arena` and is within its budget.
     fn keep_only_for(&mut self, arena: u64) {
         let kept = self
             .smallest_for(arena)
@@ -197,7 +198,7 @@ impl ChunkAllocator {
         self.excess = Excess::default();
     }
 
-    /// The smallest chunk of at least `bytes`.
+    /// Returns the smallest chunk of at least `bytes`.
     fn smallest_for(&self, bytes: u64) -> Option<usize> {
         let fitting = self
             .held
@@ -209,8 +210,8 @@ impl ChunkAllocator {
             .map(|(id, _)| id)
     }
 
-    /// Counts a request against every chunk that its plan does not use, and releases those for
-    /// which it is time.
+    /// Increments the idle count of every chunk that `plan` does not use, and releases chunks idle
+    /// for too long.
     fn age(&mut self, plan: &Plan) {
         self.idle.resize(self.held.len(), 0);
         for (id, (held, idle)) in self.held.iter_mut().zip(&mut self.idle).enumerate() {
@@ -225,15 +226,16 @@ impl ChunkAllocator {
         }
     }
 
-    /// Packs into the chunks at hand and one new one, and returns the packing and the chunk of
-    /// each bin. `None` if no chunk is at hand, or if more than `within` bytes would be held.
+    /// Packs the items into the existing chunks and one new chunk, and returns the packing and the
+    /// chunk of each bin. Returns `None` if there is no chunk, or if the total would exceed
+    /// `within` bytes.
     fn grow(
         &mut self,
         items: &[Item],
         n_records: usize,
         within: u64,
     ) -> Option<(Packing, Vec<usize>)> {
-        // Largest first, so that the small ones stay unused where they can be done without.
+        // Largest first, so that small chunks stay unused if possible.
         let mut ids: Vec<usize> = (0..self.held.len())
             .filter(|&id| self.held[id] > 0)
             .collect();
@@ -243,7 +245,7 @@ impl ChunkAllocator {
         }
         let capacities: Vec<u64> = ids.iter().map(|&id| self.held[id]).collect();
         let packing = pack::search(items, n_records, &capacities);
-        // A packing that needs nothing new is right whatever is held: the memory is there.
+        // A packing that needs no new memory is accepted whatever is held.
         if packing.open_top > 0 {
             let new = self.policy.chunk_bytes(packing.open_top);
             if self.total_held() + new > within {
@@ -270,7 +272,8 @@ impl Allocator for ChunkAllocator {
         let excess = self.excess_with(arena.open_top);
         let mut chunk_for = arena.open_top;
         if self.must_shrink(excess, arena.open_top) {
-            // The largest of the run may come again, unless even that is more than may be kept.
+            // The largest request of the run may recur, unless keeping memory for it exceeds the
+            // limit.
             let largest = excess.largest_arena;
             if !self.exceeds_keep_limit(self.policy.chunk_bytes(largest), arena.open_top) {
                 chunk_for = largest;
@@ -314,14 +317,14 @@ impl Allocator for ChunkAllocator {
         self.stats
     }
 
-    /// Plans made before are no longer [current](Self::is_current).
+    /// Invalidates all earlier plans; see [`is_current`](Self::is_current).
     fn release_all(&mut self) -> u64 {
         self.idle.clear();
         self.excess = Excess::default();
         release(&mut self.held, &mut self.stats)
     }
 
-    /// What memory is weighed against.
+    /// Returns the arena that memory is compared with.
     fn last_arena(&self) -> Option<u64> {
         Some(self.last_arena)
     }

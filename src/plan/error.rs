@@ -1,15 +1,14 @@
-//! What can be wrong with usage records, with a plan, and with the settings of an allocator.
+//! Errors in usage records, plans and allocator settings.
 
 use std::ops::Range;
 
 use super::{ALIGNMENT, MAX_TOTAL_BYTES, UsageRecord};
 
-/// Why there is no plan, or why a plan must not be run. Tensors are named by the index of their
-/// usage record.
+/// An error in planning or in a plan. Tensors are identified by the index of their usage record.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PlanError {
     #[error(
-        "tensor {record} dies at operator {last_op}, before operator {first_op} writes it: number \
+        "tensor {record} is last read at operator {last_op}, before operator {first_op} writes it: number \
          the operators in topological order, with first_op ≤ last_op"
     )]
     LifetimeReversed {
@@ -20,7 +19,7 @@ pub enum PlanError {
 
     #[error(
         "tensor {record} of {bytes} bytes brings the intermediate tensors to more than \
-         {MAX_TOTAL_BYTES} bytes (1 EiB), the most that is planned for: check the sizes, or run a \
+         {MAX_TOTAL_BYTES} bytes (1 EiB), the maximum that can be planned: check the sizes, or run a \
          smaller batch"
     )]
     TooLarge { record: usize, bytes: u64 },
@@ -34,7 +33,7 @@ pub enum PlanError {
     },
 
     #[error(
-        "tensor {record} is placed in chunk {chunk}, and the plan has {n_chunks} chunks, numbered from 0"
+        "tensor {record} is placed in chunk {chunk}, but the plan has {n_chunks} chunks, numbered from 0"
     )]
     NoSuchChunk {
         record: usize,
@@ -71,7 +70,7 @@ pub enum PlanError {
     },
 
     #[error(
-        "the request has {found} tensors, and the declared maximum was planned with {declared}: \
+        "the request has {found} tensors, but the declared maximum has {declared}: \
          declare the maximum with the records of the same program"
     )]
     MaximumCount { declared: usize, found: usize },
@@ -87,7 +86,7 @@ pub enum PlanError {
     },
 
     #[error(
-        "tensor {record} lives over operators {found:?}, and over {declared:?} in the declared \
+        "tensor {record} is alive at operators {found:?}, but at {declared:?} in the declared \
          maximum: declare the maximum with the records of the same program"
     )]
     MaximumLifetime {
@@ -167,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_must_not_be_run_is_refused_in_words() {
+    fn invalid_plans_are_rejected_with_an_explanation() {
         assert_eq!(
             refused(&[(0, 0), (0, 512)]),
             "tensors 0 and 1 are both alive at operator 2 and share bytes of chunk 0: 0 lies in \
@@ -187,7 +186,7 @@ mod tests {
         );
         assert_eq!(
             refused(&[(0, 0), (2, 0)]),
-            "tensor 1 is placed in chunk 2, and the plan has 2 chunks, numbered from 0"
+            "tensor 1 is placed in chunk 2, but the plan has 2 chunks, numbered from 0"
         );
         assert_eq!(
             refused(&[(0, 0)]),
@@ -196,15 +195,15 @@ mod tests {
     }
 
     #[test]
-    fn records_that_cannot_be_planned_are_refused_in_words() {
+    fn invalid_records_are_rejected_with_an_explanation() {
         let refused = |records: &[UsageRecord]| Gsoc::new().plan(records).unwrap_err().to_string();
         assert_eq!(
             refused(&[record(3, 2, 1)]),
-            "tensor 0 dies at operator 2, before operator 3 writes it: number the operators in \
+            "tensor 0 is last read at operator 2, before operator 3 writes it: number the operators in \
              topological order, with first_op ≤ last_op"
         );
         let too_large = "bytes brings the intermediate tensors to more than 1152921504606846976 \
-                         bytes (1 EiB), the most that is planned for: check the sizes, or run a \
+                         bytes (1 EiB), the maximum that can be planned: check the sizes, or run a \
                          smaller batch";
         for bytes in [u64::MAX, 1 << 60] {
             assert_eq!(
@@ -215,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_cannot_be_are_refused_in_words() {
+    fn invalid_settings_are_rejected_with_an_explanation() {
         let policy = ChunkPolicy {
             default_chunk: 1000,
             ..ChunkPolicy::default()

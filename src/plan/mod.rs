@@ -1,19 +1,19 @@
 //! Where each intermediate tensor of a run lives: liveness and memory planning.
 //!
-//! The room is given [`UsageRecord`]s, which say how large a tensor is and which operators need
-//! it, and answers with a [`Plan`]: a chunk and an offset for each. Tensors that are never alive at
-//! the same operator may share bytes. It knows nothing of devices: a plan is numbers, and whoever
-//! owns memory (host or device) makes its chunks as [`Allocator::held`] says.
+//! The input is a list of [`UsageRecord`]s: the size of each tensor and the operators that need it.
+//! The output is a [`Plan`]: a chunk and an offset for each tensor. Tensors that are never alive at
+//! the same operator may share bytes. A plan contains numbers only. The owner of the memory, on the
+//! host or on a device, creates the chunks that [`Allocator::held`] lists.
 //!
-//! | allocator | what it is | source |
+//! | allocator | strategy | source |
 //! |---|---|---|
-//! | [`ChunkAllocator`] | the one that gemmule runs on | TurboTransformers 4.2, with the changes it lists |
-//! | [`Turbo`] | the same section, to the letter | TurboTransformers 4.2, algorithms 1 and 2 |
-//! | [`Gsoc`] | one arena a request, greedy by size | Pisarchyk and Lee 2020, section 5.2 |
-//! | [`Caching`] | size bins and reuse in operator order | the PyTorch / cub kind |
-//! | [`Maximum`] | planned once for a declared maximum | LightSeq 2.3 |
+//! | [`ChunkAllocator`] | the default: chunks that are reused between requests | TurboTransformers 4.2, with documented changes |
+//! | [`Turbo`] | the published algorithm | TurboTransformers 4.2, algorithms 1 and 2 |
+//! | [`Gsoc`] | one arena per request, greedy by size | Pisarchyk and Lee 2020, section 5.2 |
+//! | [`Caching`] | size bins, allocation in operator order | the caching allocators of PyTorch and cub |
+//! | [`Maximum`] | one plan for a declared maximum | LightSeq 2.3 |
 //!
-//! [`PlanCache`] remembers the plans of batch shapes that come again, and [`chart::svg`] draws one.
+//! [`PlanCache`] keeps the plans of recent batch shapes, and [`chart::svg`] draws a plan.
 
 use serde::Serialize;
 
@@ -37,18 +37,18 @@ pub use caching::Caching;
 pub use chunks::{ChunkAllocator, ChunkPolicy};
 pub use error::PlanError;
 
-/// Every tensor starts at a multiple of this many bytes, and takes a multiple of it: what
-/// `cuMemAlloc` guarantees for its own pointers, and more than any vector load or TMA box needs.
+/// Alignment of every tensor's start and size, in bytes. `cuMemAlloc` guarantees it for its own
+/// pointers, and vector loads and TMA boxes need less.
 pub const ALIGNMENT: u64 = 256;
 
-/// The largest sum of tensor sizes that is planned for, 1 EiB. It is far beyond any memory, and
-/// below it no sum or product of the planner can overflow.
+/// The maximum sum of tensor sizes that can be planned, 1 EiB. It is far beyond any memory, and no
+/// sum or product of the planner overflows below it.
 pub const MAX_TOTAL_BYTES: u64 = 1 << 60;
 
 /// One intermediate tensor of a run (TurboTransformers 4.2, "tensor usage record").
 ///
-/// Operators are numbered in topological order, and the tensor is alive from `first_op`, which
-/// writes it, to `last_op`, the last to read it, both included. Zero bytes are legal.
+/// Operators are numbered in topological order. The tensor is alive from `first_op`, which writes
+/// it, to `last_op`, which is the last to read it, both included. Zero bytes are legal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct UsageRecord {
     pub first_op: u32,
@@ -57,43 +57,42 @@ pub struct UsageRecord {
 }
 
 impl UsageRecord {
-    /// Whether some operator needs both tensors.
+    /// Returns whether some operator needs both tensors.
     pub fn lives_with(&self, other: &UsageRecord) -> bool {
         self.first_op <= other.last_op && other.first_op <= self.last_op
     }
 }
 
-/// Where one tensor lies: `offset` bytes into the chunk of that id.
+/// Position of one tensor: `offset` bytes into chunk `chunk`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Placement {
     pub chunk: u32,
     pub offset: u64,
 }
 
-/// The places of all tensors of one run.
+/// The placements of all tensors of one run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Plan {
-    /// Size in bytes of each chunk, indexed by chunk id. A chunk id keeps its meaning from one
-    /// request to the next, so a chunk that this plan does not touch is there with size 0: its
-    /// memory, if it has any, is not this plan's business.
+    /// Size in bytes of each chunk, indexed by chunk id. Chunk ids are stable across requests, so a
+    /// chunk that this plan does not use has size 0 here even if its memory still exists.
     pub chunks: Vec<u64>,
-    /// One per usage record, in the order of the records.
+    /// One placement per usage record, in the order of the records.
     pub placements: Vec<Placement>,
 }
 
 impl Plan {
-    /// Bytes of all the chunks that the plan uses.
+    /// Returns the total bytes of the chunks that the plan uses.
     pub fn footprint(&self) -> u64 {
         self.chunks
             .iter()
             .fold(0, |sum, &bytes| sum.saturating_add(bytes))
     }
 
-    /// Checks that the plan is one for `records`: every tensor has a place, aligned to
-    /// [`ALIGNMENT`] and inside its chunk, and tensors that are alive together share no byte.
+    /// Checks that the plan fits `records`: every tensor is placed at a multiple of [`ALIGNMENT`]
+    /// inside its chunk, and tensors that are alive together share no byte.
     ///
     /// # Errors
-    /// The first thing that is wrong, with the records concerned and their byte ranges.
+    /// Returns the first violation, with the records concerned and their byte ranges.
     pub fn validate(&self, records: &[UsageRecord]) -> Result<(), PlanError> {
         if records.len() != self.placements.len() {
             return Err(PlanError::PlacementCount {
@@ -101,7 +100,7 @@ impl Plan {
                 n_placements: self.placements.len(),
             });
         }
-        // (record, first byte, byte after the last), in the order in which the tensors come alive.
+        // (record, first byte, end byte); sorted below by the first operator of the tensor.
         let mut placed = Vec::with_capacity(records.len());
         for (record, (usage, at)) in records.iter().zip(&self.placements).enumerate() {
             error::check_record(record, usage)?;
@@ -138,7 +137,7 @@ impl Plan {
                     break;
                 }
                 let same_chunk = self.placements[a].chunk == self.placements[b].chunk;
-                // Written so that a tensor of zero bytes overlaps nothing.
+                // A tensor of zero bytes overlaps nothing.
                 if same_chunk && a_start.max(b_start) < a_end.min(b_end) {
                     let (a, b, a_range, b_range) = if a < b {
                         (a, b, a_start..a_end, b_start..b_end)
@@ -160,46 +159,45 @@ impl Plan {
     }
 }
 
-/// The size that a tensor of `bytes` takes in a chunk: rounded up to [`ALIGNMENT`], and never
-/// beyond the last multiple of it.
+/// Rounds `bytes` up to a multiple of [`ALIGNMENT`], saturating at the last multiple.
 fn aligned(bytes: u64) -> u64 {
     bytes
         .checked_next_multiple_of(ALIGNMENT)
         .unwrap_or(u64::MAX - (ALIGNMENT - 1))
 }
 
-/// The largest sum of (aligned) sizes alive at one operator: no plan of any kind needs less.
-/// Sums beyond `u64` saturate.
+/// Returns the maximum over all operators of the sum of aligned sizes alive at that operator. No
+/// plan can need less. Sums beyond `u64` saturate.
 pub fn lower_bound(records: &[UsageRecord]) -> u64 {
     let mut events: Vec<(u32, bool, u64)> = Vec::with_capacity(2 * records.len());
     for record in records {
-        // At one operator births come before deaths, as `last_op` still needs its operands.
+        // At one operator, births sort before deaths because `last_op` still reads its operands.
         events.push((record.first_op, false, aligned(record.bytes)));
         events.push((record.last_op, true, aligned(record.bytes)));
     }
     events.sort_unstable_by_key(|&(op, dies, _)| (op, dies));
-    let (mut alive, mut most) = (0u128, 0u128);
+    let (mut alive, mut peak) = (0u128, 0u128);
     for (_, dies, bytes) in events {
         if dies {
             alive = alive.saturating_sub(u128::from(bytes));
         } else {
             alive += u128::from(bytes);
-            most = most.max(alive);
+            peak = peak.max(alive);
         }
     }
-    u64::try_from(most).unwrap_or(u64::MAX)
+    u64::try_from(peak).unwrap_or(u64::MAX)
 }
 
-/// What the last request cost, in bytes.
+/// Memory statistics of the last request, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RequestStats {
-    /// The chunks that the plan uses.
+    /// Total size of the chunks that the plan uses.
     pub footprint: u64,
-    /// Chunks that had to be allocated for this request.
+    /// Total size of the chunks allocated for this request.
     pub newly_allocated: u64,
-    /// Chunks that were given back at this request.
+    /// Total size of the chunks released at this request.
     pub released: u64,
-    /// All chunks that exist after the request, those that the plan does not use included.
+    /// Total size of all chunks after the request, including those that the plan does not use.
     pub held: u64,
 }
 
@@ -207,48 +205,48 @@ pub struct RequestStats {
 ///
 /// The same sequence of requests always gives the same plans.
 ///
-/// Who owns the memory follows [`held`](Self::held) after every [`plan`](Self::plan): frees each
-/// chunk whose size is no longer the one of its buffer, then allocates those that are missing.
-/// Freeing first keeps the peak at what is held. An allocation that fails may be tried again at
-/// the next request, since what is held is stated, not transferred.
+/// The owner of the memory follows [`held`](Self::held) after every [`plan`](Self::plan): it frees
+/// each chunk whose size differs from its buffer's, and then allocates the missing ones. Freeing
+/// first keeps the peak at the total of `held`. An allocation that fails can be retried at the next
+/// request, because `held` describes a state and not a change.
 pub trait Allocator: Send {
-    /// What the command line, tables and figures call it.
+    /// Returns the name used on the command line, in tables and in figures.
     fn name(&self) -> &'static str;
 
     /// Places every record.
     ///
     /// # Errors
-    /// A record whose lifetime is reversed, or sizes that sum to more than [`MAX_TOTAL_BYTES`].
-    /// The chunks held are then as before.
+    /// Returns an error for a record whose lifetime is reversed, or for sizes that sum to more than
+    /// [`MAX_TOTAL_BYTES`]. The chunks held do not change then.
     fn plan(&mut self, records: &[UsageRecord]) -> Result<Plan, PlanError>;
 
-    /// The size of every chunk that is to exist now, indexed by chunk id; 0 where there is none.
+    /// Returns the required size of every chunk, indexed by chunk id; 0 means no chunk.
     fn held(&self) -> &[u64];
 
-    /// The cost of the last request that was planned; zeros before the first.
+    /// Returns the statistics of the last request that was planned; zeros before the first.
     fn last_request(&self) -> RequestStats;
 
-    /// Gives every chunk back: for a device that has run out of memory, or an engine that goes
-    /// idle. The next request starts from none. Returns the bytes given back.
+    /// Releases every chunk, for a device that has run out of memory or an engine that becomes
+    /// idle. Returns the number of bytes released.
     fn release_all(&mut self) -> u64;
 
-    /// Bytes that the last request takes when it is packed by itself, if its plan may be
-    /// [reused](Self::reuse). `None`, the default, is an allocator that plans every request anew.
+    /// Returns the bytes that the last request takes when it is packed by itself, if its plan may
+    /// be [reused](Self::reuse). The default, `None`, means that every request is planned anew.
     fn last_arena(&self) -> Option<u64> {
         None
     }
 
-    /// Counts a request that would run on a `plan` made earlier for the same records, when
+    /// Counts a request that would run on `plan`, made earlier for the same records when
     /// [`last_arena`](Self::last_arena) was `arena`. Returns false, and changes nothing, if the
-    /// request must be planned: because a chunk of the plan is gone, because memory is due to
-    /// shrink, or, by default, always.
+    /// request must be planned anew: a chunk of the plan is gone, or memory is due to shrink. The
+    /// default always returns false.
     fn reuse(&mut self, plan: &Plan, arena: u64) -> bool {
         let (_, _) = (plan, arena);
         false
     }
 }
 
-/// Puts a new chunk under the lowest id that is free, and returns the id.
+/// Stores a new chunk under the lowest free id, and returns the id.
 fn append_chunk(held: &mut Vec<u64>, bytes: u64) -> usize {
     let id = held
         .iter()
@@ -261,13 +259,13 @@ fn append_chunk(held: &mut Vec<u64>, bytes: u64) -> usize {
     id
 }
 
-/// Gives all chunks up, and returns their bytes.
+/// Clears all chunks, and returns their total bytes.
 fn release(held: &mut Vec<u64>, stats: &mut RequestStats) -> u64 {
     stats.held = 0;
     held.drain(..).sum()
 }
 
-/// Bytes of the chunks in `these` that `those` does not have, or has in another size.
+/// Sums the chunks of `these` that are missing from `those` or have another size there.
 fn bytes_not_in(these: &[u64], those: &[u64]) -> u64 {
     let differing = these
         .iter()
@@ -277,7 +275,8 @@ fn bytes_not_in(these: &[u64], those: &[u64]) -> u64 {
 }
 
 impl RequestStats {
-    /// The cost of a request that runs on `plan` and has changed the chunks from `before` to `held`.
+    /// Creates the statistics of a request that runs on `plan` and changed the chunks from `before`
+    /// to `held`.
     fn new(plan: &Plan, before: &[u64], held: &[u64]) -> Self {
         RequestStats {
             footprint: plan.footprint(),
@@ -289,9 +288,9 @@ impl RequestStats {
 }
 
 impl Plan {
-    /// The plan that puts each record at its place, given as chunk id and offset. `None` is a
-    /// record of zero bytes: it goes to the start of the first chunk that others use, or of the
-    /// first that is held, so that it has a valid address.
+    /// Creates the plan that places each record at the given chunk id and offset. `None` is a
+    /// record of zero bytes. It is placed at the start of the first chunk that other records use,
+    /// or else of the first chunk held, so that it has a valid address.
     fn new(places: &[Option<(usize, u64)>], held: &[u64]) -> Self {
         let used = places.iter().flatten().map(|&(id, _)| id).min();
         let home = used

@@ -15,7 +15,7 @@ pub(super) struct Item {
     pub size: u64,
 }
 
-/// The tensors among `records` that need a place of their own: all but those of zero bytes.
+/// Returns the tensors of `records` that need a place: all except those of zero bytes.
 pub(super) fn items(records: &[UsageRecord]) -> Vec<Item> {
     records
         .iter()
@@ -30,13 +30,14 @@ pub(super) fn items(records: &[UsageRecord]) -> Vec<Item> {
         .collect()
 }
 
-/// Largest first (TurboTransformers, algorithm 1, line 1). Ties go to the tensor that is alive for
-/// longer, then to the one that comes first, so that the order depends on nothing else.
+/// Sorts largest first (TurboTransformers, algorithm 1, line 1). Ties go to the tensor with the
+/// longer lifetime, then to the one with the lower record index, so that the order is
+/// deterministic.
 pub(super) fn sort_by_size(items: &mut [Item]) {
     items.sort_unstable_by_key(|item| (!item.size, !(item.last - item.first), item.record));
 }
 
-/// A tensor that has its place in a bin.
+/// A tensor placed in a bin.
 #[derive(Clone, Copy, Debug)]
 struct Placed {
     offset: u64,
@@ -49,7 +50,7 @@ struct Placed {
 #[derive(Clone, Debug)]
 pub(super) struct Bin {
     pub capacity: u64,
-    /// In order of offset, as the search for gaps needs them.
+    /// Sorted by offset, for the search for gaps.
     placed: Vec<Placed>,
     /// End of the highest tensor; 0 while the bin is empty.
     pub top: u64,
@@ -64,11 +65,11 @@ impl Bin {
         }
     }
 
-    /// `FindGapFromChunk` (TurboTransformers, algorithm 2): the offset of the smallest gap, between
-    /// two tensors that are alive together with `item`, that takes it; else the bytes after the
-    /// last of those, if the bin still has room there. The paper's line 17 has the comparison with
-    /// the room at the end the wrong way round, and does not say that the tensors of a chunk must
-    /// be visited in order of offset.
+    /// Returns the offset of the smallest gap that fits `item`, between two tensors that are alive
+    /// together with it; otherwise the end of the last such tensor, if the bin has room there. This
+    /// is `FindGapFromChunk` (TurboTransformers, algorithm 2). Line 17 of the paper's listing
+    /// reverses the comparison with the room at the end. The listing also omits that the tensors of
+    /// a chunk must be visited in order of offset.
     pub fn find_gap(&self, item: &Item) -> Option<u64> {
         let mut smallest_gap = u64::MAX;
         let mut best_offset = None;
@@ -112,8 +113,8 @@ impl Bin {
     }
 }
 
-/// The load over time: how many bytes are alive at each operator at which a tensor comes alive.
-/// Between those the load only falls.
+/// The load over time: the bytes alive at each operator that starts a lifetime. Between these
+/// operators the load only falls.
 struct Load {
     ops: Vec<u32>,
     bytes: Vec<u64>,
@@ -141,7 +142,7 @@ impl Load {
         self.bytes.iter().copied().max().unwrap_or(0)
     }
 
-    /// The highest load while `item` is alive.
+    /// Returns the highest load during the lifetime of `item`.
     fn peak_during(&self, item: &Item) -> u64 {
         let from = self.ops.partition_point(|&op| op < item.first);
         let to = self.ops.partition_point(|&op| op <= item.last);
@@ -152,26 +153,26 @@ impl Load {
 /// A packing of all items.
 #[derive(Clone, Debug)]
 pub(super) struct Packing {
-    /// Bin and offset of each item, by index of its record; `None` where a record has no item.
-    /// The bin after the last of the given ones is the open one.
+    /// Bin and offset of each item, by record index; `None` for a record without an item. The last
+    /// bin, after the given ones, is the open one.
     pub places: Vec<Option<(usize, u64)>>,
     /// Height of the open bin, in bytes.
     pub open_top: u64,
 }
 
-/// How many tensors may be looked at before [`search`] is content with what it has, or twice the
-/// square of their number if that is more, which is about four packings. It is counted, not timed,
-/// so that plans are the same on every machine; a look takes about a nanosecond.
+/// Number of tensors that [`search`] may examine before it stops; at least twice the square of the
+/// number of items, about four packings. It is a count and not a time limit, so that plans are the
+/// same on every machine. One examination takes about a nanosecond.
 const EFFORT: usize = 40_000;
 
-/// Packs the items into bins of the given capacities and one open bin after them, and makes the
-/// open one as low as it can.
+/// Packs the items into bins of the given capacities and one open bin after them, and minimises the
+/// height of the open bin.
 ///
-/// The first try is the paper's: largest first. It is optimal on most transformers, where it meets
-/// the lower bound and the search ends. Else four other orders follow, and then the best of them
-/// is mended: each try has one unit less room than the best packing so far, and the tensor that
-/// does not fit moves to the front of the order (squeaky-wheel optimisation, Joslin and Clements
-/// 1999), until [`EFFORT`] is spent.
+/// The first attempt is the paper's order, largest first. For most transformers it meets the lower
+/// bound, and the search ends. Otherwise four other orders follow, and the best packing is refined
+/// by squeaky-wheel optimisation (Joslin and Clements 1999). Each attempt has one unit less room
+/// than the best packing so far, and the tensor that does not fit moves to the front of the order,
+/// until [`EFFORT`] is spent.
 pub(super) fn search(items: &[Item], n_records: usize, capacities: &[u64]) -> Packing {
     let load = Load::new(items);
     let floor = load.peak().saturating_sub(capacities.iter().sum());
@@ -189,14 +190,15 @@ pub(super) fn search(items: &[Item], n_records: usize, capacities: &[u64]) -> Pa
     for which in 0..5 {
         match which {
             0 => sort_by_size(&mut order),
-            // The largest area of bytes × operators first.
+            // Largest area of bytes × operators first.
             1 => order.sort_by_key(|item| !(u128::from(item.size) * u128::from(lifetime(item)))),
-            // Greedy by breadth (Pisarchyk and Lee 2020, section 5.1): first the tensors of the
-            // operator at which most bytes are alive.
+            // Greedy by breadth (Pisarchyk and Lee 2020, section 5.1): tensors of the operator with
+            // the highest load first.
             2 => order.sort_by_cached_key(|item| (!load.peak_during(item), !item.size)),
-            // The longest-lived first: they lie at the bottom, and what is short fills the rest.
+            // Longest lifetime first: long-lived tensors lie at the bottom, and short-lived ones
+            // fill the rest.
             3 => order.sort_by_key(|item| (!lifetime(item), !item.size)),
-            // As they come alive.
+            // In order of the first operator.
             _ => order.sort_by_key(|item| (item.first, !lifetime(item), !item.size)),
         }
         let limit = best.as_ref().map_or(u64::MAX, |best| best.open_top - 1);
@@ -224,11 +226,11 @@ pub(super) fn search(items: &[Item], n_records: usize, capacities: &[u64]) -> Pa
     best
 }
 
-/// Places the items in the given order, each in the first bin that takes it (TurboTransformers,
+/// Places the items in the given order, each in the first bin that fits it (TurboTransformers,
 /// algorithm 1, lines 2 to 12). The last bin is `limit` bytes high.
 ///
 /// # Errors
-/// The position in the order of the first item that fits nowhere.
+/// Returns the position in `order` of the first item that fits nowhere.
 fn pack(
     order: &[Item],
     n_records: usize,
@@ -236,7 +238,7 @@ fn pack(
     limit: u64,
     effort: &mut usize,
 ) -> Result<Packing, usize> {
-    // A try costs something even if its second item fails; so does an empty bin, below.
+    // An attempt has a minimum cost, even if its second item fails.
     *effort = effort.saturating_sub(order.len());
     let open = bins.len() - 1;
     for (index, bin) in bins.iter_mut().enumerate() {
@@ -272,17 +274,17 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_goes_after_the_last_only_if_the_chunk_has_room_for_it() {
+    fn a_tensor_is_appended_only_if_the_chunk_has_room() {
         let mut bin = Bin::new(1024);
         bin.place(&item(0, 9, 512), 0);
-        // The listing of the paper compares the other way round, and would take 768 and not 256.
+        // The paper's listing reverses the comparison: it would accept 768 and reject 256.
         assert_eq!(bin.find_gap(&item(0, 9, 256)), Some(512));
         assert_eq!(bin.find_gap(&item(0, 9, 512)), Some(512));
         assert_eq!(bin.find_gap(&item(0, 9, 768)), None);
     }
 
     #[test]
-    fn gaps_are_found_in_whatever_order_the_tensors_came() {
+    fn gaps_are_found_in_any_order_of_the_tensors() {
         let mut bin = Bin::new(2048);
         for offset in [1280, 0, 768] {
             bin.place(&item(0, 9, 256), offset);
@@ -306,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_search_mends_what_largest_first_gets_wrong() {
+    fn the_search_improves_on_largest_first() {
         let items: Vec<Item> = [
             (0, 1, 1024),
             (3, 4, 1024),

@@ -1,4 +1,5 @@
-//! What holds for every plan, on thousands of random graphs and on transformers of every length.
+//! Properties of every plan, tested on thousands of random graphs and on transformers of every
+//! length.
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -9,7 +10,7 @@ use super::*;
 
 const CHUNK: u64 = 2 << 20;
 
-/// The allocators that take any request.
+/// Returns the allocators that accept any request.
 fn allocators() -> Vec<Box<dyn Allocator>> {
     vec![
         Box::new(ChunkAllocator::default()),
@@ -20,7 +21,7 @@ fn allocators() -> Vec<Box<dyn Allocator>> {
     ]
 }
 
-/// A policy under which memory comes and goes all the time.
+/// Returns a policy that allocates and releases memory all the time.
 fn eager() -> ChunkPolicy {
     ChunkPolicy {
         default_chunk: 64 << 10,
@@ -30,12 +31,12 @@ fn eager() -> ChunkPolicy {
     }
 }
 
-/// 1.10 × the lower bound and one chunk.
+/// Returns 1.10 × the lower bound plus one chunk.
 fn bound(records: &[UsageRecord]) -> f64 {
     1.10 * lower_bound(records) as f64 + CHUNK as f64
 }
 
-/// Plans one request, and checks everything that the trait promises about it.
+/// Plans one request, and checks every guarantee of the trait.
 fn plan_checked(allocator: &mut dyn Allocator, records: &[UsageRecord]) -> Plan {
     let name = allocator.name();
     let before = allocator.held().to_vec();
@@ -55,7 +56,7 @@ fn plan_checked(allocator: &mut dyn Allocator, records: &[UsageRecord]) -> Plan 
     }
     let stats = allocator.last_request();
     assert_eq!(stats.footprint, plan.footprint(), "{name}");
-    // What an owner of memory does that goes from `before` to what is held now.
+    // The owner of the memory frees and allocates every chunk whose size changed.
     let (mut freed, mut allocated) = (0, 0);
     for id in 0..before.len().max(allocator.held().len()) {
         let bytes = |held: &[u64]| held.get(id).copied().unwrap_or(0);
@@ -141,7 +142,7 @@ proptest! {
     fn a_request_that_allocates_stays_near_its_lower_bound(
         requests in prop::collection::vec(workloads::random_records(), 1..8),
     ) {
-        // Without shrinking, which allocates for the largest request of several.
+        // Without shrinking, which would allocate for the largest of several requests.
         let policy = ChunkPolicy { release_after: u32::MAX, keep_limit: u64::MAX, ..Default::default() };
         let mut allocator = ChunkAllocator::new(policy).unwrap();
         for records in &requests {
@@ -178,7 +179,7 @@ proptest! {
         plan.placements[a] = plan.placements[b];
         let found = plan.validate(&records);
         if clash {
-            // It may clash with yet another tensor, and that may be the one that is named.
+            // The tensor may overlap a third one, and the error may report that one.
             let Err(PlanError::Overlap { a: x, b: y, .. }) = found else {
                 return Err(TestCaseError::fail(format!("{found:?}")));
             };
@@ -189,7 +190,7 @@ proptest! {
     }
 }
 
-/// Releases all that `used` holds, and compares it with an allocator that has seen nothing.
+/// Releases everything that `used` holds, and compares it with the new allocator `new`.
 fn check_as_new(used: &mut dyn Allocator, new: &mut dyn Allocator, requests: &[Vec<UsageRecord>]) {
     let held = used.held().iter().sum::<u64>();
     assert_eq!(used.release_all(), held, "{}", used.name());
@@ -202,8 +203,9 @@ fn check_as_new(used: &mut dyn Allocator, new: &mut dyn Allocator, requests: &[V
     }
 }
 
-/// Footprint over lower bound of a fresh allocator, in rising order, for graphs that are drawn
-/// from a fixed seed. Graphs below one chunk are left out, as the chunk would hide any waste.
+/// Returns footprint over lower bound of a fresh allocator, in rising order, for graphs drawn from
+/// a fixed seed. Graphs smaller than one chunk are excluded, because the chunk would hide any
+/// waste.
 fn ratios(
     strategy: impl Strategy<Value = Vec<UsageRecord>>,
     footprint: impl Fn(&[UsageRecord]) -> u64,
@@ -221,7 +223,7 @@ fn ratios(
     ratios
 }
 
-/// The value that the share `p` of the ratios does not exceed.
+/// Returns the smallest ratio that a fraction `p` of the ratios does not exceed.
 fn percentile(ratios: &[f64], p: f64) -> f64 {
     ratios[(p * (ratios.len() - 1) as f64).ceil() as usize]
 }
@@ -261,9 +263,9 @@ fn random_graphs_are_planned_near_their_lower_bound() {
     );
 }
 
-/// The reason for leaving the paper's listing: without it, this room would be shorter.
+/// Shows why [`ChunkAllocator`] departs from the paper's listing.
 #[test]
-fn the_listing_of_the_paper_misses_that_mark() {
+fn the_listing_of_the_paper_misses_that_bound() {
     let graphs = ratios(workloads::random_graph(1..150), |records| {
         without_the_chunk(&mut Turbo::new(), records)
     });
@@ -274,7 +276,7 @@ fn the_listing_of_the_paper_misses_that_mark() {
     );
 }
 
-/// From one sequence to a server's batch, fused and not.
+/// Encoders from a single sequence to a server's batch, fused and unfused.
 fn encoders() -> impl Iterator<Item = (Encoder, u64)> {
     let large = Encoder {
         n_layers: 24,
@@ -310,7 +312,7 @@ fn a_transformer_of_any_length_is_planned_near_its_lower_bound() {
 
 #[test]
 fn a_stream_of_lengths_reuses_its_chunks() {
-    // A fixed permutation of 1..=512: short and long take turns.
+    // A fixed permutation of 1..=512, so that short and long lengths alternate.
     let lengths = (0..512).map(|i| 1 + (i * 199) % 512);
     for (shape, batch) in encoders() {
         let mut ours = ChunkAllocator::default();
@@ -338,7 +340,7 @@ fn a_stream_of_lengths_reuses_its_chunks() {
 
 #[test]
 fn a_stream_of_lengths_leaks_no_chunks() {
-    // A fixed permutation of 1..=512, four times over.
+    // A fixed permutation of 1..=512, run four times.
     let lengths: Vec<u64> = (0..512).map(|i| 1 + (i * 199) % 512).collect();
     let (_, longest) = workloads::encoder(BASE, 1, 512);
     let mut all = allocators();

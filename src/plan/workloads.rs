@@ -1,4 +1,4 @@
-//! Usage records to test on: transformers, layer by layer, and random graphs.
+//! Usage records for tests: transformers, layer by layer, and random graphs.
 
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ struct Recorder {
 }
 
 impl Recorder {
-    /// The next operator writes a tensor of `bytes` and reads `operands`.
+    /// Appends an operator that reads `operands` and writes a tensor of `bytes`.
     fn op(&mut self, name: String, bytes: u64, operands: &[usize]) -> usize {
         for &operand in operands {
             self.records[operand].last_op = self.op;
@@ -35,7 +35,7 @@ pub(super) struct Encoder {
     pub width: u64,
     pub n_heads: u64,
     pub inner: u64,
-    /// Attention in pieces, with its scores in memory, and no bias or residual fused.
+    /// Whether attention is unfused, with its scores in memory, and no bias or residual is fused.
     pub unfused: bool,
 }
 
@@ -51,8 +51,8 @@ pub(super) const BASE_UNFUSED: Encoder = Encoder {
     ..BASE
 };
 
-/// The intermediates of an encoder on `batch` sequences of `length` tokens, two bytes each, and
-/// their names.
+/// Returns the names and the records of an encoder's intermediate tensors, for `batch` sequences of
+/// `length` tokens of two bytes each.
 pub(super) fn encoder(shape: Encoder, batch: u64, length: u64) -> (Vec<String>, Vec<UsageRecord>) {
     let Encoder {
         n_layers,
@@ -108,8 +108,7 @@ pub(super) fn encoder(shape: Encoder, batch: u64, length: u64) -> (Vec<String>, 
     (r.names, r.records)
 }
 
-/// Sizes that matter: from nothing to 64 MiB, even in their logarithm, half of them multiples of
-/// what a width and a token count give.
+/// Sizes from 0 to 64 MiB, log-uniform; half of them are products of a width and a token count.
 fn bytes() -> impl Strategy<Value = u64> {
     prop_oneof![
         1 => Just(0),
@@ -143,7 +142,7 @@ pub(super) fn random_graph(
     })
 }
 
-/// Records with lifetimes that no graph has to explain.
+/// Returns records with arbitrary lifetimes, which need not come from a graph.
 pub(super) fn random_lifetimes(
     n: impl Into<prop::collection::SizeRange>,
 ) -> impl Strategy<Value = Vec<UsageRecord>> {
@@ -155,7 +154,7 @@ pub(super) fn random_lifetimes(
     prop::collection::vec(record, n)
 }
 
-/// Either kind.
+/// Returns records of a random graph or with random lifetimes.
 pub(super) fn random_records() -> impl Strategy<Value = Vec<UsageRecord>> {
     prop_oneof![random_graph(1..150), random_lifetimes(1..150)]
 }

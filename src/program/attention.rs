@@ -1,31 +1,32 @@
-//! Which kernels compute fused attention.
+//! Selection of the kernels for fused attention.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// Which kernels compute fused attention. A kernel that is asked for by name is never replaced by another.
+/// Kernels for fused attention. A kernel chosen by name is never replaced by another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AttentionChoice {
-    /// Dispatched by the longest sequence of the batch: on Hopper by warpgroup MMA where it serves the
-    /// head, with a kernel of its own for few tokens; else the short kernel up to its limit, and the online one beyond.
+    /// Chosen by the longest sequence of the batch. On Hopper: warpgroup MMA if it supports the
+    /// head size, with a separate kernel for few tokens. Otherwise: the short kernel up to its
+    /// limit, and the online one beyond.
     #[default]
     Auto,
-    /// One kernel with all keys of a sequence in shared memory (ByteTransformer III.E.1). A sequence beyond its
-    /// limit is an error.
+    /// One kernel with all keys of a sequence in shared memory (ByteTransformer III.E.1). A
+    /// sequence beyond its limit is an error.
     Short,
-    /// Two grouped GEMMs with the softmax split between them (ByteTransformer III.E.2). The scores are in
-    /// global memory, which grows with the square of the lengths.
+    /// Two grouped GEMMs, with the softmax split between them (ByteTransformer III.E.2). The scores
+    /// are stored in global memory, and their size is quadratic in the lengths.
     Grouped,
     /// One kernel with online softmax, for any length.
     Online,
-    /// One kernel by warpgroup MMA (FlashAttention-3), for any length, on Hopper.
+    /// One kernel with warpgroup MMA (FlashAttention-3), for any length, on Hopper.
     Wgmma,
 }
 
-/// A name that no choice has.
+/// Error for a name that is not an attention kernel.
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` is no kind of attention; expected auto, short, grouped, online or wgmma")]
+#[error("`{0}` is not a kind of attention; expected auto, short, grouped, online or wgmma")]
 pub struct UnknownAttention(String);
 
 impl AttentionChoice {
@@ -37,7 +38,7 @@ impl AttentionChoice {
         Self::Wgmma,
     ];
 
-    /// Its name on the command line.
+    /// Returns the name used on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",

@@ -1,5 +1,5 @@
-//! Buckets of batch shapes: batches of similar sizes are rounded up to one shape, so that they share a
-//! memory plan and a CUDA graph.
+//! Buckets of batch shapes. Batches of similar sizes are rounded up to the same shape, so that they
+//! share a memory plan and a CUDA graph.
 
 use super::{Program, Step};
 use crate::{
@@ -10,25 +10,26 @@ use crate::{
 
 /// The sizes that the batches of a program are rounded up to.
 ///
-/// A bucket's additional tokens belong to no sequence, and its additional sequences have no tokens. A bucket never
-/// crosses a bound of a step's dispatch, so that it launches the kernels of its batches, and their rows have the same
-/// bits as without buckets. A shape is its own bucket where the size of a tensor or a launch depends on more than the
-/// numbers of tokens and sequences (stored scores), where the leading dimension of a result is neither tokens nor sequences,
-/// and where a sequence is too long for every kernel.
+/// The extra tokens of a bucket belong to no sequence, and its extra sequences are empty. A bucket
+/// never crosses a bound of a step's dispatch. It therefore launches the kernels of its batches,
+/// and their rows are bitwise equal to a run without buckets. Some shapes are not rounded: those
+/// where the size of a tensor or a launch depends on more than the numbers of tokens and sequences
+/// (stored scores), where the leading dimension of a result is neither tokens nor sequences, and
+/// where a sequence is too long for every kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Buckets {
-    /// Bounds that a bucket does not cross, ascending.
+    /// Bounds that a bucket does not cross, in ascending order.
     tokens: Vec<u64>,
     batch: Vec<u64>,
     longest: Vec<u64>,
-    /// With the numbers of tokens for which they are bounds.
+    /// Bounds on the keys, with the range of tokens that they apply to.
     keys: Vec<(Interval, u64)>,
-    /// Batches that are their own buckets.
+    /// Batches that are not rounded.
     exact: Vec<Batches>,
 }
 
 impl Buckets {
-    /// Makes every shape its own bucket.
+    /// Disables rounding.
     pub fn none() -> Self {
         Self {
             exact: vec![Batches::ALL],
@@ -72,7 +73,7 @@ impl Buckets {
             };
             self.keys.extend(ends(part.keys).map(|end| (rows, end)));
         }
-        // The error for a sequence that is too long must name the batch's own length.
+        // The error for a sequence that is too long must contain the actual length.
         if let Some(most) = step.most_longest {
             self.own(Batches::by_longest(Interval::new(most, None)));
         }
@@ -81,7 +82,7 @@ impl Buckets {
         }
     }
 
-    /// Makes each of these batches its own bucket.
+    /// Excludes these batches from rounding.
     fn own(&mut self, batches: Batches) {
         self.tokens.extend(ends(batches.rows));
         self.longest.extend(ends(batches.longest));
@@ -92,23 +93,25 @@ impl Buckets {
         }
     }
 
-    /// The bucket of a batch. None of its extents is smaller than the batch's, and it is its own bucket. Where it differs
-    /// from the batch, its `longest`, `pairs`, `slots` and `cached_keys` decide only which kernels are launched.
+    /// Returns the bucket of a batch. Its extents are at least those of the batch, and a bucket is
+    /// its own bucket. The `longest`, `pairs`, `slots` and `cached_keys` of a bucket only determine
+    /// the kernels to launch.
     pub fn of_batch(&self, batch: &Extents) -> Extents {
         let over_tokens = batch.with_rows(batch.tokens);
         if self.exact.iter().any(|part| part.contains(&over_tokens)) {
             return *batch;
         }
         let tokens = rounded_tokens(batch.tokens).min(next(&self.tokens, batch.tokens));
-        // A kernel may read the row where a sequence begins: an added sequence begins at an added token.
+        // A kernel may read the row where a sequence starts, so an extra sequence needs an extra
+        // token.
         let sequences = match tokens > batch.tokens {
             true => rounded_sequences(batch.batch).min(next(&self.batch, batch.batch)),
             false => batch.batch,
         };
         let keys = self.most_keys(batch.tokens, batch.most_keys());
         let longest = next(&self.longest, batch.longest).min(keys);
-        // All fields are named, since one that differs between batches of a bucket would keep them from
-        // sharing a plan and a graph.
+        // All fields are listed explicitly, because a field that differs within a bucket would
+        // prevent sharing a plan and a graph.
         Extents {
             tokens,
             batch: sequences,
@@ -128,7 +131,8 @@ impl Buckets {
         }
     }
 
-    /// The most keys of a sequence for which so many tokens launch the same kernels as for `keys` of them.
+    /// Returns the maximum number of keys of a sequence for which `tokens` tokens launch the same
+    /// kernels as for `keys`.
     pub fn most_keys(&self, tokens: u64, keys: u64) -> u64 {
         let bound = |&&(rows, end): &&(Interval, u64)| end >= keys && rows.contains(tokens);
         let next = self.keys.iter().find(bound);
@@ -136,38 +140,42 @@ impl Buckets {
     }
 }
 
-/// The bounds that a bucket must not cross, so that it lies inside or outside the interval.
+/// Returns the bounds that a bucket must not cross, so that it is entirely inside or outside the
+/// interval.
 fn ends(interval: Interval) -> impl Iterator<Item = u64> {
     let above = (interval.above > 0).then_some(interval.above);
     above.into_iter().chain(interval.up_to)
 }
 
-/// Rounds few tokens to multiples of 8, the row granularity of GEMMs for small M; more tokens in steps of at most 1/32 of
-/// them, up to the rows of a GEMM's tile, whose unused rows cost nothing.
+/// Rounds few tokens to multiples of 8, the row granularity of GEMMs for small M. More tokens are
+/// rounded in steps of at most 1/32 of them, limited to the rows of a GEMM tile, whose unused rows
+/// cost nothing.
 fn rounded_tokens(tokens: u64) -> u64 {
-    const FEWEST: u64 = 8;
-    const MOST: u64 = 128;
-    let step = power_of_two_up_to(tokens / 32).clamp(FEWEST, MOST);
+    const MIN_STEP: u64 = 8;
+    const MAX_STEP: u64 = 128;
+    let step = power_of_two_up_to(tokens / 32).clamp(MIN_STEP, MAX_STEP);
     tokens.next_multiple_of(step)
 }
 
-/// Rounds sequences in steps of at most a quarter: a sequence without tokens costs a few CTAs that exit at once.
+/// Rounds sequences in steps of at most a quarter. An empty sequence costs a few CTAs that exit at
+/// once.
 fn rounded_sequences(sequences: u64) -> u64 {
     sequences.next_multiple_of(power_of_two_up_to(sequences / 4))
 }
 
-/// The largest power of two that is not above `n`, and 1 for 0.
+/// Returns the largest power of two up to `n`, and 1 for 0.
 fn power_of_two_up_to(n: u64) -> u64 {
     1 << n.max(1).ilog2()
 }
 
-/// The first of the ascending limits that is not below `size`.
+/// Returns the first of the ascending limits that is at least `size`.
 fn next(limits: &[u64], size: u64) -> u64 {
     let at = limits.partition_point(|&limit| limit < size);
     limits.get(at).copied().unwrap_or(u64::MAX)
 }
 
-/// Whether the sizes of a step's launch and tensors depend on the numbers of tokens and sequences alone.
+/// Returns whether the sizes of a step's launch and tensors depend only on the numbers of tokens
+/// and sequences.
 fn depends_on_tokens_and_sequences(program: &Program, step: &Step) -> bool {
     let simple = |size: &Size| {
         let others = [
@@ -193,7 +201,8 @@ fn depends_on_tokens_and_sequences(program: &Program, step: &Step) -> bool {
     rows && counts && tensors.all(|tensor| tensor.shape.0.iter().all(simple))
 }
 
-/// Whether the leading dimension of a tensor is tokens, sequences or a constant, so that rows of the batch come first.
+/// Returns whether the leading dimension of a tensor is tokens, sequences or a constant, so that
+/// rows of the batch come first.
 fn has_rows_in_front(shape: &Shape) -> bool {
     let Some((rows, rest)) = shape.0.split_first() else {
         return true;

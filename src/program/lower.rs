@@ -1,4 +1,4 @@
-//! Lowering of the fused graph to launches, with the kernels that `select` chooses.
+//! Lowering of the fused graph to launches of the kernels that `select` chooses.
 
 mod attention;
 mod caches;
@@ -27,26 +27,29 @@ use crate::{
     tensor::{DType, Element, Shape, Size, Symbol},
 };
 
-/// Options of the lowering.
+/// Options for lowering.
 #[derive(Clone, Copy, Debug)]
 pub struct LowerOptions<'a> {
-    /// Storage type of reals.
+    /// Storage type of activations and weights.
     pub dtype: DType,
     pub padding: Padding,
-    /// The card that the program is for.
+    /// The card that the program is compiled for.
     pub machine: &'a Machine,
-    /// Timings on such a card that correct the cost model.
+    /// Timings on such a card, which correct the cost model.
     pub timings: Option<&'a Timings>,
-    /// Which kernels compute fused attention.
+    /// The kernels for fused attention.
     pub attention: AttentionChoice,
-    /// One kernel for each operator, whatever the batch ([`Program::invariant`]).
+    /// Whether each operator has one kernel for all batches ([`Program::invariant`]).
     pub invariant: bool,
-    /// Whether every operator has launches of its own, also where a fused one is faster.
+    /// Whether every operator has separate launches, even if a fused launch is faster.
     pub no_joint_launches: bool,
 }
 
-/// Lowers a verified graph to a program. With padding kept, softmax masks keys that are padding;
-/// an operator that would read padding is an error.
+/// Lowers a verified graph to a program. With padding kept, softmax masks padding keys.
+///
+/// # Errors
+/// Returns an error for an unsupported operator, and with padding kept for an operator that would
+/// read padding.
 pub fn lower(graph: &Graph, options: &LowerOptions) -> Result<Program, LowerError> {
     if options.padding == Padding::Kept {
         check_kept(graph)?;
@@ -67,14 +70,14 @@ struct Lowering<'a> {
     graph: &'a Graph,
     options: LowerOptions<'a>,
     dtype: DType,
-    /// The nodes whose kernels are chosen by rows, and their launches.
+    /// The chains of nodes whose kernels depend on the number of rows, and their launches.
     chains: Chains,
     /// The launches that compute several nodes before an attention.
     prepared: Prepared,
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
     meta_of: HashMap<Meta, TensorIndex>,
-    /// The attentions whose steps of one token add to the cache themselves.
+    /// The attentions that append to the cache themselves in steps of one token.
     appending: HashMap<NodeId, Appending>,
     /// Scratch tensors of implementations, by the node that they are named after.
     scratch_of: HashMap<(NodeId, &'static str), TensorIndex>,
@@ -148,7 +151,7 @@ impl<'a> Lowering<'a> {
             operands.push(self.meta(meta));
         }
         let dtype = match op {
-            // Sums of logarithms need more digits than a storage type may have.
+            // Sums of logarithms need more precision than the storage type may have.
             Op::LogProbability => DType::F32,
             _ => self.dtype,
         };
@@ -188,7 +191,7 @@ impl<'a> Lowering<'a> {
         self.program.tensors.len() - 1
     }
 
-    /// The tensor of batch data, made on first use.
+    /// Returns the tensor of a batch input, created at first use.
     fn meta(&mut self, meta: Meta) -> TensorIndex {
         if let Some(&tensor) = self.meta_of.get(&meta) {
             return tensor;
@@ -209,7 +212,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Sets the first and last step of every planned tensor; outputs live to the last step.
+    /// Sets the first and last step of every planned tensor. Outputs live to the last step.
     fn lifetimes(&mut self) {
         let end = self.program.steps.len().saturating_sub(1) as u32;
         let mut spans: HashMap<TensorIndex, (u32, u32)> = HashMap::new();
@@ -231,7 +234,7 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// A program without launches, with the graph's caches.
+/// Creates a program without launches, with the graph's caches.
 fn starting_program(graph: &Graph, options: &LowerOptions) -> Program {
     Program {
         dtype: options.dtype,
@@ -253,10 +256,10 @@ fn unsupported(graph: &Graph, id: NodeId, op: &Op, problem: String) -> LowerErro
     }
 }
 
-/// The place of a planned tensor until the steps are known.
+/// Initial place of a planned tensor, until the steps are known.
 const UNPLACED: Place = Place::Planned { first: 0, last: 0 };
 
-/// The rows of a launch that computes a tensor of this shape.
+/// Returns the rows of a launch that computes a tensor of this shape.
 fn rows(shape: &Shape) -> Size {
     match shape.0.as_slice() {
         [_, rows] if rows.as_symbol().is_some() => rows.clone(),
@@ -266,7 +269,7 @@ fn rows(shape: &Shape) -> Size {
     }
 }
 
-/// The batch data that an operator reads besides its operands, in the order of the signature.
+/// Returns the batch inputs that an operator reads besides its operands, in signature order.
 fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
     match op {
         Op::Softmax { causal: false, .. } if padding == Padding::Kept => {
@@ -287,7 +290,7 @@ fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
     }
 }
 
-/// The name and shape of batch data.
+/// Returns the name and the shape of a batch input.
 pub(super) fn meta_layout(meta: Meta) -> (&'static str, Shape) {
     let tokens = || Shape::new([Symbol::Tokens.into()]);
     let bounds = || Shape::new([&Size::from(Symbol::Batch) + &Size::constant(1)]);

@@ -1,5 +1,6 @@
-//! A model as plain data: kernels, launches, tensors and weights. It holds all that an executor needs
-//! and nothing that needs a device, so it can be printed, stored and compared.
+//! Compiled models as plain data: kernels, launches, tensors and weights. A program contains
+//! everything that an executor needs and nothing that depends on a device, so that it can be
+//! printed, stored and compared.
 
 mod attention;
 mod buckets;
@@ -35,31 +36,33 @@ pub type TensorIndex = usize;
 pub struct Program {
     /// Storage type of activations and weights.
     pub dtype: DType,
-    /// Whether the results are batch-invariant: bitwise independent of the other sequences of the batch. Every step then
-    /// has one kernel for all batches, which computes each row in one order of operations.
+    /// Whether the results are batch-invariant: bitwise independent of the other sequences of the
+    /// batch. Every step then has one kernel for all batches, which computes each row in the same
+    /// order of operations.
     pub invariant: bool,
-    /// The kernels, without duplicates; layers share them.
+    /// Distinct kernels; layers share them.
     pub kernels: Vec<KernelSpec>,
     pub tensors: Vec<Tensor>,
     /// Launches, in order.
     pub steps: Vec<Step>,
-    /// Results by name.
+    /// Outputs by name.
     pub outputs: Vec<(String, TensorIndex)>,
-    /// What sequences leave for their later tokens, in the order in which a block of a KV cache holds it.
+    /// Caches of the sequences, in the order of their positions in a block of the KV cache.
     pub caches: Vec<Cache>,
-    /// The parts of a model that has several, in the order in which a sequence takes them; each step is of one.
+    /// Parts of a model that has several, in the order in which a sequence runs them. Each step
+    /// belongs to one.
     pub parts: Vec<Part>,
 }
 
-/// The keys or the values of a layer.
+/// The cached keys or values of a layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cache {
     pub name: String,
     pub heads: u32,
     pub head: u32,
-    /// The part that adds to it, and whose stream its positions are of.
+    /// Index of the part that appends to it, and whose stream its positions belong to.
     pub part: u32,
-    /// Whether a sequence has one position in it, however many tokens it has.
+    /// Whether a sequence has exactly one position in it, whatever its number of tokens.
     pub one_position: bool,
 }
 
@@ -72,7 +75,7 @@ fn block_elements(caches: &[Cache]) -> u64 {
 }
 
 impl Cache {
-    /// Elements of a block.
+    /// Returns the number of elements in a block.
     fn elements(&self) -> u64 {
         u64::from(BLOCK) * u64::from(self.heads) * u64::from(self.head)
     }
@@ -87,20 +90,21 @@ pub struct Tensor {
     pub place: Place,
 }
 
-/// Where a tensor's memory comes from.
+/// Source of a tensor's memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Place {
-    /// The runtime writes it from the batch.
+    /// Written by the runtime from the batch.
     Batch(Meta),
-    /// It is loaded once, with the model.
+    /// Loaded once, with the model.
     Weight(WeightExpr),
-    /// The planner places it, from step `first` to `last`, both inclusive. Outputs live to the last step.
+    /// Placed by the planner; alive from step `first` to `last`, both inclusive. Outputs live to
+    /// the last step.
     Planned { first: u32, last: u32 },
-    /// It lies in the blocks of the sequences that go on: one of [`Program::caches`].
+    /// In the KV cache blocks of the sequences; an index into [`Program::caches`].
     Cached(u32),
 }
 
-/// A size that does not fit 64 bits.
+/// Error for a size that does not fit 64 bits.
 #[derive(Debug, thiserror::Error)]
 #[error("the size of `{tensor}`, {shape}, does not fit 64 bits for this batch; send fewer tokens")]
 pub struct SizeOverflow {
@@ -111,8 +115,8 @@ pub struct SizeOverflow {
 pub use crate::graph::NEXT_LOGITS;
 
 impl Program {
-    /// The logits by which the program writes, `[batch, vocabulary]`, and the vocabulary; `None` where it does not, or has no
-    /// caches.
+    /// Returns the logits for text generation, `[batch, vocabulary]`, and the vocabulary size;
+    /// `None` if the program has no such output or no caches.
     pub fn next_logits(&self) -> Option<(TensorIndex, u32)> {
         let (_, tensor) = self.outputs.iter().find(|(name, _)| name == NEXT_LOGITS)?;
         let [rows, vocabulary] = self.tensors[*tensor].shape.0.as_slice() else {
@@ -123,7 +127,8 @@ impl Program {
         is_one.then_some((*tensor, vocabulary))
     }
 
-    /// How many of the first steps fill the caches; those behind compute outputs alone.
+    /// Returns the number of leading steps that are needed to fill the caches. Later steps only
+    /// compute outputs.
     pub fn steps_to_fill_caches(&self) -> usize {
         let writes = |step: &Step| {
             let n_writes = |&kernel: &usize| self.kernels[kernel].n_writes();
@@ -136,18 +141,18 @@ impl Program {
         last.map_or(0, |last| last + 1)
     }
 
-    /// Elements of a block of the KV cache: [`BLOCK`] positions of all caches of a stream, of which the largest counts, so
-    /// that a block serves any.
+    /// Returns the number of elements in a block of the KV cache: [`BLOCK`] positions of all caches
+    /// of a stream, for the largest stream, so that a block suits any stream.
     pub fn block_elements(&self) -> u64 {
         block_elements(&self.caches)
     }
 
-    /// Bytes of a block of the KV cache.
+    /// Returns the number of bytes in a block of the KV cache.
     pub fn block_bytes(&self) -> u64 {
         self.block_elements() * self.dtype.bytes()
     }
 
-    /// Index of the first element of a cache in a block of its stream.
+    /// Returns the index of the first element of a cache in a block of its stream.
     pub fn cache_offset(&self, cache: u32) -> u64 {
         let part = self.caches.get(cache as usize).map(|c| c.part);
         let before = self.caches.iter().take(cache as usize);
@@ -155,7 +160,7 @@ impl Program {
         of_stream.map(Cache::elements).sum()
     }
 
-    /// The outputs of the part that a batch is for.
+    /// Returns the outputs of a part.
     pub fn outputs_of(&self, part: u32) -> impl Iterator<Item = &(String, TensorIndex)> {
         let is_of = move |tensor: TensorIndex| {
             let mut steps = self.steps.iter();
@@ -166,13 +171,13 @@ impl Program {
         outputs.filter(move |(_, tensor)| is_of(*tensor))
     }
 
-    /// The part with this stream.
+    /// Returns the part with this stream.
     pub fn part_of_stream(&self, stream: &str) -> Option<u32> {
         let found = self.parts.iter().position(|part| part.stream == stream);
         found.map(|part| part as u32)
     }
 
-    /// Tensors that the planner places, in the order of [`Program::usage`].
+    /// Returns the tensors that the planner places, in the order of [`Program::usage`].
     pub fn planned(&self) -> impl Iterator<Item = (TensorIndex, &Tensor)> {
         self.tensors
             .iter()
@@ -180,7 +185,7 @@ impl Program {
             .filter(|(_, t)| matches!(t.place, Place::Planned { .. }))
     }
 
-    /// The bytes of a tensor for a batch.
+    /// Returns the size of a tensor in bytes for a batch.
     pub fn bytes(&self, tensor: &Tensor, extents: &Extents) -> Result<u64, SizeOverflow> {
         tensor
             .shape
@@ -193,10 +198,11 @@ impl Program {
             })
     }
 
-    /// The steps that a batch launches, each with its kernel. Steps for batches of other sizes are left out.
+    /// Returns the steps that a batch launches, with the indices of their kernels. Omits steps for
+    /// batches of other sizes.
     ///
     /// # Errors
-    /// As [`Step::launch`].
+    /// Returns the errors of [`Step::launch`].
     pub fn launched(&self, extents: &Extents) -> Result<Vec<(&Step, usize)>, LaunchError> {
         let of = |step| Ok(Step::launch(step, extents)?.map(|(kernel, _)| (step, kernel)));
         self.steps
@@ -205,11 +211,12 @@ impl Program {
             .collect()
     }
 
-    /// Usage records of the planned tensors for a batch (TurboTransformers 4.2). A tensor that no
-    /// launched step touches has no bytes.
+    /// Returns the usage records of the planned tensors for a batch (TurboTransformers 4.2). A
+    /// tensor that no launched step uses has zero bytes.
     ///
     /// # Errors
-    /// Sizes that do not fit 64 bits, and a batch that some step has no kernel for.
+    /// Returns an error for a size that does not fit 64 bits, and for a sequence that is too long
+    /// for a step.
     pub fn usage(&self, extents: &Extents) -> Result<Vec<UsageRecord>, LaunchError> {
         let mut touched = vec![false; self.tensors.len()];
         for step in &self.steps {
@@ -220,7 +227,7 @@ impl Program {
         Ok(self.records(extents, &touched)?)
     }
 
-    /// Usage records that suffice for every batch none of whose extents is larger than this one's.
+    /// Returns usage records that suffice for every batch with extents up to `extents`.
     pub fn most_usage(&self, extents: &Extents) -> Result<Vec<UsageRecord>, SizeOverflow> {
         let mut touched = vec![false; self.tensors.len()];
         for step in &self.steps {
@@ -254,7 +261,7 @@ impl Program {
             .collect()
     }
 
-    /// The bytes of all weights, in their storage type.
+    /// Returns the total bytes of the weights, in their storage types.
     pub fn weight_bytes(&self) -> u64 {
         let none = Extents::default();
         self.tensors
@@ -264,9 +271,9 @@ impl Program {
             .sum()
     }
 
-    /// The floating-point operations of the matrix products of one class, for any batch (ByteTransformer,
-    /// table II). Steps that compute one value for different batches do equal work, so only those of the largest batches
-    /// are counted.
+    /// Returns the floating-point operations of the matrix products of one class, as a function of
+    /// the batch (ByteTransformer, table II). Steps that compute the same value for different
+    /// batches do equal work, so only the steps for the largest batches are counted.
     pub fn flop(&self, class: Class) -> Size {
         let largest = Extents {
             rows: u64::MAX,
@@ -282,7 +289,7 @@ impl Program {
             })
     }
 
-    /// Whether a step reads data of this kind.
+    /// Returns whether a step reads this input of the batch.
     pub fn reads(&self, meta: Meta) -> bool {
         self.tensors.iter().any(|t| t.place == Place::Batch(meta))
     }

@@ -1,23 +1,22 @@
-//! Padded execution, kept to measure what packing saves.
+//! Padded execution, for measuring the benefit of packing.
 
 use std::collections::HashSet;
 
 use super::LowerError;
 use crate::graph::{Graph, NodeId, Op};
 
-/// How sequences of different lengths share a run.
+/// Layout of sequences of different lengths in a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Padding {
-    /// Sequences lie one after another, and nothing is computed for padding (ByteTransformer
-    /// III.D).
+    /// Sequences are packed, and nothing is computed for padding (ByteTransformer III.D).
     #[default]
     Removed,
-    /// Every sequence is padded to the longest, as in frameworks without packing. All launches run over
-    /// the padding too, and softmax masks keys that are padding. This is for measurements.
+    /// Every sequence is padded to the longest, as in frameworks without packing. All launches
+    /// include the padding, and softmax masks padding keys. For measurements only.
     Kept,
 }
 
-/// Checks that the outputs of a graph are correct when sequences are padded: no token of a sequence may
+/// Checks that the outputs of a graph are correct for padded sequences: no token of a sequence may
 /// depend on padding.
 pub(super) fn check_kept(graph: &Graph) -> Result<(), LowerError> {
     for (output, id) in graph.outputs() {
@@ -75,9 +74,10 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         | Op::LogProbability
         | Op::Draw
         | Op::L2Normalize { .. } => Ok(()),
-        // The CPU and the device keep padded batches out of caches: nothing goes on from them.
+        // The CPU and the device keep padded batches out of caches, because nothing continues from
+        // them.
         Op::Cache { .. } | Op::Remembered { .. } => Ok(()),
-        // The softmax is masked, so that keys that are padding have no weight in the context.
+        // The softmax is masked, so that padding keys have no weight in the context.
         Op::Scores { .. } | Op::RelativeScores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
             Ok(())
         }

@@ -2,7 +2,8 @@ use std::fmt;
 
 use super::{Place, Program};
 
-/// Prints a line per step, with its value, operands and rows, and a line for each part of its dispatch.
+/// Prints a line per step with its value, operands and rows, and a line for each part of its
+/// dispatch.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, step) in self.steps.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! One step of a program: its kernels, and the batches that each serves.
+//! Steps of a program: their kernels, and the batches that each kernel serves.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,22 +11,24 @@ use crate::{
 /// One launch, whose kernel depends on the batch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// Name of the value that it computes.
+    /// Name of the computed value.
     pub name: String,
-    /// Which kernel of [`Program::kernels`](super::Program::kernels) is launched for which batches. All take equal arguments.
-    /// For batches in no part another step computes the value.
+    /// Index into [`Program::kernels`](super::Program::kernels) for each range of batches. All
+    /// kernels take equal arguments. For other batches, another step computes the value.
     pub dispatch: Dispatch<usize>,
-    /// Tokens of the longest sequence that any step computing the value has a kernel for; a longer one is an error.
+    /// Maximum sequence length over all steps that compute the value; a longer sequence is an
+    /// error.
     pub most_longest: Option<u64>,
-    /// Tensors of the kernel's `Read` and `Write` parameters, in the order of the signature.
+    /// Tensors of the kernel's `Read` and `Write` parameters, in signature order.
     pub operands: Vec<TensorIndex>,
-    /// The value of [`Symbol::Rows`] for its kernels.
+    /// Value of [`Symbol::Rows`] for its kernels.
     pub rows: Size,
-    /// The part of the model that it is a step of: batches for others do not launch it.
+    /// Index of the part of the model that the step belongs to. Only batches of this part launch
+    /// it.
     pub part: u32,
 }
 
-/// Why a step cannot be launched for a batch.
+/// Error in launching a step for a batch.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     #[error(transparent)]
@@ -42,11 +44,12 @@ pub enum LaunchError {
 }
 
 impl Step {
-    /// The launch for a batch: the kernel's index, and the extents with this step's `rows`. `None` where the step
-    /// does not serve the batch.
+    /// Returns the launch for a batch: the kernel's index, and the extents with this step's `rows`.
+    /// Returns `None` if the step does not serve the batch.
     ///
     /// # Errors
-    /// Rows that do not fit 64 bits, and a sequence that is too long for every kernel.
+    /// Returns an error for rows that do not fit 64 bits, and for a sequence that is too long for
+    /// every kernel.
     pub fn launch(&self, batch: &Extents) -> Result<Option<(usize, Extents)>, LaunchError> {
         if self.part != batch.part {
             return Ok(None);
@@ -67,7 +70,7 @@ impl Step {
         Ok(kernel.map(|&kernel| (kernel, extents)))
     }
 
-    /// The kernels that it may launch, by index, without duplicates.
+    /// Returns the distinct indices of the kernels that it may launch.
     pub fn kernels(&self) -> Vec<usize> {
         let mut kernels: Vec<usize> = self.dispatch.choices().copied().collect();
         kernels.sort_unstable();
@@ -75,13 +78,13 @@ impl Step {
         kernels
     }
 
-    /// Whether its rows are the tokens of the batch.
+    /// Returns whether its rows are the tokens of the batch.
     pub(super) fn is_over_tokens(&self) -> bool {
         self.rows.as_symbol() == Some(Symbol::Tokens)
     }
 
-    /// The batches that it is launched for, by tokens and longest sequence. A step over rows other than tokens serves every
-    /// number of rows, so that tokens do not restrict it.
+    /// Returns the batches that it is launched for, by tokens and longest sequence. A step over
+    /// rows other than tokens serves any number of rows, so tokens do not restrict it.
     pub(super) fn batches(&self) -> Vec<Batches> {
         let covered = self.dispatch.covered();
         match self.is_over_tokens() || !Batches::ALL.is_covered_by(&covered) {
@@ -90,7 +93,7 @@ impl Step {
         }
     }
 
-    /// Whether it is launched for some batch none of whose extents is larger than this one's.
+    /// Returns whether it is launched for some batch with extents up to `batch`.
     pub(super) fn begins_within(&self, batch: &Extents) -> bool {
         let rows = match self.is_over_tokens() {
             true => batch.tokens,
@@ -123,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_of_the_part_that_a_batch_is_in_is_launched() {
+    fn the_kernel_for_the_range_of_a_batch_is_launched() {
         let part = |rows: (u64, Option<u64>), longest: (u64, Option<u64>), choice| Entry {
             batches: Batches {
                 rows: Interval::new(rows.0, rows.1),
@@ -152,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_beyond_all_limits_is_an_error_that_names_them() {
+    fn a_sequence_beyond_the_limit_is_an_error_that_names_it() {
         let step = Step {
             most_longest: Some(256),
             ..step(Dispatch::always(0))

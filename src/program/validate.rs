@@ -1,7 +1,7 @@
-//! Checks of programs that were read from a file.
+//! Validation of programs that were read from a file.
 //!
-//! Executors trust a program: they index, multiply and launch by its values. A program from
-//! [`lower`](super::lower()) is valid by construction; any other is checked here first.
+//! Executors trust a program: they index, multiply and launch with its values. A program from
+//! [`lower`](super::lower()) is valid by construction. Any other program is checked here first.
 
 mod kernels;
 
@@ -19,23 +19,27 @@ use crate::{
     tensor::{Shape, Size, Symbol},
 };
 
-/// Largest width of a graph.
+/// Maximum width of a graph.
 const MAX_WIDTH: u32 = crate::graph::MAX_WIDTH as u32;
-/// Most rows of a table, since ids are signed 32-bit numbers on a device.
+/// Maximum rows of a table. Ids are signed 32-bit integers on a device.
 const MAX_ROWS: u32 = i32::MAX as u32;
-/// Most elements of a weight, as in descriptions: no machine holds more.
+/// Maximum elements of a weight, as in descriptions. It exceeds the memory of any machine.
 const MAX_ELEMENTS: u64 = 1 << 40;
-/// Most dimensions of a tensor, terms of a size and factors of a term; a lowered program has three,
-/// two and two. The time to multiply sizes grows with powers of these.
+/// Maximum dimensions of a tensor, terms of a size and factors of a term. A lowered program has
+/// three, two and two. The time to multiply sizes grows with powers of these.
 const MAX_PARTS: usize = 4;
 
-/// Most parts of a dispatch; a lowered program has some thirty. Comparing them takes time quadratic in their number.
+/// Maximum parts of a dispatch. A lowered program has about thirty, and comparing them takes
+/// quadratic time.
 const MAX_DISPATCH: usize = 1024;
 
 impl Program {
-    /// Checks what an executor relies on: kernels take every size, every index is in range, every step binds
-    /// tensors of its kernels' types and sizes, and for every batch each tensor is written once, before it is
-    /// read. The error says what is wrong.
+    /// Checks everything that an executor relies on. Kernels accept all sizes, and indices are in
+    /// range. The tensors of a step match its kernels' types and sizes. For every batch, each
+    /// tensor is written once before it is read.
+    ///
+    /// # Errors
+    /// Returns a description of the first problem.
     pub fn validate(&self) -> Result<(), String> {
         for (i, kernel) in self.kernels.iter().enumerate() {
             check_kernel(kernel, self.dtype)
@@ -67,7 +71,7 @@ impl Program {
         Ok(())
     }
 
-    /// Checks that a program that claims to be invariant has one kernel for each step, whatever the batch.
+    /// Checks that an invariant program has one kernel for each step, whatever the batch.
     fn one_kernel_a_step(&self) -> Result<(), String> {
         if !self.invariant {
             return Ok(());
@@ -83,7 +87,7 @@ impl Program {
         let by_address = |kernel: &&KernelSpec| matches!(kernel, KernelSpec::AttentionSoftmax(_));
         match self.kernels.iter().find(by_address) {
             Some(kernel) => Err(format!(
-                "it is invariant, but `{}` sums in an order that depends on where rows lie",
+                "it is invariant, but `{}` sums in an order that depends on the position of the rows",
                 kernel.as_kernel().symbol()
             )),
             None => Ok(()),
@@ -105,16 +109,20 @@ impl Program {
                 }
                 Place::Cached(cache) => {
                     let Some(cache) = self.caches.get(*cache as usize) else {
-                        return Err(format!("`{name}` is no cache of the program"));
+                        return Err(format!(
+                            "`{name}` refers to a cache that the program does not have"
+                        ));
                     };
                     if cache.part as usize >= self.parts.len().max(1) {
-                        return Err(format!("`{name}` is of no part of the program"));
+                        return Err(format!(
+                            "`{name}` refers to a part that the program does not have"
+                        ));
                     }
                     let sizes = [cache.heads, cache.head];
                     let shape = Shape::new([Symbol::Blocks.into(), self.block_elements().into()]);
                     let fits = sizes.iter().all(|n| (1..=MAX_WIDTH).contains(n));
                     if !fits || tensor.element != self.dtype.into() || tensor.shape != shape {
-                        return Err(format!("`{name}` is not laid out as a cache is"));
+                        return Err(format!("`{name}` does not have the layout of a cache"));
                     }
                 }
                 Place::Weight(expr) => {
@@ -128,14 +136,14 @@ impl Program {
                         .map_err(|problem| format!("the weight `{name}` {problem}"))?;
                     if Shape::fixed(&dims) != tensor.shape {
                         return Err(format!(
-                            "the weight `{name}` has another shape than its parts"
+                            "the weight `{name}` does not have the shape of its parts"
                         ));
                     }
                 }
                 Place::Batch(meta) => {
                     let (_, shape) = meta_layout(*meta);
                     if tensor.element != meta.element() || tensor.shape != shape {
-                        return Err(format!("`{name}` is not laid out as {meta:?} is"));
+                        return Err(format!("`{name}` does not have the layout of {meta:?}"));
                     }
                 }
             }
@@ -144,11 +152,13 @@ impl Program {
             let place = self.tensors.get(*tensor).map(|t| &t.place);
             let Some(Place::Planned { last, .. }) = place else {
                 return Err(format!(
-                    "the output `{name}` is no tensor that a step computes"
+                    "the output `{name}` is not a tensor that a step computes"
                 ));
             };
             if *last as usize + 1 != n_steps {
-                return Err(format!("the output `{name}` does not live to the end"));
+                return Err(format!(
+                    "the output `{name}` is not alive after the last step"
+                ));
             }
         }
         Ok(())
@@ -164,19 +174,22 @@ impl Program {
         }
         let covered = step.dispatch.covered();
         if let Some(empty) = covered.iter().find(|part| part.is_empty()) {
-            return Err(format!("has a kernel for no batch ({empty})"));
+            return Err(format!(
+                "has a kernel for an empty range of batches ({empty})"
+            ));
         }
         if let Some((a, b)) = step.dispatch.overlap() {
-            return Err(format!("has two kernels for one batch ({a}; {b})"));
+            return Err(format!("has two kernels for the same batch ({a}; {b})"));
         }
-        // Coverage is proven over tokens, which all steps share: a step over other rows must serve every number of them.
+        // Coverage is proven over tokens, which all steps share. A step over other rows must
+        // therefore serve every number of them.
         let by_rows = covered.iter().any(|part| part.rows != Interval::ALL);
         if by_rows && !step.is_over_tokens() && !Batches::ALL.is_covered_by(&covered) {
             return Err(format!("has no kernel for some numbers of {}", step.rows));
         }
         let n_parts = self.parts.len().max(1);
         if step.part as usize >= n_parts {
-            return Err(format!("is of part {} of {n_parts}", step.part));
+            return Err(format!("belongs to part {} of {n_parts}", step.part));
         }
         let n_tensors = self.tensors.len();
         if let Some(&operand) = step.operands.iter().find(|&&o| o >= n_tensors) {
@@ -197,7 +210,7 @@ impl Program {
                 return Err("has kernels that write different tensors".to_owned());
             }
         }
-        // All kernels of a step have equal parameters, and a kernel writes its last tensors only.
+        // All kernels of a step have equal parameters, and a kernel writes only its last tensors.
         let n_reads = step.operands.len().saturating_sub(n_writes.unwrap_or(0));
         let writes = step.operands[n_reads..].iter();
         for out in writes.flat_map(|&out| self.written(step, out)) {
@@ -214,7 +227,7 @@ impl Program {
         Ok(())
     }
 
-    /// Checks that a step binds to each parameter of its kernel a tensor of the parameter's type and size.
+    /// Checks that a step's tensors have the type and size of its kernel's parameters.
     fn bindings(
         &self,
         at: u32,
@@ -247,8 +260,9 @@ impl Program {
                 ));
             }
             match tensor.place {
-                // A tensor is written from its first step on, by one step for each batch, and read in later
-                // steps only: no step reads what it writes, and nothing is read before it is written.
+                // A tensor is written from its first step on, by one step for each batch, and read
+                // only in later steps. Thus no step reads its own output, and nothing is read
+                // before it is written.
                 Place::Planned { first, last }
                     if last < at
                         || (writes && written[operand].is_empty() && first != at)
@@ -256,15 +270,18 @@ impl Program {
                 {
                     return Err(format!("binds `{}` outside its life", tensor.name));
                 }
-                // Parts run by themselves: what one computes is gone when another runs.
+                // Parts run separately, and values of one are gone when another runs.
                 Place::Planned { first, .. }
                     if self.steps.get(first as usize).map(|s| s.part) != Some(step.part) =>
                 {
-                    return Err(format!("binds `{}` of another part", tensor.name));
+                    return Err(format!(
+                        "binds `{}`, which belongs to another part",
+                        tensor.name
+                    ));
                 }
                 Place::Cached(cache) if !self.is_of_cache(kernel, cache, step.part) => {
                     return Err(format!(
-                        "binds the cache `{}`, which is not as `{}` takes it",
+                        "binds the cache `{}`, which does not have the layout of `{}`",
                         tensor.name,
                         kernel.as_kernel().symbol()
                     ));
@@ -280,7 +297,7 @@ impl Program {
                     ));
                 }
                 Place::Batch(_) | Place::Weight(_) if writes => {
-                    return Err(format!("writes `{}`, which is only read", tensor.name));
+                    return Err(format!("writes `{}`, which is read-only", tensor.name));
                 }
                 _ => {}
             }
@@ -297,7 +314,7 @@ impl Program {
         Ok(())
     }
 
-    /// Whether a kernel reads or writes a cache as it is laid out.
+    /// Returns whether a kernel reads or writes a cache with this layout.
     fn is_of_cache(&self, kernel: &KernelSpec, cache: u32, part: u32) -> bool {
         let own = self.caches.get(cache as usize).map(|cache| cache.part) == Some(part);
         let reads = match kernel {
@@ -315,7 +332,7 @@ impl Program {
         is_read && self.n_caches(cache, reads.kv_heads, reads.head) == Some(1)
     }
 
-    /// Whether a kernel adds to the cache that it reads, which then holds what it needs.
+    /// Returns whether a kernel appends its own rows to the cache that it reads.
     fn adds_itself(&self, step: &Step, kernel: &KernelSpec, cache: usize) -> bool {
         let first = step.operands.len().wrapping_sub(kernel.n_writes());
         let added = step.operands.get(first);
@@ -323,7 +340,8 @@ impl Program {
             && added.is_some_and(|&added| self.written(step, added).contains(&cache))
     }
 
-    /// How many caches a kernel adds to, from this one on; `None` where it is none that adds to it as it is laid out.
+    /// Returns the number of caches, from `cache` on, that a kernel appends to; `None` if it does
+    /// not append to caches of this layout.
     fn n_appended(&self, kernel: &KernelSpec, cache: u32) -> Option<u32> {
         match kernel {
             KernelSpec::AppendCache(k) => {
@@ -344,8 +362,8 @@ impl Program {
         }
     }
 
-    /// How many caches, from this one on, have so many heads of this size together: side by side in a block they are laid
-    /// out as one.
+    /// Returns the number of caches, from `first` on, that together have `heads` heads of size
+    /// `head`. Adjacent caches in a block have the layout of one.
     fn n_caches(&self, first: u32, heads: u32, head: u32) -> Option<u32> {
         let mut found = 0;
         let rest = self.caches.get(first as usize..)?;
@@ -361,7 +379,7 @@ impl Program {
         None
     }
 
-    /// The tensors that a step writes by writing one: all of the caches that its kernel adds to.
+    /// Returns the tensors that a step writes through `out`: all caches that its kernel appends to.
     fn written(&self, step: &Step, out: usize) -> Vec<usize> {
         let Place::Cached(first) = self.tensors[out].place else {
             return vec![out];
@@ -377,14 +395,14 @@ impl Program {
         tensors.map(|(index, _)| index).collect()
     }
 
-    /// What ids of the batch index.
+    /// Returns the tables that ids of the batch index.
     pub(crate) fn tables(&self) -> impl Iterator<Item = Table> {
         let tables = self.kernels.iter().flat_map(tables);
         tables.map(|(_, table)| table)
     }
 }
 
-/// What a kernel picks rows or columns of by ids, and the operand that holds the ids.
+/// Returns the tables that a kernel indexes by ids, with the operand that holds the ids.
 fn tables(kernel: &KernelSpec) -> Vec<(usize, Table)> {
     match kernel {
         KernelSpec::Embedding(k) => vec![(0, k.table)],
@@ -401,14 +419,14 @@ fn tables(kernel: &KernelSpec) -> Vec<(usize, Table)> {
     }
 }
 
-/// Whether a tensor that was written for some batches is written for all that a step is launched for.
+/// Returns whether a tensor written for the batches `written` covers all batches of a step.
 fn all_are_covered(step: &Step, written: &[Batches]) -> bool {
     step.batches()
         .iter()
         .all(|part| part.is_covered_by(written))
 }
 
-/// Checks that a kernel is launched only for sequences that are not too long for it.
+/// Checks that a kernel is launched only for sequences within its limit.
 fn check_limit(step: &Step, batches: Batches, kernel: &KernelSpec) -> Result<(), String> {
     let max_len = match kernel {
         KernelSpec::MhaShort(k) => Some(k.max_len),
@@ -422,12 +440,12 @@ fn check_limit(step: &Step, batches: Batches, kernel: &KernelSpec) -> Result<(),
     };
     let is_within = |interval: Interval| interval.up_to.is_some_and(|most| most <= max_len.into());
     let is_limited = step.most_longest.is_some_and(|most| most <= max_len.into());
-    // No sequence has more tokens than the batch.
+    // A sequence has at most as many tokens as the batch.
     let by_tokens = step.is_over_tokens() && is_within(batches.rows);
     match is_limited || by_tokens || is_within(batches.longest) {
         true => Ok(()),
         false => Err(format!(
-            "launches a kernel for at most {max_len} tokens a sequence on longer ones"
+            "launches a kernel for sequences longer than its limit of {max_len} tokens"
         )),
     }
 }
@@ -452,13 +470,13 @@ fn check_size(size: &Size) -> Result<(), String> {
     Ok(())
 }
 
-/// The dimensions of a weight, if its parts can be stacked.
+/// Returns the dimensions of a weight, if its parts can be stacked.
 fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
     let dims = match expr {
         WeightExpr::Stored { dims, .. } | WeightExpr::PlusOne { dims, .. } => dims.clone(),
         WeightExpr::Transposed { dims, .. } => match dims.as_slice() {
             &[rows, columns] => vec![columns, rows],
-            _ => return Err("is transposed and no matrix".to_owned()),
+            _ => return Err("is transposed but not a matrix".to_owned()),
         },
         WeightExpr::Rows {
             dims, from, rows, ..

@@ -460,7 +460,7 @@ mod tests {
         // 2²³ + 1 tokens fit one run; padded to three times 2²³ − 1 they do not.
         let long = (1 << 23) - 1;
         let ragged = Batch::from_packed(vec![0; long as usize + 2], &[long, 1, 1]).unwrap();
-        insta::assert_snapshot!(ragged.with_padding().unwrap_err(), @"the batch has 25165821 tokens; at most 16777216 fit one run, split the batch");
+        insta::assert_snapshot!(ragged.with_padding().unwrap_err(), @"the batch has 25165821 tokens; the maximum of one run is 16777216; split the batch");
     }
 
     #[test]

@@ -1,47 +1,51 @@
 use super::{candidates::largest, log_sum};
 
-/// How beams are searched, as transformers' `generate` names it.
+/// Beam search options, named as in the `generate` of transformers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Beams {
-    /// Sequences that go on at once, in all groups.
+    /// Number of beams in all groups together.
     pub n: usize,
-    /// Groups that are searched one after another in each step, and keep apart (Vijayakumar et al. 2016).
+    /// Number of groups. In each step they are searched one after another, and each avoids the
+    /// tokens of the earlier ones (Vijayakumar et al. 2016).
     pub groups: usize,
-    /// What a token costs for each beam of an earlier group that took it in this step. A group that is done takes none.
+    /// Penalty of a token for each beam of an earlier group that chose it in this step. Finished
+    /// groups choose none.
     pub diversity: f32,
-    /// A sequence's score is its log-probability over its length to this power.
+    /// Exponent of the length in the score: log-probability / length^`length_penalty`.
     pub length_penalty: f32,
     pub early_stopping: EarlyStopping,
 }
 
-/// When the search ends that has as many ended sequences as beams.
+/// Condition for ending the search once there are as many finished hypotheses as beams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EarlyStopping {
-    /// When the best beam, were it to end now, is no better than the worst of them.
+    /// End if the best beam, were it to end now, would not beat the worst hypothesis.
     Heuristic,
-    /// At once.
+    /// End at once.
     Yes,
-    /// When no beam can become better than the worst of them.
+    /// End if no beam can ever beat the worst hypothesis.
     Never,
 }
 
-/// Settings that search nothing.
+/// Invalid beam search options.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum BeamsError {
     #[error("{n} beams; expected at least one")]
     None { n: usize },
     #[error("{n} beams; expected at most {}", Beams::MAX)]
     TooMany { n: usize },
-    #[error("{n} beams in {groups} groups; expected groups of one number of beams each")]
+    #[error(
+        "{n} beams do not divide into {groups} groups; expected a number of groups that divides the number of beams"
+    )]
     Groups { n: usize, groups: usize },
-    #[error("the diversity is {found}; expected a number from 0 on")]
+    #[error("the diversity is {found}; expected a number of at least 0")]
     Diversity { found: f32 },
     #[error("the length penalty is {found}; expected a finite number")]
     LengthPenalty { found: f32 },
 }
 
 impl Default for Beams {
-    /// One beam.
+    /// Returns options with one beam.
     fn default() -> Self {
         Self::of(1)
     }
@@ -51,7 +55,7 @@ impl Beams {
     /// Maximum number of beams: a step of a search holds the logits of all.
     pub const MAX: usize = 256;
 
-    /// One group of `n` beams.
+    /// Creates options with one group of `n` beams.
     pub fn of(n: usize) -> Self {
         Self {
             n,
@@ -62,7 +66,10 @@ impl Beams {
         }
     }
 
-    /// Whether every setting can be.
+    /// Checks that every option is valid.
+    ///
+    /// # Errors
+    /// Returns the first invalid option.
     pub fn check(&self) -> Result<(), BeamsError> {
         let (n, groups) = (self.n, self.groups);
         if n == 0 {
@@ -88,92 +95,94 @@ impl Beams {
     }
 }
 
-/// A sequence that ended, or did not when the search did.
+/// A finished hypothesis, or one still unfinished when the search stopped.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hypothesis {
-    /// New tokens, the one that ended it included.
+    /// New tokens, including the end token.
     pub tokens: Vec<u32>,
     pub score: f32,
 }
 
-/// What is far below every score.
+/// A penalty far below every score.
 const NEVER: f32 = -1e9;
 
-/// Where a beam goes on from.
+/// Continuation of a beam.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The beam whose tokens come before.
+    /// Index of the beam that is continued.
     pub parent: usize,
     pub token: u32,
 }
 
-/// Where one of the best sequences comes from.
+/// Origin of a best hypothesis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
-    /// It was there before, in this place.
+    /// The hypothesis was already in this place.
     Before(usize),
-    /// It is a beam's tokens and one more.
+    /// A beam continued by one token.
     New(Step),
 }
 
-/// The scores of one request's beams, without their tokens, as `_beam_search` of transformers 5 keeps them. What belongs to beam
-/// `i` and to the best sequence in place `i` lies at `i`; groups lie one behind another. Transformers 5 has no groups: several end
-/// as the `BeamSearchScorer` of transformers 4 lets them.
+/// Scores of the beams of one request, without their tokens, as in `_beam_search` of transformers
+/// 5. Entry `i` belongs to beam `i` or to the `i`-th best hypothesis; the entries of a group are
+/// contiguous. Transformers 5 has no groups, so several groups finish as in the `BeamSearchScorer`
+/// of transformers 4.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Standing {
-    /// Summed log-probability of each beam.
+    /// Sum of the log-probabilities of each beam.
     pub running: Vec<f32>,
-    /// The best so far of each group, in order, and whether each has ended.
+    /// Best hypotheses of each group in order: the score, and whether it is finished.
     pub best: Vec<(f32, bool)>,
-    /// Groups that are done.
+    /// Whether each group is done.
     pub done: Vec<bool>,
 }
 
-/// What a step of all groups gave.
+/// Result of a step of all groups.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stepped {
-    /// How each beam goes on. Those of a group that is done stand still.
+    /// Continuation of each beam. The beams of a finished group do not change.
     pub steps: Vec<Step>,
-    /// What is in each place of the best now.
+    /// New contents of each place of the best hypotheses.
     pub kept: Vec<Kept>,
 }
 
-/// What a step knows besides the candidates.
+/// Inputs of a step other than the candidates.
 #[derive(Clone, Copy, Debug)]
 pub struct Ending<'a> {
-    /// Tokens that end a sequence.
+    /// End tokens.
     pub ends: &'a [u32],
-    /// New tokens, with this step's.
+    /// Number of new tokens, including this step's.
     pub n_new: usize,
-    /// New tokens at most.
+    /// Maximum number of new tokens.
     pub most: usize,
 }
 
-/// A candidate for a beam: its score, the beam before, and its token.
+/// A candidate for a beam: its score, its parent beam and its token.
 type Candidate = (f32, usize, u32);
 
 impl Beams {
-    fn of_group(&self) -> usize {
+    fn group_size(&self) -> usize {
         self.n / self.groups.max(1)
     }
 
-    /// Candidates of all beams of a group that count.
+    /// Returns the number of candidates that a group considers, for all of its beams together.
     pub fn kept(&self, n_ends: usize) -> usize {
-        2.max(1 + n_ends) * self.of_group()
+        2.max(1 + n_ends) * self.group_size()
     }
 
-    /// The most probable tokens of a beam, by what they are without the diversity, among which all are that can count: so many of
-    /// them can be less probable by it as other groups have beams.
+    /// Returns the number of tokens with the highest scores before the diversity penalty that must
+    /// be examined for each beam. The penalty can move up to one token for each beam of the other
+    /// groups out of the considered candidates.
     pub fn candidates(&self, n_ends: usize) -> usize {
-        self.kept(n_ends) + self.n - self.of_group()
+        self.kept(n_ends) + self.n - self.group_size()
     }
 }
 
 impl Standing {
     pub fn new(options: &Beams) -> Self {
-        let of_group = options.of_group();
-        // Only the first beam's tokens count in the first step: the others are the same.
-        let running = (0..options.n).map(|i| match i.is_multiple_of(of_group) {
+        let group_size = options.group_size();
+        // In the first step only the first beam of a group counts, because all beams are equal.
+        let running = (0..options.n).map(|i| match i.is_multiple_of(group_size) {
             true => 0.0,
             false => NEVER,
         });
@@ -184,51 +193,52 @@ impl Standing {
         }
     }
 
-    /// Goes on by the most probable tokens of each beam, with their log-probabilities: `tokens` gives them for a beam, of which
-    /// [`Beams::kept`] count, when it is known what earlier groups have taken in this step.
+    /// Advances all beams by one token. `tokens(beam, taken)` returns the most probable tokens of a
+    /// beam with their log-probabilities, given the tokens that earlier groups have taken in this
+    /// step. [`Beams::kept`] candidates of each group are considered.
     pub fn step(
         &mut self,
         options: &Beams,
         mut tokens: impl FnMut(usize, &[u32]) -> Vec<(u32, f32)>,
         ending: Ending,
     ) -> Stepped {
-        let of_group = options.of_group();
+        let group_size = options.group_size();
         let stay = |parent| Step { parent, token: 0 };
         let mut stepped = Stepped {
             steps: (0..options.n).map(stay).collect(),
             kept: (0..options.n).map(Kept::Before).collect(),
         };
-        // Tokens of earlier groups in this step.
+        // Tokens taken by earlier groups in this step.
         let mut taken: Vec<u32> = Vec::new();
         for group in 0..options.groups {
             if self.done[group] {
                 continue;
             }
             let mut candidates: Vec<Candidate> = Vec::new();
-            for beam in group * of_group..(group + 1) * of_group {
+            for beam in group * group_size..(group + 1) * group_size {
                 let of_beam = tokens(beam, &taken).into_iter();
                 candidates.extend(of_beam.map(|(id, x)| (x + self.running[beam], beam, id)));
             }
             by_score(&mut candidates);
             candidates.truncate(options.kept(ending.ends.len()));
             if candidates.is_empty() {
-                // The rules allow nothing: what has ended is all that there is.
+                // The rules allow no token: only the finished hypotheses remain.
                 self.done[group] = true;
                 continue;
             }
             self.advance(group, &candidates, options, ending, &mut stepped);
-            let steps = &stepped.steps[group * of_group..][..of_group];
+            let steps = &stepped.steps[group * group_size..][..group_size];
             taken.extend(steps.iter().map(|step| step.token));
         }
         stepped
     }
 
-    /// Whether all groups are done.
+    /// Returns whether all groups are done.
     pub fn is_done(&self) -> bool {
         self.done.iter().all(|&done| done)
     }
 
-    /// One group's part of a step.
+    /// Advances one group.
     fn advance(
         &mut self,
         group: usize,
@@ -238,13 +248,13 @@ impl Standing {
         stepped: &mut Stepped,
     ) {
         let Ending { ends, n_new, most } = ending;
-        let n = options.of_group();
+        let n = options.group_size();
         let first = group * n;
         let is_end = |&(_, _, token): &Candidate| ends.contains(&token);
         let is_end: Vec<bool> = candidates.iter().map(is_end).collect();
         let is_last = n_new == most;
-        let behind = |&(_, parent, token): &Candidate| Step { parent, token };
-        // What ends now does not go on.
+        let to_step = |&(_, parent, token): &Candidate| Step { parent, token };
+        // Candidates that end are not continued.
         let mut going: Vec<(f32, usize)> = candidates
             .iter()
             .zip(&is_end)
@@ -253,12 +263,12 @@ impl Standing {
             .collect();
         going.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         going.truncate(n);
-        // Where fewer tokens may come than there are beams, the rest are dead.
+        // If there are fewer candidates than beams, the remaining beams are dead.
         let dead = (f32::NEG_INFINITY, going[0].1);
         going.resize(n, dead);
         for (i, &(score, candidate)) in going.iter().enumerate() {
             self.running[first + i] = score;
-            stepped.steps[first + i] = behind(&candidates[candidate]);
+            stepped.steps[first + i] = to_step(&candidates[candidate]);
         }
         let places = first..first + n;
         let n_ended = self.best[places.clone()].iter().filter(|(_, e)| *e).count();
@@ -268,9 +278,10 @@ impl Standing {
         let becomes_full = n_ended + n_ends >= n && stops_when_full;
         let n_open = |i: usize| is_end[..i].iter().filter(|&&end| !end).count();
         let just_ended = |i: usize| match is_end[i] || options.groups == 1 {
-            // Only the first n candidates may end; the others are there to go on.
+            // Only the first n candidates may end; the others are continuations.
             true => (is_end[i] || is_last) && i < n,
-            // In the last step of one of several groups, all that goes on ends, too, unless the group is full without.
+            // In the last step of several groups, unfinished candidates end too, unless the group
+            // becomes full.
             false => is_last && n_open(i) < n && !becomes_full,
         };
         let length = (n_new as f32).powf(options.length_penalty);
@@ -280,7 +291,7 @@ impl Standing {
             for never in [is_full, !just_ended] {
                 score += if never { NEVER } else { 0.0 };
             }
-            (score, just_ended, Kept::New(behind(candidate)))
+            (score, just_ended, Kept::New(to_step(candidate)))
         });
         let before = places.clone().map(|place| {
             let (score, ended) = self.best[place];
@@ -299,7 +310,7 @@ impl Standing {
         };
         let highest = match options.groups {
             1 => self.running[first],
-            // `BeamSearchScorer` takes the best candidate, even if it ends.
+            // `BeamSearchScorer` uses the best candidate, even if it ends.
             _ => candidates[0].0,
         };
         let possible = highest / (longest as f32).powf(options.length_penalty);
@@ -313,19 +324,19 @@ impl Standing {
     }
 }
 
-/// The largest scores first; of equal ones the earlier beam's, then the lower token's.
+/// Sorts by descending score; ties by beam, then by token.
 fn by_score(candidates: &mut [Candidate]) {
     candidates.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
 }
 
-/// The beams of one request.
+/// Beam search for one request.
 #[derive(Clone, Debug)]
 pub struct BeamSearch {
     options: Beams,
     standing: Standing,
     /// New tokens of each beam.
     running: Vec<Vec<u32>>,
-    /// Those of the best, by place; empty where there is none yet.
+    /// Tokens of the best hypotheses, by place; empty if the place is vacant.
     best: Vec<Vec<u32>>,
     n_new: usize,
 }
@@ -341,9 +352,10 @@ impl BeamSearch {
         }
     }
 
-    /// Takes the logits behind each beam, in the order of the beams, and says how each goes on; `None` when the search is at
-    /// its end. `rules` changes log-probabilities behind a beam's new tokens before they count, and after the diversity; `ends` are
-    /// tokens that end a sequence, and `most` is how many tokens are new at most.
+    /// Advances the search by one token, given the logits of each beam in order. Returns the
+    /// continuation of each beam, or `None` when the search is done. `rules` modifies the
+    /// log-probabilities of the token after a beam's new tokens, after the diversity penalty.
+    /// `ends` are the end tokens, and `most` is the maximum number of new tokens.
     pub fn step(
         &mut self,
         logits: &mut [&mut [f32]],
@@ -369,21 +381,21 @@ impl BeamSearch {
             most,
         };
         let stepped = self.standing.step(&self.options, of_beam, ending);
-        let behind = |step: &Step| -> Vec<u32> {
+        let extended = |step: &Step| -> Vec<u32> {
             let tokens = self.running[step.parent].iter().copied();
             tokens.chain([step.token]).collect()
         };
         let best = stepped.kept.iter().map(|kept| match kept {
             Kept::Before(place) => self.best[*place].clone(),
-            Kept::New(step) => behind(step),
+            Kept::New(step) => extended(step),
         });
         let best = best.collect();
-        let running = stepped.steps.iter().map(behind).collect();
+        let running = stepped.steps.iter().map(extended).collect();
         (self.best, self.running) = (best, running);
         (!self.standing.is_done()).then_some(stepped.steps)
     }
 
-    /// The best sequences of all groups, the best first.
+    /// Returns the best hypotheses of all groups, the best first.
     pub fn hypotheses(&self) -> Vec<Hypothesis> {
         let all = self.best.iter().zip(&self.standing.best);
         let all = all.map(|(tokens, &(score, _))| Hypothesis {
@@ -395,7 +407,7 @@ impl BeamSearch {
 }
 
 impl Hypothesis {
-    /// Those that have tokens, the best first.
+    /// Removes hypotheses without tokens and sorts the others, the best first.
     pub fn sorted(mut all: Vec<Self>) -> Vec<Self> {
         all.retain(|h| !h.tokens.is_empty());
         all.sort_by(|a, b| b.score.total_cmp(&a.score));

@@ -1,9 +1,11 @@
 //! The largest logits of a row.
 
-/// The `k` largest with their ids, the largest first and of equal ones the lowest id: as many as there are above −∞.
+/// Returns the `k` largest logits above −∞ with their ids, in descending order; ties go to the
+/// lower id. The result is shorter if there are fewer.
 ///
-/// In two stages (LightSeq 2.2, hierarchical auto-regressive search): the k-th largest of the maxima of 2k groups bounds the
-/// k-th largest of all from below, so that what is below it need not be sorted.
+/// The selection has two stages (LightSeq 2.2, hierarchical auto-regressive search). The k-th
+/// largest of the maxima of 2k groups is a lower bound of the k-th largest logit, so that only
+/// logits from the bound on are sorted.
 pub fn largest(row: &[f32], k: usize) -> Vec<(u32, f32)> {
     let k = k.min(row.len());
     if k == 0 {

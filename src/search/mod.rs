@@ -1,7 +1,8 @@
-//! Which token comes next: rules on logits, sampling, and numbers that depend on nothing but a seed.
+//! Choice of the next token: logits processors, sampling, beam search, and random numbers that
+//! depend only on a seed.
 //!
-//! All of it is arithmetic on one row of logits. Names and orders are those of Hugging Face transformers, whose results it
-//! gives.
+//! Everything works on one row of logits. Names, order of operations and results are those of
+//! Hugging Face transformers.
 
 mod beams;
 mod candidates;
@@ -17,7 +18,7 @@ pub use philox::Philox;
 pub use rules::Rules;
 pub use sample::{Sampling, SamplingError};
 
-/// The largest logit's token; of equal ones, the lowest.
+/// Returns the token with the largest logit; ties go to the lowest token.
 pub fn greedy(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (id, &x) in logits.iter().enumerate() {
@@ -28,12 +29,12 @@ pub fn greedy(logits: &[f32]) -> u32 {
     best as u32
 }
 
-/// `log softmax(logits)` of one token.
+/// Returns `log softmax(logits)` of one token.
 pub fn log_probability(logits: &[f32], id: u32) -> f32 {
     logits[id as usize] - log_sum(logits)
 }
 
-/// `log Σ exp(logits)`.
+/// Returns `log Σ exp(logits)`.
 pub fn log_sum(logits: &[f32]) -> f32 {
     let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&x| f64::from(x - top).exp()).sum();

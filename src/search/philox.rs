@@ -1,5 +1,5 @@
-/// Philox4x32-10 (Salmon et al. 2011): random numbers that are a function of a key and a counter, so that a token's number
-/// depends on the seed and its position alone, on no other token, request or device.
+/// Philox4x32-10 (Salmon et al. 2011), a counter-based random number generator. A token's random
+/// number depends only on the seed and its position, not on other tokens, requests or devices.
 #[derive(Clone, Copy, Debug)]
 pub struct Philox {
     key: [u32; 2],
@@ -16,7 +16,7 @@ impl Philox {
         }
     }
 
-    /// Four numbers of 32 bits.
+    /// Returns four 32-bit numbers.
     pub fn numbers(&self, counter: [u32; 4]) -> [u32; 4] {
         let (mut key, mut x) = (self.key, counter);
         for _ in 0..ROUNDS {
@@ -33,7 +33,7 @@ impl Philox {
         x
     }
 
-    /// A number from 0 to below 1 for the token at a position of a sequence.
+    /// Returns a number in [0, 1) for the token at a position of a sequence.
     pub fn uniform(&self, position: u64, sequence: u64) -> f64 {
         let counter = [
             position as u32,

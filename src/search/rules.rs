@@ -2,35 +2,37 @@ use std::collections::HashMap;
 
 use super::log_sum;
 
-/// What changes logits before a token is chosen, in the order in which transformers applies it.
+/// Logits processors, applied before a token is chosen in the order of transformers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
-    /// Divides the positive and multiplies the negative logits of tokens that are there already (Keskar et al. 2019); 1 for
-    /// none.
+    /// Divides the positive and multiplies the negative logits of tokens that occurred already
+    /// (Keskar et al. 2019); 1 disables it.
     pub repetition_penalty: f32,
-    /// What the logit of a token loses for each time that it is among the new ones; 0 for nothing.
+    /// Amount subtracted from a token's logit for each of its occurrences among the new tokens; 0
+    /// disables it.
     pub frequency_penalty: f32,
-    /// What the logit of a token loses that is among the new ones, however often; 0 for nothing.
+    /// Amount subtracted once from the logit of every token among the new tokens; 0 disables it.
     pub presence_penalty: f32,
-    /// What is added to the logits of tokens.
+    /// Amounts added to the logits of tokens.
     pub bias: Vec<(u32, f32)>,
-    /// No sequence of so many tokens occurs twice; 0 for none.
+    /// Length of the n-grams that must not occur twice; 0 disables it.
     pub no_repeat_ngram: usize,
-    /// Tokens that end a sequence.
+    /// End tokens.
     pub end: Vec<u32>,
-    /// No end before so many tokens, the prompt's included.
+    /// Minimum length before an end token is allowed, including the prompt.
     pub min_length: usize,
-    /// No end before so many new tokens.
+    /// Minimum number of new tokens before an end token is allowed.
     pub min_new_tokens: usize,
-    /// The first new token.
+    /// The forced first new token.
     pub forced_first: Option<u32>,
-    /// The tokens of which the last new one is, where the most new tokens are reached.
+    /// Tokens allowed as the last new token when the maximum length is reached; empty allows all.
     pub forced_last: Vec<u32>,
-    /// Tokens that never come.
+    /// Tokens that are never chosen.
     pub suppressed: Vec<u32>,
-    /// Tokens that do not come first, or behind the first one where that is forced.
+    /// Tokens that are not chosen first, or directly after the forced first token.
     pub suppressed_first: Vec<u32>,
-    /// Whether log-probabilities are made to sum to one again behind these rules, which counts in the scores of beams.
+    /// Whether log-probabilities are renormalised after these rules, which affects the scores of
+    /// beams.
     pub renormalize: bool,
     /// Maximum number of new tokens; [`Rules::NO_LIMIT`] for all that the model's positions and the KV cache leave.
     pub max_new_tokens: usize,
@@ -61,7 +63,8 @@ impl Rules {
     /// Stands for no limit of [`max_new_tokens`](Self::max_new_tokens).
     pub const NO_LIMIT: usize = usize::MAX;
 
-    /// Changes the logits of the token behind `tokens`, of which the first `n_prompt` are the prompt.
+    /// Modifies the logits of the token after `tokens`, the first `n_prompt` of which are the
+    /// prompt.
     pub fn apply(&self, logits: &mut [f32], tokens: &[u32], n_prompt: usize) {
         let n_new = tokens.len() - n_prompt;
         if self.repetition_penalty != 1.0 {
@@ -99,8 +102,8 @@ impl Rules {
         }
     }
 
-    /// Whether they are among those that devices apply: not the penalties by counts and the bias, which OpenAI has, nor what does not come
-    /// behind a forced token.
+    /// Returns whether devices support these rules. They do not support the frequency and presence
+    /// penalties and the bias of OpenAI's API, nor suppressed tokens after a forced first token.
     pub fn suit_devices(&self) -> bool {
         let is_plain = self.forced_first.is_none() || self.suppressed_first.is_empty();
         is_plain
@@ -109,12 +112,12 @@ impl Rules {
             && self.bias.is_empty()
     }
 
-    /// Whether a token ends its sequence.
+    /// Returns whether a token ends its sequence.
     pub fn ends(&self, id: u32) -> bool {
         self.end.contains(&id)
     }
 
-    /// Takes from the logits of new tokens by how often each of them has come.
+    /// Subtracts the frequency and presence penalties of the new tokens.
     fn count(&self, logits: &mut [f32], new: &[u32]) {
         let mut new = new.to_vec();
         new.sort_unstable();
@@ -140,7 +143,7 @@ impl Rules {
     }
 }
 
-/// Tokens that would end a sequence of `n` tokens that is there already.
+/// Returns the tokens that would complete an n-gram of `n` tokens that occurred already.
 fn repeats(tokens: &[u32], n: usize) -> Vec<u32> {
     if tokens.len() + 1 < n {
         return Vec::new();

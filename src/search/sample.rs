@@ -1,15 +1,18 @@
 use super::candidates::largest;
 
-/// How a token is drawn of its logits. Each field narrows what the one before left, as in transformers.
+/// Sampling options. Each field further restricts the tokens that the previous ones leave, as in
+/// transformers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits.
+    /// Divisor of the logits.
     pub temperature: f32,
-    /// Only tokens whose logits are at least the k-th largest; 0 for all.
+    /// Keeps only tokens with logits of at least the k-th largest; 0 keeps all.
     pub top_k: usize,
-    /// Only the most probable tokens that have this probability together (nucleus sampling, Holtzman et al. 2019); 1 for all.
+    /// Keeps only the most probable tokens whose probabilities sum to this value (nucleus sampling,
+    /// Holtzman et al. 2019); 1 keeps all.
     pub top_p: f32,
-    /// Only tokens that are this probable beside the most probable one; 0 for all.
+    /// Keeps only tokens with at least this probability relative to the most probable one; 0 keeps
+    /// all.
     pub min_p: f32,
 }
 
@@ -24,14 +27,14 @@ impl Default for Sampling {
     }
 }
 
-/// Logits over a temperature below this are no numbers any more.
-const LEAST_TEMPERATURE: f32 = 1e-20;
+/// Minimum temperature. Below it, the scaled logits overflow.
+const MIN_TEMPERATURE: f32 = 1e-20;
 
-/// A setting that samples nothing.
+/// Invalid sampling options.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SamplingError {
     #[error(
-        "the temperature is {found}; expected a number above 0, at least {LEAST_TEMPERATURE:e} (for the most probable token, do not sample)"
+        "the temperature is {found}; expected a number of at least {MIN_TEMPERATURE:e}; for the most probable token, disable sampling"
     )]
     Temperature { found: f32 },
     #[error("top_p is {found}; expected a number above 0, up to 1")]
@@ -41,9 +44,12 @@ pub enum SamplingError {
 }
 
 impl Sampling {
-    /// Whether every setting can be.
+    /// Checks that every option is valid.
+    ///
+    /// # Errors
+    /// Returns the first invalid option.
     pub fn check(&self) -> Result<(), SamplingError> {
-        if !(self.temperature.is_finite() && self.temperature >= LEAST_TEMPERATURE) {
+        if !(self.temperature.is_finite() && self.temperature >= MIN_TEMPERATURE) {
             let found = self.temperature;
             return Err(SamplingError::Temperature { found });
         }
@@ -56,14 +62,14 @@ impl Sampling {
         }
     }
 
-    /// The tokens that may be drawn, by id, with their probabilities, which add up to 1. The vocabulary is not sorted: the
-    /// k-th largest and the nucleus are found by selection.
+    /// Returns the tokens that may be drawn, by id, with their probabilities, which sum to 1. The
+    /// k-th largest logit and the nucleus are found by selection, without sorting the vocabulary.
     pub fn distribution(&self, logits: &[f32]) -> Vec<(u32, f64)> {
         let least = match self.top_k {
             0 => None,
             k => largest(logits, k).last().map(|&(_, x)| x),
         };
-        // Those that equal the k-th largest stay.
+        // Logits equal to the k-th largest are kept.
         let least = least.unwrap_or(f32::NEG_INFINITY);
         let left: Vec<(u32, f32)> = (0u32..)
             .zip(logits)
@@ -82,7 +88,7 @@ impl Sampling {
             let all: f64 = left.iter().map(|(_, p)| p).sum();
             nucleus(&mut left, f64::from(self.top_p) * all);
         }
-        // The most probable one has 1.
+        // Weights are relative to the most probable token.
         left.retain(|&(_, p)| p >= f64::from(self.min_p));
         left.sort_unstable_by_key(|&(id, _)| id);
         let all: f64 = left.iter().map(|(_, p)| p).sum();
@@ -90,7 +96,7 @@ impl Sampling {
         left
     }
 
-    /// The token at `uniform`, from 0 to below 1, of the probabilities one after another.
+    /// Chooses the token at `uniform` in [0, 1) of the cumulative distribution.
     pub fn choose(&self, logits: &[f32], uniform: f64) -> u32 {
         let all = self.distribution(logits);
         let mut rest = uniform;
@@ -100,17 +106,17 @@ impl Sampling {
             }
             rest -= p;
         }
-        // Rounding may leave a little beyond the last.
+        // Rounding may leave a remainder after the last token.
         all.last().map_or(0, |&(id, _)| id)
     }
 }
 
-/// Keeps the fewest largest weights that add up to `mass` at least; of equal ones those of lower ids. Selection by halves: each
-/// step looks at what is still open only.
+/// Keeps the smallest set of largest weights that sum to at least `mass`; ties go to the lower id.
+/// Uses quickselect, so that each step examines only the undecided weights.
 fn nucleus(weights: &mut Vec<(u32, f64)>, mass: f64) {
     let before = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
     let (mut from, mut to, mut sum) = (0, weights.len(), 0.0);
-    // What is before `from` stays, what is from `to` on goes.
+    // Weights before `from` are kept, and weights from `to` on are removed.
     while to - from > 1 {
         let middle = (to - from) / 2;
         weights[from..to].select_nth_unstable_by(middle, before);

@@ -3,8 +3,8 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn philox_gives_the_published_answers() {
-    // Random123's kat_vectors, philox4x32-10.
+fn philox_matches_the_published_values() {
+    // From Random123's kat_vectors, philox4x32-10.
     assert_eq!(
         Philox::new(0).numbers([0; 4]),
         [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]
@@ -21,19 +21,19 @@ fn philox_gives_the_published_answers() {
 }
 
 #[test]
-fn of_equal_logits_the_lowest_token_is_greedy() {
+fn greedy_ties_go_to_the_lowest_token() {
     assert_eq!(greedy(&[0.0, 3.0, 1.0, 3.0]), 1);
     assert_eq!(greedy(&[f32::NEG_INFINITY, f32::NEG_INFINITY, 0.0]), 2);
 }
 
 #[test]
-fn log_probabilities_are_those_of_a_softmax() {
+fn log_probabilities_match_a_softmax() {
     let logits = [0.0, 3f32.ln(), f32::NEG_INFINITY];
     assert!((log_probability(&logits, 1) - 0.75f32.ln()).abs() < 1e-6);
     assert_eq!(log_probability(&logits, 2), f32::NEG_INFINITY);
 }
 
-/// Logits of these probabilities.
+/// Returns logits with these probabilities.
 fn logits(probabilities: &[f32]) -> Vec<f32> {
     probabilities.iter().map(|p| p.ln()).collect()
 }
@@ -46,7 +46,7 @@ fn ids(of: Sampling, probabilities: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn each_setting_narrows_what_may_come() {
+fn each_setting_restricts_the_tokens() {
     let all = Sampling {
         temperature: 1.0,
         top_k: 0,
@@ -55,10 +55,10 @@ fn each_setting_narrows_what_may_come() {
     };
     let p = [0.1, 0.4, 0.2, 0.2, 0.1];
     assert_eq!(ids(all, &p), [0, 1, 2, 3, 4]);
-    // The second largest has an equal.
+    // The second and third largest are equal.
     assert_eq!(ids(Sampling { top_k: 2, ..all }, &p), [1, 2, 3]);
     assert_eq!(ids(Sampling { top_k: 1, ..all }, &p), [1]);
-    // 0.4 + 0.2 is enough for 0.5, and 0.4 alone is not: of the two of 0.2, the lower stays.
+    // 0.4 is less than 0.5, and 0.4 + 0.2 exceeds it. The lower id of the two with 0.2 is kept.
     assert_eq!(ids(Sampling { top_p: 0.5, ..all }, &p), [1, 2]);
     assert_eq!(ids(Sampling { top_p: 0.3, ..all }, &p), [1]);
     assert_eq!(ids(Sampling { min_p: 0.45, ..all }, &p), [1, 2, 3]);
@@ -71,13 +71,13 @@ fn each_setting_narrows_what_may_come() {
 }
 
 #[test]
-fn settings_that_sample_nothing_are_refused() {
+fn invalid_sampling_settings_are_rejected() {
     let with = |change: fn(&mut Sampling)| {
         let mut sampling = Sampling::default();
         change(&mut sampling);
         sampling.check().expect_err("an error").to_string()
     };
-    insta::assert_snapshot!(with(|s| s.temperature = 0.0), @"the temperature is 0; expected a number above 0, at least 1e-20 (for the most probable token, do not sample)");
+    insta::assert_snapshot!(with(|s| s.temperature = 0.0), @"the temperature is 0; expected a number of at least 1e-20; for the most probable token, disable sampling");
     insta::assert_snapshot!(with(|s| s.top_p = 0.0), @"top_p is 0; expected a number above 0, up to 1");
     insta::assert_snapshot!(with(|s| s.top_p = 1.5), @"top_p is 1.5; expected a number above 0, up to 1");
     insta::assert_snapshot!(with(|s| s.min_p = f32::NAN), @"min_p is NaN; expected a number from 0 to 1");
@@ -85,7 +85,7 @@ fn settings_that_sample_nothing_are_refused() {
 
 #[test]
 fn samples_have_the_probabilities_of_their_tokens() {
-    // Pearson's χ² of 20,000 draws in 4 cells: 3 degrees of freedom, 16.3 at one in a thousand.
+    // Pearson's χ² of 20,000 draws in 4 cells, with 3 degrees of freedom: 16.3 at p = 0.001.
     let p = [0.05, 0.5, 0.15, 0.3];
     let sampling = Sampling {
         top_k: 0,
@@ -112,9 +112,9 @@ fn samples_have_the_probabilities_of_their_tokens() {
 }
 
 proptest! {
-    /// The nucleus by selection is the one by sorting.
+    /// Compares the nucleus found by selection with the one found by sorting.
     #[test]
-    fn the_nucleus_is_that_of_sorted_probabilities(weights in prop::collection::vec(0u8..6, 1..60), top_p in 0.01f32..1.0) {
+    fn the_nucleus_matches_sorted_probabilities(weights in prop::collection::vec(0u8..6, 1..60), top_p in 0.01f32..1.0) {
         prop_assume!(weights.iter().any(|&w| w > 0));
         let sum: f32 = weights.iter().map(|&w| f32::from(w)).sum();
         let p: Vec<f32> = weights.iter().map(|&w| f32::from(w) / sum).collect();
@@ -130,7 +130,7 @@ proptest! {
             want.push(id);
         }
         want.sort_unstable();
-        // A sum within rounding of the limit may go either way.
+        // If the sum is within rounding of the limit, either result is correct.
         let near = (mass - top_p).abs() < 1e-5 || want.len().abs_diff(got.len()) == 0;
         prop_assert!(near, "{:?} {:?}", got, want);
         if want.len() == got.len() { prop_assert_eq!(got, want); }
@@ -156,7 +156,7 @@ fn rules_change_logits_as_transformers_does() {
 }
 
 #[test]
-fn no_ngram_comes_twice() {
+fn no_ngram_occurs_twice() {
     let rules = Rules {
         no_repeat_ngram: 2,
         ..Rules::default()
@@ -174,7 +174,7 @@ fn no_ngram_comes_twice() {
 }
 
 #[test]
-fn forced_tokens_come_first_and_last() {
+fn forced_tokens_are_first_and_last() {
     let rules = Rules {
         forced_first: Some(2),
         forced_last: vec![1],
@@ -192,9 +192,10 @@ fn forced_tokens_come_first_and_last() {
 }
 
 proptest! {
-    /// Two stages give what sorting all gives, with equal logits, infinities, and fewer of them than asked for.
+    /// Compares the two-stage selection with sorting, including ties, infinities and rows shorter
+    /// than `k`.
     #[test]
-    fn the_largest_are_those_of_a_sorted_row(row in prop::collection::vec(prop_oneof![4 => (-5i8..5).prop_map(f32::from), 1 => Just(f32::NEG_INFINITY)], 0..80), k in 0usize..20) {
+    fn the_largest_logits_match_a_sorted_row(row in prop::collection::vec(prop_oneof![4 => (-5i8..5).prop_map(f32::from), 1 => Just(f32::NEG_INFINITY)], 0..80), k in 0usize..20) {
         let mut want: Vec<(u32, f32)> = (0u32..).zip(row.iter().copied()).filter(|(_, x)| *x > f32::NEG_INFINITY).collect();
         want.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         want.truncate(k);
@@ -202,7 +203,8 @@ proptest! {
     }
 }
 
-/// Searches where the logits behind a token are the row of a table; the best sequences.
+/// Runs a search in which the logits after a token are a row of `table`, and returns the best
+/// hypotheses.
 fn search(beams: Beams, table: &[[f32; 4]], ends: &[u32], most: usize) -> Vec<Hypothesis> {
     let mut search = BeamSearch::new(beams);
     let mut last = vec![0usize; beams.n];
@@ -217,9 +219,10 @@ fn search(beams: Beams, table: &[[f32; 4]], ends: &[u32], most: usize) -> Vec<Hy
 }
 
 #[test]
-fn two_beams_find_what_the_greedy_one_misses() {
+fn two_beams_find_a_better_sequence_than_greedy_search() {
     let p = |p: [f32; 4]| p.map(f32::ln);
-    // Behind 0 comes 1 with 0.6 or 2 with 0.4; behind 1 all are alike, behind 2 comes 3 almost surely.
+    // Token 0 is followed by 1 (0.6) or 2 (0.4). After 1 all tokens are equally probable; after 2,
+    // token 3 is almost certain.
     let table = [
         p([0.0, 0.6, 0.4, 0.0]),
         p([0.25, 0.25, 0.25, 0.25]),
@@ -236,7 +239,7 @@ fn two_beams_find_what_the_greedy_one_misses() {
 #[test]
 fn a_length_penalty_prefers_long_sequences_above_0() {
     let p = |p: [f32; 4]| p.map(f32::ln);
-    // 3 ends a sequence.
+    // Token 3 is the end token.
     let table = [
         p([0.0, 0.6, 0.0, 0.4]),
         p([0.0, 0.9, 0.0, 0.1]),
@@ -257,7 +260,7 @@ fn a_length_penalty_prefers_long_sequences_above_0() {
 }
 
 #[test]
-fn groups_with_diversity_take_other_tokens() {
+fn groups_with_diversity_choose_different_tokens() {
     let table = [[0.0, 0.1, 0.2, 0.3]; 4];
     let beams = |diversity| Beams {
         groups: 2,
@@ -273,17 +276,17 @@ fn groups_with_diversity_take_other_tokens() {
 }
 
 #[test]
-fn beams_that_search_nothing_are_refused() {
+fn invalid_beam_settings_are_rejected() {
     let refused = |beams: Beams| beams.check().expect_err("an error").to_string();
     insta::assert_snapshot!(refused(Beams::of(0)), @"0 beams; expected at least one");
-    insta::assert_snapshot!(refused(Beams { groups: 3, ..Beams::of(4) }), @"4 beams in 3 groups; expected groups of one number of beams each");
-    insta::assert_snapshot!(refused(Beams { diversity: -1.0, ..Beams::of(4) }), @"the diversity is -1; expected a number from 0 on");
+    insta::assert_snapshot!(refused(Beams { groups: 3, ..Beams::of(4) }), @"4 beams do not divide into 3 groups; expected a number of groups that divides the number of beams");
+    insta::assert_snapshot!(refused(Beams { diversity: -1.0, ..Beams::of(4) }), @"the diversity is -1; expected a number of at least 0");
 }
 
 #[test]
-fn beams_without_tokens_that_may_come_end_with_what_there_is() {
+fn beams_without_allowed_tokens_return_the_finished_hypotheses() {
     let never = f32::NEG_INFINITY;
-    // One token may come behind 0, and none behind that.
+    // One token is allowed after 0, and none after that.
     let table = [
         [never, 0.0, never, never],
         [never; 4],
@@ -291,7 +294,7 @@ fn beams_without_tokens_that_may_come_end_with_what_there_is() {
         [never; 4],
     ];
     assert_eq!(search(Beams::of(3), &table, &[], 5), []);
-    // It ends a sequence.
+    // The allowed token is the end token.
     let found = search(Beams::of(3), &table, &[1], 5);
     assert_eq!(found[0].tokens, [1]);
 }
@@ -305,7 +308,7 @@ fn new_tokens_are_penalised_by_their_counts_and_a_bias_is_added() {
         ..Rules::default()
     };
     let mut logits = [1.0; 4];
-    // The prompt's tokens do not count, and a token that is not there has no logit.
+    // Tokens of the prompt do not count, and a token outside the vocabulary is ignored.
     rules.apply(&mut logits, &[2, 2, 0, 1, 1], 2);
     assert_eq!(logits, [1.0 - 0.75 - 100.0, 1.0 - 1.25, 1.0, 3.0]);
     assert!(!rules.suit_devices() && Rules::default().suit_devices());

@@ -17,16 +17,17 @@ use crate::{
     machine::Machine,
 };
 
-/// Maximum lengths of the short kernel besides the largest possible: a smaller maximum has fewer keys to load and to mask.
+/// Maximum lengths for the short kernel, besides its largest. A smaller maximum loads and masks
+/// fewer keys.
 const SHORT_LENGTHS: [u32; 2] = [64, 128];
 
-/// A fused attention problem, whichever kernel computes it, given by the kernel that serves every length and card.
+/// A fused attention problem, described by the kernel that supports every length and card.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention(pub MhaOnline);
 
 impl Attention {
-    /// Dispatches by the longest sequence, which has at most `longest` tokens. On Hopper, batches of few tokens have a kernel
-    /// of their own.
+    /// Dispatches by the longest sequence, which has at most `longest` tokens. On Hopper, batches
+    /// of few tokens use a separate kernel.
     pub fn by_length(&self, machine: &Machine, longest: Option<u64>) -> Dispatch<KernelSpec> {
         let MhaOnline { of, dtype } = self.0;
         if !of.by.is_none()
@@ -58,19 +59,20 @@ impl Attention {
         }
     }
 
-    /// One kernel for every length: the one for the longest.
+    /// Returns one kernel for every length: the one for the longest sequences.
     pub fn invariant(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let all = self.by_length(machine, None);
         let last = all.choices().last().cloned();
         Dispatch::always(last.unwrap_or_else(|| self.0.clone().into()))
     }
 
-    /// The kernel with all keys of a sequence in shared memory, for sequences of at most `max_len` tokens.
+    /// Returns the kernel with all keys of a sequence in shared memory, for at most `max_len`
+    /// tokens.
     pub fn short(&self, max_len: u32) -> MhaShort {
         MhaShort::of(&self.0, max_len)
     }
 
-    /// Kernels by warpgroup MMA, for any length, on Hopper.
+    /// Returns the kernels with warpgroup MMA, for any length, on Hopper.
     pub fn wgmma(&self, machine: &Machine) -> Result<Dispatch<KernelSpec>, AttentionError> {
         if machine.instructions != Instructions::Hopper {
             return Err(AttentionError::WarpgroupInstructions);
@@ -95,8 +97,8 @@ impl Attention {
         ))
     }
 
-    /// Two grouped GEMMs with the softmax split between them. Each launch reads what the one before wrote, matched by the
-    /// names of parameters.
+    /// Returns two grouped GEMMs with the softmax split between them. The inputs of each launch are
+    /// the outputs of the previous one, matched by parameter name.
     pub fn grouped(&self) -> Result<Chain, AttentionError> {
         let MhaOnline { of, dtype } = self.0;
         if !of.is_full() {
@@ -146,7 +148,7 @@ impl Attention {
             .collect()
     }
 
-    /// The kernel for batches of few tokens, where it was measured to be the fastest.
+    /// Returns the kernel for batches of few tokens, if it was measured to be the fastest.
     fn for_few_tokens(&self, machine: &Machine) -> Option<MhaSplitKeys> {
         let few = MhaSplitKeys {
             plain: self.0.clone(),
@@ -156,10 +158,10 @@ impl Attention {
     }
 }
 
-/// Tiles of an SM up to which it takes the finer one, where there is one.
+/// Number of tiles per SM up to which a finer tile is used, if there is one.
 const ROUNDS: u64 = 4;
 
-/// Divides the batches of a coarse tile: where they give each SM few of them, a finer one computes them.
+/// Splits the batches of a coarse tile: batches with few tiles per SM use a finer tile.
 fn by_rounds(
     dispatch: &Dispatch<KernelSpec>,
     machine: &Machine,
@@ -199,7 +201,7 @@ fn by_rounds(
     Dispatch::of(parts.collect())
 }
 
-/// Puts a kernel for batches of few tokens, whatever their lengths, before a dispatch by length.
+/// Adds a kernel for batches of few tokens, of any lengths, to a dispatch by length.
 fn with_few_tokens(dispatch: Dispatch<KernelSpec>, few: MhaSplitKeys) -> Dispatch<KernelSpec> {
     let most = u64::from(MhaSplitKeys::MAX_LEN);
     let more = Interval::new(most, None);
@@ -217,8 +219,9 @@ fn with_few_tokens(dispatch: Dispatch<KernelSpec>, few: MhaSplitKeys) -> Dispatc
     Dispatch::of([first].into_iter().chain(rest).collect())
 }
 
-/// The ranges that sequences of at most `longest` tokens reach, so that kernels for longer ones are not compiled. The kernel of
-/// the last range takes any length, so that correctness does not rest on a check of the lengths.
+/// Returns the ranges that sequences of at most `longest` tokens can reach, so that kernels for
+/// longer ones are not compiled. The last range has no upper bound, so that correctness does not
+/// depend on a check of the lengths.
 fn within(
     mut ranges: Vec<(Option<u64>, KernelSpec)>,
     longest: Option<u64>,
@@ -264,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_no_position_reaches_are_left_out_but_any_length_is_served() {
+    fn lengths_beyond_the_position_table_have_no_separate_kernel_but_are_served() {
         let machine = testing::usual();
         let problem = attention(64, DType::F16);
         let all = shown(&problem.by_length(&machine, None));
@@ -274,7 +277,7 @@ mod tests {
         );
         let few = problem.by_length(&machine, Some(100));
         assert!(Batches::ALL.is_covered_by(&few.covered()));
-        // Only the last kernel takes any length, so that no range can be left out.
+        // Only the last kernel supports any length, so no range can be omitted.
         assert_eq!(shown(&few).len(), all.len());
         let on_hopper = problem.by_length(&testing::hopper(), Some(100));
         assert_eq!(
@@ -285,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn few_tokens_have_a_kernel_of_their_own_on_hopper_whatever_their_lengths() {
+    fn few_tokens_of_any_length_have_a_separate_kernel_on_hopper() {
         let machine = testing::hopper();
         let dispatch = attention(64, DType::F16).by_length(&machine, Some(512));
         assert_eq!(
@@ -317,7 +320,7 @@ mod tests {
         assert_eq!(usual(&problem), ["any batch: mha_online"]);
     }
 
-    /// The tile of the kernel for so many tokens.
+    /// Returns the tile of the kernel for a batch of `tokens` tokens.
     pub(super) fn tile(dispatch: &Dispatch<KernelSpec>, tokens: u64, longest: u64) -> MhaTile {
         let batch = Extents {
             tokens,
@@ -333,8 +336,8 @@ mod tests {
     }
 
     #[test]
-    fn few_tiles_for_each_sm_are_finer() {
-        // 4 · 132 · 192 rows of 12 heads.
+    fn few_tiles_per_sm_use_finer_tiles() {
+        // 4 · 132 · 192 rows, for 12 heads.
         let whole = attention(128, DType::F16).by_length(&testing::hopper(), None);
         assert_eq!(tile(&whole, 8448, 512).rows, 128);
         assert_eq!(tile(&whole, 8449, 512).rows, 192);
@@ -343,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invariant_program_has_the_kernel_for_the_longest() {
+    fn an_invariant_program_uses_the_kernel_for_the_longest_sequences() {
         let machine = testing::usual();
         let one = attention(64, DType::F16).invariant(&machine);
         assert_eq!(shown(&one), ["any batch: mha_online"]);

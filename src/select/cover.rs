@@ -1,5 +1,6 @@
-//! Covers of chains by implementations: for one number of rows the cheapest, a shortest path over the chain's sites, and over
-//! all numbers of rows those that lose least with few kernels and few changes.
+//! Covers of chains by implementations. For one number of rows, the cheapest cover is a shortest
+//! path over the chain's sites. Over all numbers of rows, the covers are chosen that lose least
+//! with few kernels and few changes.
 
 use std::collections::HashMap;
 
@@ -11,47 +12,49 @@ use super::{
 };
 use crate::{kernels::KernelSpec, machine::Machine};
 
-/// The problem of a selection.
+/// The input of a kernel selection.
 pub struct Question<'a> {
-    /// Distinct chains, each with the number of its occurrences in a run.
+    /// Distinct chains, with the number of occurrences of each in a run.
     pub chains: &'a [(Chain, usize)],
     pub machine: &'a Machine,
-    /// Corrections of the cost model.
+    /// Timings that correct the cost model.
     pub timings: Option<&'a Timings>,
     /// Whether an implementation may cover several sites.
     pub may_fuse: bool,
-    /// Whether each site must have one kernel for every number of rows.
+    /// Whether each site must have one kernel for all numbers of rows.
     pub invariant: bool,
 }
 
 /// One launch of a covered chain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Covered {
-    /// The implementation's first site in the chain, which its operands' sites are relative to.
+    /// The implementation's first site in the chain; the sites of `operands` are relative to it.
     pub first: usize,
-    /// The site of the chain in whose place it is launched.
+    /// The site of the chain where it is launched.
     pub site: usize,
     pub operands: Vec<Operand>,
     pub dispatch: Dispatch<KernelSpec>,
 }
 
-/// A kernel that is not launched for some number of rows, and all kernels of the cheapest cover that has it.
+/// A kernel that is not selected for some number of rows, and all kernels of the cheapest cover
+/// that includes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
     pub kernel: KernelSpec,
     pub cover: Vec<KernelSpec>,
 }
 
-/// An implementation at a site of a chain: an edge of the shortest path, from its first site to the first behind it.
+/// An implementation at a site of a chain: an edge of the shortest path, from its first site to the
+/// site after its last.
 #[derive(Clone)]
 struct Edge {
     from: usize,
     implementation: Implementation,
-    /// The numbers of its candidates, by launch.
+    /// Indices of its candidates, by launch.
     kernels: Vec<Vec<usize>>,
 }
 
-/// The edges of a cover by their numbers, in order, each with the kernel of each of its launches.
+/// The edges of a cover by index, in order, with the kernel of each launch.
 pub(super) type Cover = Vec<(usize, Vec<usize>)>;
 
 /// All edges of a chain.
@@ -63,14 +66,14 @@ pub(super) struct Edges {
 }
 
 impl Edges {
-    /// The cheapest cover with kernels that are kept, by their times in cycles (infinite where one does not serve), and its
-    /// cycles. `None` where no cover is possible.
+    /// Returns the cheapest cover with kept kernels, and its cycles. `times` are the kernels'
+    /// cycles, infinite for unsupported sizes. Returns `None` if there is no cover.
     pub(super) fn cheapest(&self, times: &[f64], is_kept: &[bool]) -> Option<(f64, Cover)> {
         let fastest = |candidates: &[usize]| -> Option<usize> {
             let kept = candidates.iter().copied().filter(|&k| is_kept[k]);
             kept.min_by(|&a, &b| times[a].total_cmp(&times[b]))
         };
-        // The least time and the last edge, by the number of covered sites.
+        // The minimum time and the last edge, by the number of covered sites.
         let mut best: Vec<(f64, Option<usize>)> = vec![(f64::INFINITY, None); self.n_sites + 1];
         best[0].0 = 0.0;
         for (at, edge) in self.edges.iter().enumerate() {
@@ -96,17 +99,17 @@ impl Edges {
         total.is_finite().then_some((total, cover))
     }
 
-    /// The edges with these kernels alone, in which covers are found sooner.
+    /// Restricts the edges to the kept kernels, which speeds up the search for covers.
     pub(super) fn with_only(mut self, is_kept: &[bool]) -> Self {
         let lists = self.edges.iter_mut().flat_map(|edge| &mut edge.kernels);
         lists.for_each(|kernels| kernels.retain(|&kernel| is_kept[kernel]));
         self
     }
 
-    /// Each site's own launch with the kernel that is fastest at [`MOST_ROWS`]: large batches lose a small fraction of their
-    /// time, and small ones have little time to lose.
+    /// Returns a separate launch for each site, with the fastest kernel at [`MAX_ROWS`]. Large
+    /// batches lose a small fraction of their time, and small ones take little time anyway.
     fn invariant(&self, kernels: &Kernels) -> Vec<Covered> {
-        let (_, times) = kernels.times_on(&[MOST_ROWS]).remove(0);
+        let (_, times) = kernels.times_on(&[MAX_ROWS]).remove(0);
         let mut covered = Vec::new();
         for edge in &self.edges {
             for (launch, candidates) in edge.implementation.launches.iter().zip(&edge.kernels) {
@@ -124,7 +127,7 @@ impl Edges {
         covered
     }
 
-    /// Cycles of a cover.
+    /// Returns the cycles of a cover.
     pub(super) fn cycles(&self, cover: &Cover, times: &[f64]) -> f64 {
         let of_edge = |(edge, kernels): &(usize, Vec<usize>)| {
             let sum: f64 = kernels.iter().map(|&kernel| times[kernel]).sum();
@@ -133,7 +136,8 @@ impl Edges {
         cover.iter().map(of_edge).sum()
     }
 
-    /// Candidates of a cover's launches that take at most `part` times as long as the chosen ones.
+    /// Returns the candidates for a cover's launches that are at most `part` times as slow as the
+    /// chosen ones.
     pub(super) fn near(&self, cover: &Cover, times: &[f64], part: f64) -> Vec<usize> {
         let mut near = Vec::new();
         for (edge, kernels) in cover {
@@ -147,7 +151,7 @@ impl Edges {
 }
 
 impl Question<'_> {
-    /// The launches of each chain, in order.
+    /// Returns the launches of each chain, in order.
     pub fn answer(&self) -> Vec<Vec<Covered>> {
         let (mut kernels, edges) = self.edges();
         if self.invariant {
@@ -165,8 +169,9 @@ impl Question<'_> {
             .collect()
     }
 
-    /// Kernels that may be as fast at a number of rows as those that are launched, though they are not estimated to be. The
-    /// cheapest cover with such a kernel is slower by at most the fraction `more` of the kernels that it changes.
+    /// Returns kernels that may be as fast as the selected ones at a number of rows, despite higher
+    /// estimates. The cheapest cover with such a kernel is slower by at most the fraction `more` of
+    /// the time of the kernels that it changes.
     pub fn alternatives(&self, rows: u64, more: f64) -> Vec<Alternative> {
         let (kernels, all) = self.edges();
         let (_, times) = kernels.times_on(&[rows]).remove(0);
@@ -248,8 +253,9 @@ impl Question<'_> {
     }
 }
 
-/// Numbers of rows at which covers are compared, ascending. Tiles have multiples of 8 rows; the steps grow with the number of
-/// tiles, of which one more or less then matters less.
+/// Returns the numbers of rows at which covers are compared, in ascending order. Tiles have
+/// multiples of 8 rows. The steps grow with the number of tiles, because one tile more or less then
+/// matters less.
 fn fine_rows() -> Vec<u64> {
     let steps = [
         (1, 16, 1),
@@ -258,7 +264,7 @@ fn fine_rows() -> Vec<u64> {
         (64, 128, 8),
         (144, 256, 16),
         (288, 1024, 32),
-        (1088, MOST_ROWS, 64),
+        (1088, MAX_ROWS, 64),
     ];
     steps
         .into_iter()
@@ -266,13 +272,15 @@ fn fine_rows() -> Vec<u64> {
         .collect()
 }
 
-/// Most rows that covers are compared at. Beyond, the cover serves that is best in the mean over the last octave.
-pub(super) const MOST_ROWS: u64 = 16384;
-/// What a change of the cover must save: a fraction of the chain's time, integrated over the natural logarithm of rows. Less is
-/// within the error of the estimates, and not worth a further entry of the dispatch.
+/// Maximum number of rows at which covers are compared. Larger batches use the cover that is best
+/// on average over the last octave.
+pub(super) const MAX_ROWS: u64 = 16384;
+/// Minimum saving of a change of cover: a fraction of the chain's time, integrated over the natural
+/// logarithm of rows. Smaller savings are within the error of the estimates and do not justify
+/// another entry in the dispatch.
 const CHANGE: f64 = 0.0005;
 
-/// The launches of one chain: of all partitions of rows among its covers, the one that loses least.
+/// Returns the launches of one chain: the partition of rows among its covers with the minimum loss.
 fn covered(
     edges: &Edges,
     kernels: &Kernels,
@@ -320,15 +328,17 @@ fn covered(
     answer
 }
 
-/// Ranges of rows with the choice for each, by dynamic programming: the loss against the best choice at each number of rows,
-/// plus [`CHANGE`] for each change, is least. The last octave counts twice, for the last range, which has no end.
+/// Returns ranges of rows with the choice for each, by dynamic programming. They minimise the loss
+/// against the best choice at each number of rows, plus [`CHANGE`] for each change. The last octave
+/// counts twice, on behalf of all larger batches.
 pub(super) fn path(
     n_choices: usize,
     grid: &[(u64, Vec<f64>)],
     best: &[f64],
     cycles: impl Fn(usize, &[f64]) -> f64,
 ) -> Vec<(Option<u64>, usize)> {
-    // The least loss so far if a choice serves the last number of rows, by choice; and the choice before it, by number of rows.
+    // The minimum loss so far for each choice at the last number of rows, and the previous choice
+    // by number of rows.
     let mut losses: Vec<f64> = vec![0.0; n_choices];
     let mut from: Vec<Vec<usize>> = Vec::new();
     let mut of_last_octave = vec![0.0; n_choices];
@@ -350,7 +360,7 @@ pub(super) fn path(
                 least + CHANGE
             };
             let lost = cycles(choice, times) / best - 1.0;
-            if *rows > MOST_ROWS / 2 {
+            if *rows > MAX_ROWS / 2 {
                 of_last_octave[choice] += lost * octaves;
             }
             next.push(so_far + lost * octaves);

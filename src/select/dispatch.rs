@@ -1,4 +1,4 @@
-//! Dispatch tables: which choice serves which batches.
+//! Dispatch tables: the choice for each range of batches.
 
 use std::fmt;
 
@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::tensor::Extents;
 
-/// Sizes above one number, up to another, inclusive.
+/// A range of sizes: greater than `above`, up to `up_to` inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Interval {
     pub above: u64,
-    /// The last size; `None` where there is no end.
+    /// The largest size; `None` if unbounded.
     pub up_to: Option<u64>,
 }
 
@@ -37,7 +37,7 @@ impl Interval {
         self.above.max(other.above) < self.end().min(other.end())
     }
 
-    /// The sizes in both.
+    /// Returns the intersection of both intervals.
     pub fn within(self, other: Self) -> Self {
         let ends = [self.up_to, other.up_to];
         Self {
@@ -51,7 +51,7 @@ impl Interval {
     }
 }
 
-/// Prints `up to 64`, `65 to 192`, `above 192`.
+/// Formats as `up to 64`, `65 to 192` or `above 192`.
 impl fmt::Display for Interval {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.above, self.up_to) {
@@ -63,8 +63,9 @@ impl fmt::Display for Interval {
     }
 }
 
-/// Batches by their rows, which are tokens unless a step runs over something else, by the tokens of their longest sequence, and
-/// by the most keys that a token attends to ([`Extents::most_keys`]).
+/// A range of batches: by rows (tokens, unless a step runs over something else), by the length of
+/// the longest sequence, and by the maximum number of keys that a token attends to
+/// ([`Extents::most_keys`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Batches {
@@ -91,7 +92,7 @@ impl Batches {
         }
     }
 
-    /// Whether a batch with so many rows for the launch at hand is one of these.
+    /// Returns whether a batch is in the range; `batch.rows` are those of the current launch.
     pub fn contains(self, batch: &Extents) -> bool {
         self.has([batch.rows, batch.longest, batch.most_keys()])
     }
@@ -109,15 +110,16 @@ impl Batches {
         [self.rows, self.longest, self.keys]
     }
 
-    /// In the order of the intervals.
+    /// Compares sizes in the order of [`Self::intervals`].
     fn has(self, sizes: [u64; 3]) -> bool {
         let mut each = self.intervals().into_iter().zip(sizes);
         each.all(|(interval, size)| interval.contains(size))
     }
 
-    /// Whether every one of these batches is in one of `others`.
+    /// Returns whether every one of these batches is in one of `others`.
     pub fn is_covered_by(self, others: &[Self]) -> bool {
-        // All sizes between two neighbouring bounds are in the same intervals, so that it suffices to test the first.
+        // All sizes between two adjacent bounds are in the same intervals, so testing the first one
+        // is sufficient.
         let first = |of: usize| {
             let intervals = others.iter().map(|o| o.intervals()[of]);
             let bounds = intervals.flat_map(|i| [Some(i.above), i.up_to]);
@@ -159,16 +161,16 @@ impl fmt::Display for Batches {
     }
 }
 
-/// A partition of batches: each is served by at most one choice.
+/// A partition of batches into ranges, with one choice for each.
 ///
-/// Batches in no part are uncovered; another step computes the value for them.
+/// Batches outside all ranges are not covered; another step computes the value for them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Dispatch<T> {
     entries: Vec<Entry<T>>,
 }
 
-/// One part of a partition.
+/// One range of a partition, with its choice.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry<T> {
@@ -177,7 +179,7 @@ pub struct Entry<T> {
 }
 
 impl<T> Dispatch<T> {
-    /// One choice for every batch.
+    /// Creates a dispatch with one choice for every batch.
     pub fn always(choice: T) -> Self {
         Self {
             entries: vec![Entry {
@@ -187,7 +189,7 @@ impl<T> Dispatch<T> {
         }
     }
 
-    /// A dispatch of these parts, no two of which may meet; [`Dispatch::overlap`] checks that.
+    /// Creates a dispatch from ranges, which must not overlap; see [`Dispatch::overlap`].
     pub fn of(entries: Vec<Entry<T>>) -> Self {
         Self { entries }
     }
@@ -200,18 +202,18 @@ impl<T> Dispatch<T> {
         self.entries.is_empty()
     }
 
-    /// The choice that serves a batch with so many rows for the launch at hand.
+    /// Returns the choice for a batch; `batch.rows` are those of the current launch.
     pub fn at(&self, batch: &Extents) -> Option<&T> {
         let serves = |entry: &&Entry<T>| entry.batches.contains(batch);
         self.entries.iter().find(serves).map(|entry| &entry.choice)
     }
 
-    /// The batches that are served.
+    /// Returns the ranges of batches that are covered.
     pub fn covered(&self) -> Vec<Batches> {
         self.entries.iter().map(|entry| entry.batches).collect()
     }
 
-    /// Two parts that meet, if any do.
+    /// Returns two overlapping ranges, if there are any.
     pub fn overlap(&self) -> Option<(Batches, Batches)> {
         let all = self.covered();
         let each = all.iter().enumerate();
@@ -230,19 +232,20 @@ impl<T> Dispatch<T> {
         }
     }
 
-    /// The choices of the parts, in order. A choice may occur several times.
+    /// Returns the choices of the ranges, in order. A choice may occur several times.
     pub fn choices(&self) -> impl Iterator<Item = &T> {
         self.entries.iter().map(|entry| &entry.choice)
     }
 }
 
 impl<T: PartialEq> Dispatch<T> {
-    /// Dispatches by rows: each choice serves up to its number, inclusive. `None` leaves a range uncovered.
+    /// Creates a dispatch by rows: each choice serves up to its bound, inclusive. `None` as the
+    /// choice leaves a range uncovered.
     pub fn by_rows(ranges: impl IntoIterator<Item = (Option<u64>, Option<T>)>) -> Self {
         Self::by(ranges, Batches::by_rows)
     }
 
-    /// Dispatches by the tokens of the longest sequence, as [`Dispatch::by_rows`].
+    /// Creates a dispatch by the length of the longest sequence, like [`Dispatch::by_rows`].
     pub fn by_longest(ranges: impl IntoIterator<Item = (Option<u64>, Option<T>)>) -> Self {
         Self::by(ranges, Batches::by_longest)
     }
@@ -290,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_covered_where_no_gap_is_left_in_either_size() {
+    fn batches_are_covered_if_neither_size_has_a_gap() {
         let (few, many) = (rows(0, Some(64)), rows(64, None));
         assert!(Batches::ALL.is_covered_by(&[many, few]) && !Batches::ALL.is_covered_by(&[few]));
         assert!(Batches::ALL.is_covered_by(&[Batches::ALL]));
@@ -308,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_of_few_and_many_keys_are_told_apart() {
+    fn batches_of_few_and_many_keys_are_distinguished() {
         let keys = |above, up_to| Batches {
             keys: Interval { above, up_to },
             ..rows(0, Some(8))
@@ -320,7 +323,7 @@ mod tests {
         assert!(!rows(0, Some(9)).is_covered_by(&[long, short]));
         assert!(!rows(0, Some(8)).is_covered_by(&[long]));
         assert!(keys(9, Some(9)).is_empty());
-        // Those of a cache count, and without one the sequences' own.
+        // Cached keys count. Without a cache, the sequences' own keys count.
         let batch =
             |lens: &[u32], cached: &[u32]| Extents::continuing(lens, cached, 64).expect("a batch");
         assert!(short.contains(&batch(&[1, 1], &[0, 511])));
@@ -331,14 +334,14 @@ mod tests {
     }
 
     #[test]
-    fn batches_meet_where_both_sizes_do() {
+    fn batches_meet_if_both_sizes_do() {
         assert!(rows(0, Some(64)).meets(longest(900, None)));
         assert!(!rows(0, Some(64)).meets(rows(64, None)));
         assert!(rows(0, Some(65)).meets(rows(64, None)));
     }
 
     #[test]
-    fn equal_neighbours_are_one_part_and_gaps_stay() {
+    fn equal_neighbours_are_merged_and_gaps_stay() {
         let ranges = [
             (Some(8), Some('a')),
             (Some(16), Some('a')),
@@ -361,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_meet_are_told() {
+    fn overlapping_ranges_are_reported() {
         let entry = |batches| Entry { batches, choice: 0 };
         let dispatch = Dispatch::of(vec![entry(rows(0, Some(64))), entry(longest(0, Some(64)))]);
         assert!(dispatch.overlap().is_some());

@@ -1,4 +1,5 @@
-//! Implementations of one site, or of several neighbours fused: one file each, and a line in [`ALL`].
+//! Implementations of one site, or of several adjacent ones fused. Each has a file and a line in
+//! [`ALL`].
 
 mod deferred_norm;
 mod gate;
@@ -11,47 +12,48 @@ mod prepare;
 use super::site::{Link, Site};
 use crate::{kernels::KernelSpec, machine::Machine, tensor::DType};
 
-/// Makes the implementation of the first sites of a chain on a card; `None` where it does not serve them.
+/// Returns the implementation of the first sites of a chain on a card; `None` if it does not
+/// support them.
 type Implement = fn(&[Link], &Machine) -> Option<Implementation>;
 
-/// All implementations. Where two take equal time, the first is launched.
+/// All implementations. If two take equal time, the first is used.
 pub(super) const ALL: &[Implement] = &[
     gemm::implement,
     norm::implement,
-    gemm_norm::behind_linear,
-    gemm_norm::behind_sum,
+    gemm_norm::after_linear,
+    gemm_norm::after_sum,
     deferred_norm::implement,
     gate::alone,
-    gate::behind_gemm,
+    gate::after_gemm,
     norm_between::implement,
     prepare::alone,
-    prepare::behind_gemm,
+    prepare::after_gemm,
 ];
 
-/// How the first sites of a chain are computed.
+/// An implementation of the first sites of a chain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Implementation {
     /// Name in tables and messages.
     pub name: &'static str,
-    /// Number of sites that it covers, from the first on.
+    /// Number of sites that it covers, starting with the first.
     pub sites: usize,
     pub launches: Vec<Launch>,
-    /// Cycles that the launches together take less than the sum of their estimates.
+    /// Cycles by which the launches together are faster than the sum of their estimates.
     pub saved: f64,
 }
 
 /// One launch of an implementation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch {
-    /// The site in whose place it is launched.
+    /// The site where it is launched.
     pub site: usize,
-    /// Bindings of its parameters, counts left out.
+    /// Bindings of its parameters, without counts.
     pub operands: Vec<Operand>,
-    /// Kernels that compute it, with equal parameters.
+    /// Kernels for the launch, all with the same parameters.
     pub candidates: Vec<Candidate>,
 }
 
-/// A kernel, and the most rows that it serves.
+/// A kernel, and the maximum number of rows that it supports.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
     pub kernel: KernelSpec,
@@ -61,19 +63,19 @@ pub struct Candidate {
 /// The binding of a parameter. Sites are relative to the implementation's first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Operand {
-    /// What a site reads, by its place.
+    /// An operand of a site, by position.
     Of { site: usize, place: usize },
-    /// The value of a site, or its first.
+    /// The value of a site, or its first value.
     Value(usize),
-    /// The second value of a site that has two.
+    /// The second value of a site with two values.
     Second(usize),
-    /// A tensor of the implementation's own, `[rows, columns]`, named after a site's value.
+    /// A scratch tensor of the implementation, `[rows, columns]`, named after a site's value.
     Scratch {
         site: usize,
         name: &'static str,
         dtype: DType,
         columns: u64,
-        /// Rows behind those of the batch.
+        /// Additional rows after those of the batch.
         more_rows: u64,
     },
 }
@@ -86,8 +88,8 @@ impl Candidate {
     }
 }
 
-/// Kernels that compute a single site by one launch on a card, for any number of rows; each says how many it serves
-/// ([`Kernel::most_rows`](crate::kernels::Kernel::most_rows)).
+/// Returns the kernels that compute a single site in one launch on a card. The number of rows that
+/// each supports is [`Kernel::most_rows`](crate::kernels::Kernel::most_rows).
 pub fn candidates(site: &Site, machine: &Machine) -> Vec<KernelSpec> {
     let alone = [Link {
         site: site.clone(),
@@ -104,7 +106,7 @@ pub fn candidates(site: &Site, machine: &Machine) -> Vec<KernelSpec> {
         .collect()
 }
 
-/// What a site reads, by places.
+/// Returns operands of a site, by position.
 fn operands(site: usize, places: std::ops::Range<usize>) -> impl Iterator<Item = Operand> {
     places.map(move |place| Operand::Of { site, place })
 }

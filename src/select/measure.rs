@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 
 use crate::{kernels::KernelSpec, machine::Machine};
 
-/// Times of kernels in place.
+/// Measured times of kernels within a program.
 ///
-/// A timing corrects the estimate of its kernel by a factor. Between two timed numbers of rows the factor is interpolated by
-/// the logarithm of rows, and beyond the outermost ones it fades to 1 within an octave. Wave quantisation between them remains
-/// the model's.
+/// A timing corrects the estimate of its kernel by a factor. Between two timed numbers of rows, the
+/// factor is interpolated in the logarithm of rows. Beyond the outermost ones, it fades to 1 within
+/// an octave. Wave quantisation between timed numbers comes from the model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timings {
-    /// Rows, ascending, with microseconds of a launch, by the kernel's symbol.
+    /// Rows in ascending order with the microseconds of a launch, by kernel symbol.
     by_symbol: BTreeMap<String, Vec<(u64, f64)>>,
 }
 
 impl Timings {
-    /// Adds the time of a kernel at a number of rows, or replaces it.
+    /// Adds or replaces the time of a kernel at a number of rows.
     pub fn add(&mut self, symbol: &str, rows: u64, us: f64) {
         let all = self.by_symbol.entry(symbol.to_owned()).or_default();
         match all.binary_search_by_key(&rows, |&(rows, _)| rows) {
@@ -25,7 +25,7 @@ impl Timings {
         }
     }
 
-    /// Whether a kernel was timed at a number of rows.
+    /// Returns whether a kernel was timed at a number of rows.
     pub fn has(&self, symbol: &str, rows: u64) -> bool {
         let all = self.by_symbol.get(symbol);
         all.is_some_and(|all| all.iter().any(|&(known, _)| known == rows))
@@ -35,17 +35,17 @@ impl Timings {
         self.by_symbol.is_empty()
     }
 
-    /// The number of timings of all kernels together.
+    /// Returns the total number of timings.
     pub fn len(&self) -> usize {
         self.by_symbol.values().map(Vec::len).sum()
     }
 
-    /// Rows, ascending, with microseconds of a launch, by symbol.
+    /// Returns rows in ascending order with the microseconds of a launch, by kernel symbol.
     pub fn by_symbol(&self) -> &BTreeMap<String, Vec<(u64, f64)>> {
         &self.by_symbol
     }
 
-    /// The numbers of rows that a kernel was timed at, with the time over the estimate at each.
+    /// Returns the timed numbers of rows of a kernel, with the ratio of time to estimate at each.
     pub(super) fn factors(&self, kernel: &KernelSpec, machine: &Machine) -> Vec<(u64, f64)> {
         let kernel = kernel.as_kernel();
         let all = self.by_symbol.get(&kernel.symbol());
@@ -59,7 +59,8 @@ impl Timings {
     }
 }
 
-/// The factor for an estimate at a number of rows, from those at the timed numbers, ascending.
+/// Returns the factor for an estimate at a number of rows, given the factors at timed numbers in
+/// ascending order.
 pub(super) fn correction(factors: &[(u64, f64)], rows: u64) -> f64 {
     let position = |rows: u64| (rows.max(1) as f64).log2();
     let at = position(rows);
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_timing_replaces_an_earlier_one_and_rows_ascend() {
+    fn a_later_timing_replaces_an_earlier_one_and_rows_stay_sorted() {
         let mut timings = Timings::default();
         for (rows, us) in [(1024, 9.0), (256, 3.0), (1024, 8.0)] {
             timings.add("a", rows, us);

@@ -1,24 +1,27 @@
-//! Prunes kernels that save too little to be worth their compilation, for which NVRTC takes 0.1 to 0.4 s each.
+//! Removes kernels whose benefit does not justify their compilation; NVRTC takes 0.1 to 0.4 s for
+//! each.
 
 use super::{
     Timings,
-    cover::{Cover, Edges, MOST_ROWS},
+    cover::{Cover, Edges, MAX_ROWS},
     implementations::Candidate,
     measure::correction,
 };
 use crate::{kernels::KernelSpec, machine::Machine};
 
-/// What a kernel must save by [`Pruning::loss`]: a fraction of the time of a run's chains, in the mean over octaves of rows.
+/// Minimum saving of a kernel, measured by [`Pruning::loss`] as a fraction of the time of a run's
+/// chains, averaged over octaves of rows.
 const WORTH_A_KERNEL: f64 = 0.0009;
-/// Pruning starts from the kernels of the best cover at some number of rows, and those that take at most this factor longer.
+/// Pruning starts with the kernels of the best cover at some number of rows, and with those at most
+/// this factor slower.
 const NEAR: f64 = 1.03;
 
-/// Numbered candidates without duplicates, with their estimates.
+/// Distinct candidates with their estimates, identified by index.
 pub(super) struct Kernels<'a> {
     machine: &'a Machine,
     timings: Option<&'a Timings>,
     candidates: Vec<Candidate>,
-    /// Rows with the correction of the estimate at each, by kernel.
+    /// Timed numbers of rows with the correction of the estimate, by kernel.
     factors: Vec<Vec<(u64, f64)>>,
     is_kept: Vec<bool>,
 }
@@ -55,7 +58,8 @@ impl<'a> Kernels<'a> {
         self.is_kept = is_kept.to_vec();
     }
 
-    /// Cycles of each kernel at these numbers of rows; infinite where it does not serve them, or is not kept.
+    /// Returns the cycles of each kernel at the given numbers of rows; infinite if it does not
+    /// support them or was pruned.
     pub(super) fn times_on(&self, rows: &[u64]) -> Vec<(u64, Vec<f64>)> {
         let of_rows = |&rows: &u64| {
             let each = (0..self.candidates.len()).map(|at| self.cycles(at, rows));
@@ -76,8 +80,9 @@ impl<'a> Kernels<'a> {
     }
 }
 
-/// Whether each kernel is kept. Of those that are near the best at some number of rows, the one whose removal loses least is
-/// removed greedily, until each that is left saves [`WORTH_A_KERNEL`].
+/// Returns whether each kernel is kept. Among the kernels that are near the best at some number of
+/// rows, the one whose removal costs least is removed repeatedly, until each remaining kernel saves
+/// at least [`WORTH_A_KERNEL`].
 pub(super) fn prune(edges: &[Edges], kernels: &Kernels) -> Vec<bool> {
     let n = kernels.candidates.len();
     let samples = kernels.times_on(&coarse_rows());
@@ -122,12 +127,14 @@ struct Pruning<'a> {
 }
 
 impl Pruning<'_> {
-    /// Removes kernels greedily. Those that no cover uses stay until the end, as they may replace removed ones.
+    /// Removes kernels greedily. Unused kernels stay until the end, because they may replace
+    /// removed ones.
     fn run(&mut self) {
         self.covers = (0..self.samples.len()).map(|at| self.cover(at)).collect();
-        // The loss without each kernel, and whether it is up to date. As kernels are removed, the loss without their
-        // substitutes grows, so that a known loss is a lower bound (lazy greedy). The loss without kernels of the same covers
-        // may shrink, so that its bound is 0 again.
+        // The loss without each kernel, and whether it is up to date. Removing kernels increases
+        // the loss without their substitutes, so that a known loss is a lower bound (lazy greedy).
+        // The loss without kernels of the same covers may decrease, so that its bound is reset to
+        // 0.
         let mut losses: Vec<(f64, bool)> = vec![(0.0, false); self.is_kept.len()];
         let mut used = self.used();
         loop {
@@ -162,7 +169,7 @@ impl Pruning<'_> {
         self.is_kept = used;
     }
 
-    /// Whether some cover uses each kernel.
+    /// Returns whether some cover uses each kernel.
     fn used(&self) -> Vec<bool> {
         let mut used = vec![false; self.is_kept.len()];
         let all = self.covers.iter().flat_map(|covers| kernels_of(covers));
@@ -174,7 +181,7 @@ impl Pruning<'_> {
         kernels_of(&self.covers[at]).any(|&used| used == kernel)
     }
 
-    /// The cheapest cover of each chain at a sample.
+    /// Returns the cheapest cover of each chain at a sample.
     fn cover(&self, at: usize) -> Vec<(f64, Cover)> {
         let each = self.edges.iter().map(|edges| self.cheapest(at, edges));
         each.collect()
@@ -186,7 +193,7 @@ impl Pruning<'_> {
         edges.cheapest(times, &self.is_kept).unwrap_or_else(none)
     }
 
-    /// The mean loss without a kernel, over all samples.
+    /// Returns the mean loss without a kernel, over all samples.
     fn loss_without(&mut self, kernel: usize) -> f64 {
         self.is_kept[kernel] = false;
         let mut lost = 0.0;
@@ -194,7 +201,7 @@ impl Pruning<'_> {
             if !self.uses(at, kernel) {
                 continue;
             }
-            // The covers of chains that do not use it stay the same.
+            // Covers of chains that do not use the kernel do not change.
             let without = self
                 .edges
                 .iter()
@@ -213,8 +220,9 @@ impl Pruning<'_> {
         lost / self.samples.len() as f64
     }
 
-    /// What covers lose at a sample against those with all kernels: a fraction of the time, and a quadratic penalty, which
-    /// doubles it at `MUCH`, as a bad kernel at one number of rows is not made up for at others.
+    /// Returns the loss of covers at a sample, compared with all kernels. It is a fraction of the
+    /// time plus a quadratic penalty, which equals it at `MUCH`: a bad kernel at one number of rows
+    /// is not compensated at others.
     fn loss(&self, at: usize, cycles: impl Iterator<Item = f64>) -> f64 {
         const MUCH: f64 = 0.02;
         let each = self.edges.iter().zip(cycles);
@@ -226,15 +234,15 @@ impl Pruning<'_> {
     }
 }
 
-/// The kernels of the covers of all chains.
+/// Returns the kernels of the covers of all chains.
 fn kernels_of(covers: &[(f64, Cover)]) -> impl Iterator<Item = &usize> {
     let coverings = covers.iter().flat_map(|(_, cover)| cover);
     coverings.flat_map(|(_, kernels)| kernels)
 }
 
-/// Sixteen numbers of rows in each octave, without duplicates at the lowest.
+/// Returns sixteen numbers of rows in each octave, without duplicates at the low end.
 fn coarse_rows() -> Vec<u64> {
-    let octaves = (MOST_ROWS as f64).log2();
+    let octaves = (MAX_ROWS as f64).log2();
     let numbers = (0..=(octaves * 16.0) as u32)
         .map(|sixteenths| 2f64.powf(f64::from(sixteenths) / 16.0).round() as u64);
     let mut rows: Vec<u64> = numbers.collect();

@@ -1,4 +1,4 @@
-//! The problems that nodes of a graph pose, whichever kernel solves them.
+//! Kernel-independent problems of the nodes of a graph.
 
 use crate::{
     kernels::{
@@ -21,23 +21,25 @@ pub enum Site {
         dtype: DType,
         epilogue: Epilogue,
     },
-    /// RMSNorm of whole rows, as [`RmsNorm::of_rows`] makes it.
+    /// RMSNorm of whole rows, created by [`RmsNorm::of_rows`].
     RmsNorm(RmsNorm),
-    /// LayerNorm, as [`LayerNorm::new`] makes it.
+    /// LayerNorm, created by [`LayerNorm::new`].
     LayerNorm(LayerNorm),
-    /// The gate of the halves of a linear layer's rows.
+    /// The gate of the two halves of a linear layer's rows.
     Gate(Gate),
-    /// LayerNorm of a sum, as [`BiasResidualLayerNorm::new`] makes it.
+    /// LayerNorm of a sum, created by [`BiasResidualLayerNorm::new`].
     SumLayerNorm(BiasResidualLayerNorm),
-    /// What attention reads of a linear layer's rows: two values, queries and keys, or queries and a cache.
+    /// Preparation of attention's operands from a linear layer's rows: two values, either queries
+    /// and keys or queries and a cache.
     Prepare {
         kernel: PrepareAttention,
-        /// Whether nothing else reads the columns that it prepares, so that the rows need not have them.
+        /// Whether nothing else reads the columns that it prepares, so that they need not be
+        /// stored.
         is_alone: bool,
     },
 }
 
-/// A site of a chain. Its value is the first operand of the next site, and none of its other operands.
+/// A site of a chain. The next site reads its value as the first operand, and not as another one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Link {
     pub site: Site,
@@ -45,14 +47,14 @@ pub struct Link {
     pub is_private: bool,
 }
 
-/// Sites in the order of their launches, each of which feeds the next.
+/// Sites in launch order, each of which feeds the next.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chain {
     pub links: Vec<Link>,
 }
 
 impl Chain {
-    /// A chain of one site.
+    /// Creates a chain of one site.
     pub fn of(site: Site) -> Self {
         Self {
             links: vec![Link {

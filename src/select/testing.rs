@@ -14,7 +14,8 @@ use crate::{
     tensor::DType,
 };
 
-/// The chains of a post-norm encoder of twelve layers, each with the number of times that it occurs.
+/// Returns the chains of a post-norm encoder of twelve layers, with the number of occurrences of
+/// each.
 pub(super) fn encoder(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)> {
     let linear = |n, k, bias, activation| Link {
         site: Site::Linear {
@@ -48,7 +49,7 @@ pub(super) fn encoder(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize
     ]
 }
 
-/// LayerNorm before a linear layer, as in a pre-norm encoder, and a sum without bias.
+/// Returns LayerNorm before a linear layer, as in a pre-norm encoder, and a sum without bias.
 pub(super) fn pre_norm(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)> {
     let link = |site| Link {
         site,
@@ -74,7 +75,8 @@ pub(super) fn pre_norm(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usiz
     vec![(Chain { links }, 2)]
 }
 
-/// Pre-norm layers of a model that writes: a residual stream that norms read, with a gate or with an activation.
+/// Returns the chains of pre-norm decoder layers: a residual stream read by norms, with a gate or
+/// an activation.
 pub(super) fn writer(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)> {
     let link = |site, is_private| Link { site, is_private };
     let linear = |n, k, epilogue| Site::Linear {
@@ -110,7 +112,7 @@ pub(super) fn writer(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)
     vec![(Chain { links: gated }, 3), (Chain { links: activated }, 2)]
 }
 
-/// A projection of which attention reads heads that are turned.
+/// Returns a projection with rotary heads that attention reads.
 pub(super) fn attended(width: u32, dtype: DType) -> Vec<(Chain, usize)> {
     let pairs = if width.is_multiple_of(64) { 32 } else { 1 };
     let head = if pairs == 32 { 64 } else { 2 };

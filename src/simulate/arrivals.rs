@@ -1,4 +1,5 @@
-//! Made-up load: requests that arrive by chance, at a rate, with lengths of a distribution.
+//! Synthetic load: requests that arrive at random, at a given rate, with lengths from a
+//! distribution.
 
 use std::{fmt, str::FromStr};
 
@@ -7,10 +8,10 @@ use rand_pcg::Pcg64;
 
 use crate::schedule::{Micros, Waiting};
 
-/// How long requests are, in tokens.
+/// Distribution of the lengths of requests, in tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Lengths {
-    /// A normal distribution, of which what lies outside `least..=most` is drawn again.
+    /// A normal distribution; values outside `least..=most` are drawn again.
     Normal {
         least: u32,
         most: u32,
@@ -24,29 +25,29 @@ pub enum Lengths {
     Fixed(u32),
 }
 
-/// Requests a second that are tried one after another.
+/// Rates in requests a second, to be simulated one after another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rates(pub Vec<f64>);
 
-/// Why a load cannot be.
+/// An error in the description of a load.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LoadError {
     #[error(
-        "`{text}` says no lengths: {problem}; expected normal:LEAST,MOST,MEAN,DEVIATION, uniform:LEAST,MOST or fixed:N, in tokens"
+        "`{text}` is not a distribution of lengths: {problem}; expected normal:MIN,MAX,MEAN,DEVIATION, uniform:MIN,MAX or fixed:N, in tokens"
     )]
     Lengths { text: String, problem: String },
     #[error(
-        "`{text}` says no rates: {problem}; expected A..B, A..B/N for N of them, or a list as 20,60,98, in requests a second"
+        "`{text}` is not a list of rates: {problem}; expected A..B, A..B/N for N rates, or a list such as 20,60,98, in requests a second"
     )]
     Rates { text: String, problem: String },
 }
 
-/// The longest request that is simulated, in tokens.
+/// Maximum length of a simulated request, in tokens.
 const LONGEST: u32 = 1 << 20;
-const MOST_RATES: usize = 256;
-const FASTEST: f64 = 1e7;
-/// Rates of `A..B`.
-const USUAL_RATES: usize = 12;
+const MAX_RATES: usize = 256;
+const MAX_RATE: f64 = 1e7;
+/// Number of rates in `A..B`.
+const DEFAULT_RATES: usize = 12;
 
 impl FromStr for Lengths {
     type Err = LoadError;
@@ -63,16 +64,18 @@ impl FromStr for Lengths {
             .split(',')
             .map(|number| number.trim().parse().ok().filter(|n: &f64| n.is_finite()))
             .collect::<Option<_>>()
-            .ok_or_else(|| wrong(format!("`{numbers}` are not all numbers")))?;
+            .ok_or_else(|| wrong(format!("`{numbers}` is not a list of numbers")))?;
         let length = |n: f64| match n.fract() == 0.0 && (1.0..=f64::from(LONGEST)).contains(&n) {
             true => Ok(n as u32),
             false => Err(wrong(format!(
-                "{n} is no length; lengths are whole numbers from 1 to {LONGEST}"
+                "{n} is not a whole number from 1 to {LONGEST}"
             ))),
         };
         let range = |least, most| match (length(least)?, length(most)?) {
             (least, most) if least <= most => Ok((least, most)),
-            (least, most) => Err(wrong(format!("{least} is more than {most}"))),
+            (least, most) => Err(wrong(format!(
+                "the minimum {least} is above the maximum {most}"
+            ))),
         };
         match (kind, numbers.as_slice()) {
             ("fixed", &[n]) => Ok(Self::Fixed(length(n)?)),
@@ -83,7 +86,7 @@ impl FromStr for Lengths {
             ("normal", &[least, most, mean, deviation]) => {
                 let (least, most) = range(least, most)?;
                 if !(f64::from(least)..=f64::from(most)).contains(&mean) {
-                    return Err(wrong(format!("the mean {mean} is not among them")));
+                    return Err(wrong(format!("the mean {mean} is outside the range")));
                 }
                 if deviation < 0.0 {
                     return Err(wrong(format!("the deviation {deviation} is negative")));
@@ -98,7 +101,7 @@ impl FromStr for Lengths {
             ("normal" | "uniform" | "fixed", numbers) => {
                 Err(wrong(format!("it has {} numbers", numbers.len())))
             }
-            _ => Err(wrong(format!("`{kind}` is no distribution"))),
+            _ => Err(wrong(format!("`{kind}` is not a distribution"))),
         }
     }
 }
@@ -128,21 +131,21 @@ impl FromStr for Rates {
         };
         let rate = |text: &str| {
             let rate = text.trim().parse::<f64>().ok();
-            rate.filter(|rate| (1e-3..=FASTEST).contains(rate))
-                .ok_or_else(|| wrong(format!("`{text}` is no number from 0.001 to {FASTEST}")))
+            rate.filter(|rate| (1e-3..=MAX_RATE).contains(rate))
+                .ok_or_else(|| wrong(format!("`{text}` is not a number from 0.001 to {MAX_RATE}")))
         };
         let Some((from, to)) = text.split_once("..") else {
             let rates = text.split(',').map(rate).collect::<Result<Vec<_>, _>>()?;
-            return match rates.len() <= MOST_RATES {
+            return match rates.len() <= MAX_RATES {
                 true => Ok(Self(rates)),
-                false => Err(wrong(format!("there are more than {MOST_RATES}"))),
+                false => Err(wrong(format!("there are more than {MAX_RATES}"))),
             };
         };
         let (to, n) = match to.split_once('/') {
-            None => (to, USUAL_RATES),
+            None => (to, DEFAULT_RATES),
             Some((to, n)) => {
-                let n = n.parse().ok().filter(|n| (2..=MOST_RATES).contains(n));
-                let n = n.ok_or_else(|| wrong(format!("N is from 2 to {MOST_RATES}")))?;
+                let n = n.parse().ok().filter(|n| (2..=MAX_RATES).contains(n));
+                let n = n.ok_or_else(|| wrong(format!("N must be from 2 to {MAX_RATES}")))?;
                 (to, n)
             }
         };
@@ -151,7 +154,8 @@ impl FromStr for Rates {
             return Err(wrong(format!("{from} is not below {to}")));
         }
         let step = (to / from).ln() / (n as f64 - 1.0);
-        // The ends are as they were given; those between, evenly spaced by ratio, are rounded to three digits.
+        // The ends are exact. The values between are evenly spaced by ratio and rounded to three
+        // digits.
         let between = (1..n - 1).map(|i| three_digits(from * (step * i as f64).exp()));
         Ok(Self(
             [from].into_iter().chain(between).chain([to]).collect(),
@@ -167,23 +171,24 @@ fn three_digits(value: f64) -> f64 {
 /// Requests of one class and tenant that arrive as a Poisson process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
-    /// Requests a second.
+    /// Arrival rate, in requests a second.
     pub rate: f64,
-    /// How many there are.
+    /// Number of requests.
     pub requests: usize,
     pub lengths: Lengths,
-    /// Passes of each.
+    /// Number of forward passes of each request.
     pub steps: u32,
-    /// Each request's deadline lies so long behind its arrival, drawn evenly between these two.
+    /// Range of the time from a request's arrival to its deadline, drawn uniformly.
     pub deadlines: Option<(Micros, Micros)>,
-    /// Equal seeds give equal arrivals, on any machine.
+    /// Seed of the random streams. Equal seeds give equal arrivals on any machine.
     pub seed: u64,
 }
 
 impl Load {
-    /// The arrivals, in order of time.
+    /// Returns the arrivals, in order of time.
     pub fn arrivals(&self) -> Vec<Waiting> {
-        // Streams of their own for times, lengths and deadlines: a change of one leaves the others as they are.
+        // Separate streams for times, lengths and deadlines: changing one does not change the
+        // others.
         let stream = |n: u128| Pcg64::new(u128::from(self.seed), n);
         let (mut times, mut lengths, mut deadlines) = (stream(1), stream(2), stream(3));
         let mut now = 0.0;
@@ -219,7 +224,8 @@ impl Lengths {
                 mean,
                 deviation,
             } => {
-                // The mean is inside, so that at least about half of the draws are, or a share by the width of the range.
+                // The mean is in the range, so usually about half of the draws are; in a narrow
+                // range, fewer.
                 for _ in 0..1000 {
                     let normal: f64 = StandardNormal.sample(source);
                     let drawn = (mean + deviation * normal).round();

@@ -1,4 +1,4 @@
-//! What schedulers reach by load, as an SVG for a page or print.
+//! Charts of the schedulers' results by load, as SVG.
 
 use svg::Document;
 use svg::node::element::{Circle, Group, Line as Stroke, Polyline, Rectangle, Text, Title};
@@ -11,32 +11,33 @@ const GAP: f64 = 64.0;
 const KEY_LINE: f64 = 20.0;
 const KEY_COLUMN: f64 = 130.0;
 
-/// Apart from each other in lightness as well as in hue.
+/// Colours that differ in lightness as well as in hue.
 const INKS: [&str; 13] = [
     "#000000", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#7f3c8d",
     "#7a7a7a", "#b22222", "#2f5d00", "#00526b", "#a05195",
 ];
 const DASHES: [&str; 3] = ["none", "7 4", "2 4"];
 
-/// Values over one axis of loads.
+/// A named series of values over the loads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
     pub name: String,
-    /// One for each load; `None` where there is none, or where it is without bound.
+    /// One value for each load; `None` if there is no value or it is unbounded.
     pub values: Vec<Option<f64>>,
 }
 
-/// One part of a chart, with an axis of its own.
+/// One panel of a chart, with its own axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Panel {
-    /// What the values are, with their unit.
+    /// Description of the values, with their unit.
     pub title: String,
     pub lines: Vec<Line>,
-    /// Whether the values' axis is logarithmic; values that are not positive are then left out.
+    /// Whether the value axis is logarithmic, which omits values that are not positive.
     pub log: bool,
 }
 
-/// Panels side by side, over loads in requests a second, whose axis is logarithmic. Lines of one name look alike in all.
+/// Draws panels side by side over a logarithmic axis of loads, in requests a second. Lines of the
+/// same name look the same in all panels.
 pub fn chart(title: &str, loads: &[f64], panels: &[Panel]) -> String {
     let names: Vec<&str> = panels
         .first()
@@ -132,7 +133,7 @@ fn draw(panel: &Panel, loads: &[f64], left: f64) -> Group {
             .zip(&line.values)
             .map(|(&load, value)| Some((x_of(load), y_of(value.filter(is_shown)?))))
             .collect();
-        // A gap where there is no value.
+        // A missing value leaves a gap.
         for run in points.split(Option::is_none) {
             let run: Vec<(f64, f64)> = run.iter().flatten().copied().collect();
             group = group.add(path(&run, i));
@@ -144,7 +145,7 @@ fn draw(panel: &Panel, loads: &[f64], left: f64) -> Group {
     group
 }
 
-/// Round values of an axis, at most a dozen.
+/// Returns at most a dozen round values for an axis.
 fn ticks(least: f64, most: f64, log: bool) -> Vec<f64> {
     let round = |step: f64| {
         let unit = 10_f64.powf(step.log10().floor());
@@ -221,7 +222,7 @@ fn dot(x: f64, y: f64, line: usize) -> Circle {
         .set("fill", INKS[line % INKS.len()])
 }
 
-/// Enough for a picture, and the same on any machine.
+/// Rounds to a tenth, which is precise enough and the same on any machine.
 fn tenth(v: f64) -> f64 {
     (v * 10.0).round() / 10.0
 }

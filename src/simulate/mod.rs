@@ -1,9 +1,11 @@
-//! A discrete-event simulation of serving: requests arrive, a [`Scheduler`] decides, batches take the time that a table of
-//! [`Costs`] gives. It drives the schedulers through the same [`Desk`] as the server.
+//! A discrete-event simulation of serving. Requests arrive, a [`Scheduler`] makes decisions, and
+//! batches take the time that [`Costs`] estimates. The simulation drives the schedulers through the
+//! same [`Desk`] as the server.
 //!
-//! Requests of several steps stand for generation. A pass after the first computes one token for each member of the batch. In a
-//! packed batch and in slots a member is done after its own steps; in padded and in shared rows all are done, and their memory
-//! is free, when the last is, as TCB describes it (4.2.2).
+//! Requests of several steps stand for text generation. Each pass after the first computes one
+//! token for each member of the batch. In a packed batch and in slots, a member is done after its
+//! own steps. In padded and shared rows, all members are done, and their memory is freed, when the
+//! last one is, as described in TCB (4.2.2).
 
 mod arrivals;
 mod chart;
@@ -27,67 +29,68 @@ use crate::{
     tensor::Extents,
 };
 
-/// The devices that a simulation runs on.
+/// The simulated devices.
 #[derive(Clone)]
 pub struct Devices<'a> {
     pub costs: &'a dyn Costs,
-    /// Memory for the intermediate tensors of a batch, in bytes, one for each device.
+    /// Memory for the intermediate tensors of a batch, in bytes, for each device.
     pub bytes: Vec<u64>,
-    /// Batches that a device takes at once, from 1 on.
+    /// Maximum number of batches queued on a device, at least 1.
     pub depth: u8,
 }
 
-/// What became of a request.
+/// State of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Waits,
     Runs,
-    /// Answered at this time.
+    /// Completed at this time.
     Done(Micros),
     Refused(Micros, Refusal),
 }
 
-/// What a simulation gave.
+/// Result of a simulation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Of each arrival, in order.
+    /// Final state of each arrival, in order.
     pub fates: Vec<Fate>,
     pub batches: u64,
-    /// Times that the scheduler was asked.
+    /// Number of calls of the scheduler.
     pub decisions: u64,
-    /// Tokens of requests that ran, and tokens that their first passes computed, padding included.
+    /// Tokens of the requests that ran.
     pub tokens: u64,
+    /// Tokens that their first passes computed, including padding.
     pub computed: u64,
-    /// Time that the devices ran, added up.
+    /// Total busy time of the devices.
     pub busy: Micros,
-    /// When the last thing happened.
+    /// Time of the last event.
     pub end: Micros,
 }
 
-/// A batch on a device, or behind it.
+/// A batch that runs on a device or waits for it.
 struct Run {
     layout: Layout,
-    /// With the steps that each still has.
+    /// Index and remaining steps of each member.
     members: Vec<(usize, u32)>,
-    /// Members that take part from the next pass on, with the time of their first pass.
+    /// Index and steps of the members that join at the next pass.
     joining: Vec<(usize, u32)>,
-    /// What that pass computes, of all that joined since the last one.
+    /// Extents of the first pass of the joining members.
     first: Extents,
     first_pass: Micros,
 }
 
 #[derive(Default)]
 struct Device {
-    /// The first one runs.
+    /// Queued batches; the first one runs.
     runs: VecDeque<Run>,
-    /// When the present pass ends.
+    /// End of the current pass.
     ends: Option<Micros>,
 }
 
-/// Runs all arrivals, which are in order of time, to their end.
+/// Simulates all arrivals to completion. They must be in order of time.
 ///
 /// # Errors
-/// A decision that cannot be, which is a mistake in the scheduler.
+/// Returns an error for an invalid decision, which is a bug in the scheduler.
 pub fn simulate(
     arrivals: &[Waiting],
     scheduler: &mut dyn Scheduler,
@@ -129,7 +132,7 @@ pub fn simulate(
         }
         let decision = desk.decide(now, scheduler, on.costs)?;
         outcome.decisions += 1;
-        // A time that is past would be asked for again and again.
+        // A wake time in the past would repeat for ever.
         wake = decision.wake.map(|at| at.max(now.plus(Micros(1))));
         for (id, refusal) in decision.refuse {
             outcome.fates[id as usize] = Fate::Refused(now, refusal);
@@ -143,7 +146,7 @@ pub fn simulate(
 }
 
 impl Device {
-    /// Whether requests may join what runs.
+    /// Returns whether requests may join the running batch.
     fn is_joined(&self) -> bool {
         let run = self.runs.front();
         run.is_some_and(|run| is_slotted(run.layout) && run.members.iter().any(|m| m.1 > 1))
@@ -195,7 +198,7 @@ impl Device {
         }
     }
 
-    /// Starts the next pass of what runs.
+    /// Starts the next pass of the running batch.
     fn start(&mut self, now: Micros, costs: &dyn Costs, outcome: &mut Outcome) {
         let Some(run) = self.runs.front_mut() else {
             self.ends = None;
@@ -222,7 +225,7 @@ impl Device {
         self.ends = Some(now.plus(time));
     }
 
-    /// A pass has ended.
+    /// Ends the current pass.
     fn pass(
         &mut self,
         now: Micros,

@@ -1,39 +1,42 @@
-//! What a simulation amounts to.
+//! Summary statistics of a simulation.
 
 use serde::Serialize;
 
 use super::{Fate, Outcome};
 use crate::schedule::{Micros, Refusal, Waiting};
 
-/// A simulation in numbers. Latencies are in milliseconds, of answered requests, from arrival to answer.
+/// Statistics of a simulation. Latencies are in milliseconds, of completed requests, from arrival
+/// to response.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
     pub requests: usize,
-    /// Requests a second that arrived.
+    /// Arrival rate, in requests a second.
     pub offered: f64,
-    /// Answers a second while requests arrived. Below `offered`, the queue grows: latencies are of this load's length only.
+    /// Responses a second while requests arrived. If it is below `offered`, the queue grows, and
+    /// the latencies depend on the number of requests.
     pub answered: f64,
     pub mean: f64,
     pub least: f64,
     pub most: f64,
     pub p50: f64,
     pub p99: f64,
-    /// Share of the requests that were answered by their deadline; without deadlines, that were answered.
+    /// Fraction of the requests that completed by their deadline; without deadlines, of those that
+    /// completed.
     pub in_time: f64,
-    /// Sum of one over the length, of requests answered in time (TCB, equation 9).
+    /// Sum of 1 / length over the requests that completed in time (TCB, equation 9).
     pub utility: f64,
     pub expired: usize,
     pub hopeless: usize,
     pub too_large: usize,
     pub batches: u64,
-    /// Tokens of requests over tokens that were computed.
+    /// Tokens of requests over tokens computed.
     pub valid: f64,
-    /// Share of the time that the devices ran, until the last answer.
+    /// Fraction of the time until the last response during which the devices were busy.
     pub busy: f64,
 }
 
 impl Summary {
-    /// The summary of what became of these arrivals on so many devices.
+    /// Computes the statistics of `arrivals` that ended in `outcome` on `n_devices` devices.
     pub fn of(arrivals: &[Waiting], outcome: &Outcome, n_devices: usize) -> Self {
         let last = arrivals.last().map_or(Micros(0), |w| w.arrived);
         let window = last.seconds().max(1e-6);
@@ -70,7 +73,7 @@ impl Summary {
         let n = latencies.len();
         if n > 0 {
             let ms = |at: usize| Micros(latencies[at.min(n - 1)]).millis();
-            // The least value that a share of the values does not exceed.
+            // The smallest value that a fraction `share` of the values does not exceed.
             let quantile = |share: f64| ms(((n as f64 * share).ceil() as usize).saturating_sub(1));
             summary.mean = latencies.iter().sum::<u64>() as f64 / n as f64 / 1e3;
             (summary.least, summary.most) = (ms(0), ms(n - 1));
@@ -79,8 +82,9 @@ impl Summary {
         summary
     }
 
-    /// Whether the devices could not keep up: when the last request came, more than 3 % had no answer, not counting twice as many as come
-    /// in the time of the fastest answer, as these run then anyway.
+    /// Returns whether the devices were saturated: when the last request arrived, more than 3 % had
+    /// no response. Twice the number of requests that arrive during the minimum latency are not
+    /// counted, because they would be in flight at any load.
     pub fn is_saturated(&self) -> bool {
         let window = self.requests as f64 / self.offered.max(f64::MIN_POSITIVE);
         let unanswered = (self.offered - self.answered) * window;

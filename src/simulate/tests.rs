@@ -1,7 +1,7 @@
 use super::*;
 use crate::schedule::{CostTable, NAMES, Settings, scheduler};
 
-fn made_up() -> CostTable {
+fn synthetic_costs() -> CostTable {
     CostTable::parse(include_str!("../../examples/costs.ron")).unwrap()
 }
 
@@ -39,14 +39,14 @@ fn a_seed_gives_the_same_arrivals_everywhere() {
     insta::assert_debug_snapshot!(first);
     load.lengths = Lengths::Fixed(9);
     let fixed = load.arrivals();
-    // Streams of their own: other lengths leave the times as they were.
+    // Times and lengths use separate random streams, so other lengths do not change the times.
     assert_eq!(fixed[3].arrived.0, first[3].0);
     load.seed = 8;
     assert_ne!(load.arrivals()[3].arrived.0, first[3].0);
 }
 
 #[test]
-fn arrivals_have_the_rate_and_the_lengths_that_were_asked_for() {
+fn arrivals_have_the_requested_rate_and_lengths() {
     let arrivals = load(500.0, 50_000).arrivals();
     let rate = arrivals.len() as f64 / arrivals.last().unwrap().arrived.seconds();
     assert!((rate / 500.0 - 1.0).abs() < 0.02, "{rate}");
@@ -104,8 +104,8 @@ fn a_trace_is_read_as_it_was_written_and_a_damaged_one_is_told_by_line() {
 }
 
 #[test]
-fn a_batch_takes_what_it_costs_and_a_second_one_waits_for_it() {
-    let costs = made_up();
+fn a_batch_takes_its_estimated_time_and_the_next_one_waits() {
+    let costs = synthetic_costs();
     let arrivals = [
         Waiting::new(100, Micros(1_000)),
         Waiting::new(100, Micros(2_000)),
@@ -128,13 +128,15 @@ fn a_batch_takes_what_it_costs_and_a_second_one_waits_for_it() {
     assert_eq!(summary.most, Micros(2 * time.0 - 1_000).millis());
 }
 
-/// TurboTransformers, figure 12 and table 4: on an RTX 2060, answers a second saturate at 98 with naive batches, at 120 without,
-/// and at 144 with dynamic programming. The costs are fitted to the second of these alone.
+/// TurboTransformers, figure 12 and table 4: on an RTX 2060, the throughput saturates at 98
+/// responses a second with naive batches, at 120 without batches, and at 144 with dynamic
+/// programming. The costs are fitted only to the second figure.
 #[test]
-fn turbos_order_of_saturation_comes_out_and_packed_is_ahead() {
-    let costs = made_up();
+fn the_turbo_papers_order_of_saturation_is_reproduced_and_packed_is_best() {
+    let costs = synthetic_costs();
     let arrivals = load(400.0, 12_000).arrivals();
-    // Until the last answer: while requests come, a scheduler that takes short ones first answers more of them.
+    // Measured to the last response: while requests arrive, a scheduler that runs short ones first
+    // responds to more of them.
     let answers = |name| {
         let mut scheduler = scheduler(name, &Settings::default()).unwrap();
         let outcome = simulate(&arrivals, &mut *scheduler, &on(&costs)).unwrap();
@@ -149,7 +151,7 @@ fn turbos_order_of_saturation_comes_out_and_packed_is_ahead() {
     );
     let packed = answers("packed");
     assert!(packed > dp, "{packed} {dp}");
-    // At the load with which the paper's scheduler just keeps up.
+    // At the load that the paper's scheduler can just sustain.
     let arrivals = load(144.0, 12_000).arrivals();
     let latency = |name| run(name, &arrivals, &Settings::default(), &on(&costs));
     let (packed, dp) = (latency("packed"), latency("dp"));
@@ -159,10 +161,11 @@ fn turbos_order_of_saturation_comes_out_and_packed_is_ahead() {
     );
 }
 
-/// TCB, figures 9 and 10: lengths 3 to 100 around 20. The paper gives no deadlines; here they lie 2 to 10 batches behind.
+/// TCB, figures 9 and 10: lengths 3 to 100 around 20. The paper gives no deadlines; here they are 2
+/// to 10 batch times after the arrival.
 #[test]
-fn tcbs_order_comes_out_and_packed_answers_sooner() {
-    let mut costs = made_up();
+fn the_tcb_papers_order_is_reproduced_and_packed_is_fastest() {
+    let mut costs = synthetic_costs();
     costs.overhead = 10_000.0;
     let settings = Settings {
         length: 100,
@@ -178,7 +181,8 @@ fn tcbs_order_comes_out_and_packed_answers_sooner() {
     assert!(concat.answered > ttb.answered && ttb.answered > tnb.answered);
     assert!(concat.utility > ttb.utility && ttb.utility > tnb.utility);
     assert!(slotted.utility > 0.0);
-    // Where the device keeps up; beyond that, DAS answers more requests by leaving the long ones.
+    // At a load that the device sustains. At higher loads, DAS responds to more requests because it
+    // drops the long ones.
     load.rate = 1_500.0;
     let arrivals = load.arrivals();
     let [concat, packed] =
@@ -190,8 +194,8 @@ fn tcbs_order_comes_out_and_packed_answers_sooner() {
 }
 
 #[test]
-fn slots_that_are_free_early_serve_requests_of_several_steps_sooner() {
-    let costs = made_up();
+fn slots_freed_early_reduce_the_latency_of_requests_of_several_steps() {
+    let costs = synthetic_costs();
     let settings = Settings {
         rows: 4,
         length: 100,
@@ -209,8 +213,8 @@ fn slots_that_are_free_early_serve_requests_of_several_steps_sooner() {
 }
 
 #[test]
-fn every_scheduler_is_in_the_figure_whose_text_is_whole() {
-    let costs = made_up();
+fn every_scheduler_is_in_the_chart_and_its_text_is_complete() {
+    let costs = synthetic_costs();
     let loads = [50.0, 100.0, 200.0];
     let lines = NAMES.map(|name| Line {
         name: name.to_owned(),
@@ -234,7 +238,7 @@ fn every_scheduler_is_in_the_figure_whose_text_is_whole() {
         assert!(svg.contains(name), "{name}");
     }
     assert!(!svg.contains("NaN") && !svg.contains("inf"));
-    // Nothing, one load, and values that are all zero are drawn too.
+    // Empty charts, a single load, and values that are all zero must not fail.
     for svg in [
         chart("", &[], &[]),
         chart("", &[5.0], &panels),

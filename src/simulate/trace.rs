@@ -1,5 +1,5 @@
-//! Recorded load: one request a line, as JSON. A server's trace also has what it did, in lines with an `event`: [`replay`] asks a
-//! scheduler the same again.
+//! Traces of recorded load: one request per line, as JSON. A server's trace also records its
+//! actions, in lines with an `event`. [`replay`] repeats the scheduler's decisions.
 
 use std::fmt;
 
@@ -7,31 +7,34 @@ use serde::{Deserialize, Serialize};
 
 use crate::schedule::{Costs, Decision, Desk, Micros, Misdecision, Scheduler, Waiting};
 
-/// What happened at a [`Desk`] at a time.
+/// An event at a [`Desk`], with its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Arrived(Waiting),
     Happened(Micros, Happened),
 }
 
-/// What is in a trace beside requests that came. Requests have the ids of a desk: they count from 0 in the order of the lines.
+/// An entry of a trace other than an arrival. Request ids are those of a [`Desk`]: they count from
+/// 0 in the order of the arrival lines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Happened {
-    /// It began, with lanes of so many bytes that take `depth` batches each.
+    /// The server started, with one lane for each entry of `bytes`, the lane's memory. Each lane
+    /// queues up to `depth` batches.
     Began { bytes: Vec<u64>, depth: u8 },
-    /// The scheduler was asked and answered.
+    /// The scheduler made this decision.
     Decided(Decision),
-    /// Requests of the batch that ran on a lane have finished, and with them the batch; where they had `joined` it, it goes on.
+    /// The requests `ids` of the batch on a lane have finished. With `joined`, the batch continues with
+    /// other members; otherwise it has finished too.
     Finished {
         lane: usize,
         ids: Vec<u64>,
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         joined: bool,
     },
-    /// A request's sender has gone while it waited.
+    /// The sender of a waiting request disconnected.
     Left(u64),
-    /// The memory that batches of a lane may take was changed.
+    /// The memory limit for the batches of a lane changed.
     Bytes { lane: usize, bytes: u64 },
 }
 
@@ -46,10 +49,10 @@ struct Line {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Recorded {
-    /// Of its arrival, in microseconds since the trace began.
+    /// Arrival time, in microseconds since the trace began.
     t: u64,
     tokens: u32,
-    /// In microseconds since the trace began.
+    /// Deadline, in microseconds since the trace began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     deadline: Option<u64>,
     #[serde(default)]
@@ -64,25 +67,25 @@ fn one() -> u32 {
     1
 }
 
-/// What is wrong with a trace.
+/// An error in a trace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TraceError {
     #[error(
-        "line {line} is no request: {problem}; expected JSON as {{\"t\": 1500, \"tokens\": 12}}, with deadline, class, tenant and steps where there are any"
+        "line {line} is not a request: {problem}; expected JSON such as {{\"t\": 1500, \"tokens\": 12}}, with optional deadline, class, tenant and steps"
     )]
     Syntax { line: usize, problem: String },
     #[error("line {line} has {field} 0; expected at least 1")]
     Zero { line: usize, field: &'static str },
     #[error("line {line} arrives at {t} µs, before the line above it; expected arrivals in order")]
     Order { line: usize, t: u64 },
-    #[error("there is no request in it")]
+    #[error("the trace has no requests")]
     Empty,
 }
 
-/// Reads the requests of a trace. Empty lines are left out, and so is what a server did with them.
+/// Reads the requests of a trace. Skips empty lines and the server's events.
 ///
 /// # Errors
-/// A line that is no request, or not in order; lines count from 1.
+/// Returns an error for a line that is not a request or not in order; lines count from 1.
 pub fn parse_trace(text: &str) -> Result<Vec<Waiting>, TraceError> {
     let arrivals = parse_events(text)?.into_iter();
     let arrivals: Vec<Waiting> = arrivals
@@ -97,10 +100,10 @@ pub fn parse_trace(text: &str) -> Result<Vec<Waiting>, TraceError> {
     }
 }
 
-/// Reads all of a trace, as [`replay`] takes it.
+/// Reads all events of a trace, for [`replay`].
 ///
 /// # Errors
-/// As [`parse_trace`]'s, without requests too.
+/// Returns the errors of [`parse_trace`], except that a trace without requests is allowed.
 pub fn parse_events(text: &str) -> Result<Vec<Event>, TraceError> {
     let mut events = Vec::new();
     let mut before = 0;
@@ -113,7 +116,7 @@ pub fn parse_events(text: &str) -> Result<Vec<Event>, TraceError> {
         };
         let recorded = match serde_json::from_str::<Recorded>(text) {
             Ok(recorded) => recorded,
-            // The error is of what the line looks like.
+            // Parse again as an event, for an error about the event's fields.
             Err(_) if text.contains("\"event\"") => {
                 let Line { t, event } = serde_json::from_str(text).map_err(syntax)?;
                 events.push(Event::Happened(Micros(t), event));
@@ -142,7 +145,7 @@ pub fn parse_events(text: &str) -> Result<Vec<Event>, TraceError> {
     Ok(events)
 }
 
-/// A request as a line of a trace, without the line's end.
+/// Formats a request as a line of a trace, without the line break.
 pub fn trace_line(waiting: &Waiting) -> String {
     let recorded = Recorded {
         t: waiting.arrived.0,
@@ -152,12 +155,12 @@ pub fn trace_line(waiting: &Waiting) -> String {
         tenant: waiting.tenant,
         steps: waiting.steps,
     };
-    // Numbers alone always are JSON.
+    // Numbers always serialise.
     serde_json::to_string(&recorded).unwrap_or_default()
 }
 
 impl fmt::Display for Event {
-    /// As a line of a trace, without the line's end.
+    /// Formats the event as a line of a trace, without the line break.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Arrived(waiting) => f.write_str(&trace_line(waiting)),
@@ -170,7 +173,7 @@ impl fmt::Display for Event {
     }
 }
 
-/// What was replayed.
+/// Counts of the events that were replayed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
     pub requests: usize,
@@ -178,15 +181,15 @@ pub struct Replayed {
     pub batches: usize,
 }
 
-/// Why a trace was not replayed to its end.
+/// An error in replaying a trace.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ReplayError {
     #[error(
-        "the trace does not say how a server began; expected the line of a `began` event before all decisions, as `gemmule serve --trace` writes it"
+        "the trace does not contain the server's start; expected a line with a `began` event before all decisions, which `gemmule serve --trace` writes"
     )]
     NoBeginning,
     #[error(
-        "decision {at} (counted from 0) is {found:?}, and the trace has {expected:?}; the scheduler, its settings or the table of costs are not those of the server"
+        "decision {at} (counted from 0) is {found:?}, but the trace has {expected:?}; replay with the scheduler, the settings and the cost table of the server"
     )]
     Differs {
         at: usize,
@@ -197,10 +200,11 @@ pub enum ReplayError {
     Misdecision(#[from] Misdecision),
 }
 
-/// Asks a scheduler at the times of a server's trace, and holds each decision against the server's.
+/// Calls a scheduler at the times of a server's trace, and compares each decision with the recorded
+/// one.
 ///
 /// # Errors
-/// A trace without a beginning, and the first decision that is another one.
+/// Returns an error for a trace without a start, and for the first decision that differs.
 pub fn replay(
     events: &[Event],
     scheduler: &mut dyn Scheduler,

@@ -23,7 +23,7 @@ impl DType {
         }
     }
 
-    /// The name used in symbols, files and on the command line.
+    /// Returns the name used in symbols, in files and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -40,7 +40,7 @@ impl DType {
         }
     }
 
-    /// `value` after it was stored in this type.
+    /// Rounds `value` to this type and converts it back to f32.
     pub fn round(self, value: f32) -> f32 {
         match self {
             DType::F32 => value,

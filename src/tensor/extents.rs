@@ -1,49 +1,54 @@
 use super::Symbol;
 
-/// What a batch at hand gives the symbols: all that a size or a launch can depend on.
+/// Values of the symbols for one batch. Sizes and launches depend on nothing else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Extents {
     /// Sum of the sequence lengths.
     pub tokens: u64,
     /// Number of sequences.
     pub batch: u64,
-    /// The longest sequence.
+    /// Length of the longest sequence.
     pub longest: u64,
-    /// Pairs of a token and a key of its sequence, one attention score per head each: the sum of the squares of the lengths,
-    /// if nothing is cached.
+    /// Number of pairs of a token and a key of its sequence. Each pair has one attention score per
+    /// head. Without cached keys it is the sum of the squared lengths.
     pub pairs: u64,
-    /// Sum of the numbers of keys: tokens, and those in a cache before.
+    /// Total number of keys: the tokens of the batch and the cached ones before them.
     pub slots: u64,
-    /// Blocks of the pool that a cache lies in; 0 without one.
+    /// Number of blocks in the pool of the cache; 0 without a cache.
     pub blocks: u64,
-    /// The most keys that a sequence has in a cache, those of this batch included, or that its source has; 0 without a cache.
+    /// Maximum number of cached keys of a sequence, including those of this batch, or of its
+    /// source; 0 without a cache.
     pub cached_keys: u64,
-    /// Sum of the tokens of the sequences' sources, which another part of the model left keys of.
+    /// Total length of the sequences' sources, whose keys another part of the model computed.
     pub source_slots: u64,
-    /// Pairs of a token and a key of its sequence's source.
+    /// Number of pairs of a token and a key of its sequence's source.
     pub source_pairs: u64,
-    /// The part of the model that the batch is for; 0 where it is one graph.
+    /// Index of the part of the model that the batch runs; 0 for a model of one graph.
     pub part: u32,
-    /// Rows of the launch at hand: tokens, or sequences after pooling. Set per step.
+    /// Number of rows of the current launch: tokens, or sequences after pooling. Set for each step.
     pub rows: u64,
 }
 
-/// Lengths that describe no batch.
+/// An error in the lengths of a batch.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LengthsError {
     #[error("the batch is empty; expected at least one sequence")]
     Empty,
     #[error("sequence {index} has no tokens; expected at least one token in every sequence")]
     ZeroLength { index: usize },
-    #[error("the batch has {tokens} tokens; at most {limit} fit one run, split the batch")]
+    #[error("the batch has {tokens} tokens; the maximum of one run is {limit}; split the batch")]
     TooManyTokens { tokens: u64, limit: u64 },
 }
 
 impl Extents {
-    /// More tokens than this would overflow the 32-bit counts of the kernels.
+    /// Maximum number of tokens. More would overflow the kernels' 32-bit counts.
     pub const MAX_TOKENS: u64 = 1 << 24;
 
-    /// The extents of a batch of sequences with these lengths. `rows` starts as `tokens`.
+    /// Returns the extents of a batch of sequences with these lengths. `rows` is initially
+    /// `tokens`.
+    ///
+    /// # Errors
+    /// Returns a [`LengthsError`] for an empty batch, an empty sequence, or too many tokens.
     pub fn of(lens: &[u32]) -> Result<Self, LengthsError> {
         if lens.is_empty() {
             return Err(LengthsError::Empty);
@@ -73,7 +78,11 @@ impl Extents {
         })
     }
 
-    /// The extents of sequences that go on: each has so many tokens in a pool of `blocks` blocks before those of this batch.
+    /// Returns the extents of sequences that continue: sequence `i` has `cached[i]` earlier tokens
+    /// in a pool of `blocks` blocks.
+    ///
+    /// # Errors
+    /// Returns the errors of [`of`](Self::of).
     pub fn continuing(lens: &[u32], cached: &[u32], blocks: u64) -> Result<Self, LengthsError> {
         let fresh = Self::of(lens)?;
         let keys = || {
@@ -93,7 +102,7 @@ impl Extents {
         })
     }
 
-    /// The same batch, whose sequences attend to sources of these lengths, too.
+    /// Returns the same batch with cross-attention to sources of the given lengths.
     pub fn with_sources(self, lens: &[u32], sources: &[u32]) -> Self {
         let pairs = lens.iter().zip(sources);
         let longest = sources.iter().map(|&n| u64::from(n)).max();
@@ -107,22 +116,24 @@ impl Extents {
         }
     }
 
-    /// The most keys that a token may attend to: its sequence's, or its source's.
+    /// Returns the maximum number of keys that a token attends to, of its sequence or of its
+    /// source.
     pub fn most_keys(&self) -> u64 {
         self.cached_keys.max(self.longest)
     }
 
-    /// Keys of a tile whose scores are reduced together.
+    /// Number of keys in a tile whose scores are reduced together.
     pub const KEY_TILE: u64 = 128;
 
-    /// `⌊pairs / 128⌋ + tokens`. As a running sum over the sequences it says where each one's rows
-    /// of ⌈length / 128⌉ values start: with n = length, n² / 128 + n exceeds n · ⌈n / 128⌉ by more
-    /// than the rounding down, so that no two overlap and no quotients need to be summed.
+    /// Returns `⌊pairs / 128⌋ + tokens`, the number of values for rows of ⌈length / 128⌉ values per
+    /// token. The running value over the sequences is a valid start for the rows of each sequence,
+    /// without summing quotients. With n = length, n² / 128 + n exceeds n · ⌈n / 128⌉ by more than
+    /// the rounding down, so the rows of two sequences never overlap.
     pub fn key_tiles(&self) -> u64 {
         (self.pairs / Self::KEY_TILE).saturating_add(self.tokens)
     }
 
-    /// The value of one symbol.
+    /// Returns the value of one symbol.
     pub fn get(&self, symbol: Symbol) -> u64 {
         match symbol {
             Symbol::Tokens => self.tokens,
@@ -138,7 +149,7 @@ impl Extents {
         }
     }
 
-    /// The same batch, for a launch over `rows` rows.
+    /// Returns the same batch for a launch over `rows` rows.
     pub fn with_rows(self, rows: u64) -> Self {
         Self { rows, ..self }
     }

@@ -1,8 +1,8 @@
-//! Element types, symbolic sizes and shapes: the vocabulary that every other room speaks.
+//! Element types, symbolic sizes and shapes, which all other modules use.
 //!
-//! The packed layout is the only one inside gemmule: activations are `[tokens, width]`, where
-//! `tokens` is the number of valid tokens of the whole batch, and cumulative lengths stand beside
-//! them (ByteTransformer III.D). A size is a small polynomial of [`Symbol`]s, evaluated per batch.
+//! Activations have the packed layout `[tokens, width]`, where `tokens` is the number of valid
+//! tokens of the whole batch, with the cumulative lengths in a separate tensor (ByteTransformer
+//! III.D). A size is a small polynomial of [`Symbol`]s, evaluated per batch.
 
 mod dtype;
 mod extents;

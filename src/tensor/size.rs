@@ -8,29 +8,29 @@ use serde::{Deserialize, Serialize};
 
 use super::Extents;
 
-/// A quantity that is known only when a batch is at hand.
+/// A quantity that depends on the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Symbol {
     /// Sum of the sequence lengths.
     Tokens,
     /// Number of sequences.
     Batch,
-    /// The longest sequence.
+    /// Length of the longest sequence.
     Longest,
     /// Sum of the squared sequence lengths.
     Pairs,
-    /// Room for one value for each row of scores and tile of keys: at least the sum over the
-    /// sequences of length · ⌈length / 128⌉, see [`Extents::key_tiles`].
+    /// Number of values for one value per row of scores and tile of keys: at least the sum over the
+    /// sequences of length · ⌈length / 128⌉; see [`Extents::key_tiles`].
     KeyTiles,
-    /// Sum of the numbers of keys of the sequences: their tokens, and those in a cache before.
+    /// Total number of keys: the tokens of the batch and the cached ones before them.
     Slots,
-    /// Blocks of the pool that a cache lies in.
+    /// Number of blocks in the pool of the cache.
     Blocks,
-    /// Sum of the numbers of keys that another part of the model left for the sequences: the tokens of their sources.
+    /// Total length of the sequences' sources, whose keys another part of the model computed.
     SourceSlots,
-    /// Pairs of a token and a key of its sequence's source.
+    /// Number of pairs of a token and a key of its sequence's source.
     SourcePairs,
-    /// Rows of one launch; only kernels use it, a program binds it to another size.
+    /// Rows of one launch. Only kernels use it; a program binds it to another size.
     Rows,
 }
 
@@ -70,12 +70,12 @@ impl fmt::Display for Symbol {
     }
 }
 
-/// A polynomial of symbols with whole coefficients, such as `768·tokens`.
+/// A polynomial of symbols with integer coefficients, such as `768·tokens`.
 ///
-/// Terms are kept sorted and without zeros, so equal polynomials compare equal.
+/// Terms are sorted and have non-zero coefficients, so that equal polynomials compare equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Size {
-    /// Sorted factors of each term, and its coefficient.
+    /// Coefficient of each term, keyed by its sorted factors.
     terms: BTreeMap<Vec<Symbol>, u64>,
 }
 
@@ -88,7 +88,7 @@ impl Size {
         Self { terms }
     }
 
-    /// The value, where no symbol takes part.
+    /// Returns the value, if it does not depend on a symbol.
     pub fn as_constant(&self) -> Option<u64> {
         match self.terms.len() {
             0 => Some(0),
@@ -97,7 +97,7 @@ impl Size {
         }
     }
 
-    /// The symbol, where the size is one symbol and nothing else.
+    /// Returns the symbol, if the size is exactly one symbol.
     pub fn as_symbol(&self) -> Option<Symbol> {
         match self.terms.iter().next() {
             Some((factors, 1)) if self.terms.len() == 1 && factors.len() == 1 => Some(factors[0]),
@@ -105,18 +105,18 @@ impl Size {
         }
     }
 
-    /// The number of terms, and the most factors of one.
+    /// Returns the number of terms, and the maximum number of factors of a term.
     pub fn extent(&self) -> (usize, usize) {
         let degree = self.terms.keys().map(Vec::len).max().unwrap_or(0);
         (self.terms.len(), degree)
     }
 
-    /// Whether `symbol` takes part.
+    /// Returns whether the size depends on `symbol`.
     pub fn depends_on(&self, symbol: Symbol) -> bool {
         self.terms.keys().any(|factors| factors.contains(&symbol))
     }
 
-    /// The polynomial with `size` in the place of `symbol`.
+    /// Returns the polynomial with `symbol` replaced by `size`.
     pub fn bind(&self, symbol: Symbol, size: &Size) -> Size {
         self.terms
             .iter()
@@ -135,7 +135,7 @@ impl Size {
             })
     }
 
-    /// The value for a batch; `None` where it does not fit 64 bits.
+    /// Returns the value for a batch; `None` if it does not fit 64 bits.
     pub fn eval(&self, extents: &Extents) -> Option<u64> {
         self.terms
             .iter()
@@ -212,7 +212,7 @@ impl fmt::Display for Size {
     }
 }
 
-/// The sizes of a tensor, slowest dimension first (row-major).
+/// The dimensions of a tensor, slowest first (row-major).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Shape(pub Vec<Size>);
 
@@ -221,7 +221,7 @@ impl Shape {
         Self(dims.into())
     }
 
-    /// A shape without symbols.
+    /// Creates a shape without symbols.
     pub fn fixed(dims: &[u64]) -> Self {
         Self(dims.iter().map(|&d| Size::constant(d)).collect())
     }
@@ -230,14 +230,14 @@ impl Shape {
         self.0.len()
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> Size {
         self.0
             .iter()
             .fold(Size::constant(1), |product, d| &product * d)
     }
 
-    /// The last dimension, where it is constant.
+    /// Returns the last dimension, if it is constant.
     pub fn width(&self) -> Option<u64> {
         self.0.last().and_then(Size::as_constant)
     }

@@ -92,7 +92,7 @@ fn a_trace_ends_at_its_size_and_the_server_goes_on() {
 #[test]
 fn lines_that_are_no_events_are_told_by_number() {
     let error = |text: &str| parse_events(text).unwrap_err().to_string();
-    insta::assert_snapshot!(error("{\"t\": 1, \"tokens\": 3}\n{\"t\": 1, \"event\": {\"slept\": 3}}"), @r#"line 2 is no request: unknown variant `slept`, expected one of `began`, `decided`, `finished`, `left`, `bytes` at line 1 column 26; expected JSON as {"t": 1500, "tokens": 12}, with deadline, class, tenant and steps where there are any"#);
+    insta::assert_snapshot!(error("{\"t\": 1, \"tokens\": 3}\n{\"t\": 1, \"event\": {\"slept\": 3}}"), @r#"line 2 is not a request: unknown variant `slept`, expected one of `began`, `decided`, `finished`, `left`, `bytes` at line 1 column 26; expected JSON such as {"t": 1500, "tokens": 12}, with optional deadline, class, tenant and steps"#);
     let events = parse_events("{\"t\": 1, \"tokens\": 3}").unwrap();
     let mut again = scheduler("packed", &Settings::default()).unwrap();
     let error = replay(&events, &mut *again, &costs()).unwrap_err();

@@ -1,4 +1,4 @@
-//! Text, lines, bars and markers on the canvas.
+//! Drawing of text, lines, bars and markers.
 
 use miette::{IntoDiagnostic, Report};
 use plotters::{
@@ -14,7 +14,7 @@ use super::{
 
 pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// How a piece of text looks and where it lies from its point.
+/// Style of a text, and its position relative to its anchor point.
 pub(super) struct Look {
     size: i32,
     bold: bool,
@@ -46,22 +46,22 @@ impl Look {
         Self::at(HPos::Left, VPos::Center)
     }
 
-    /// Its end at the point.
+    /// Text that ends at the point.
     pub fn tick() -> Self {
         Self::at(HPos::Right, VPos::Center)
     }
 
-    /// Hanging from its point.
+    /// Text below its point.
     pub fn under() -> Self {
         Self::at(HPos::Center, VPos::Top)
     }
 
-    /// Standing on its point.
+    /// Text above its point.
     pub fn below() -> Self {
         Self::at(HPos::Center, VPos::Bottom)
     }
 
-    /// Reading upwards, its middle at the point.
+    /// Vertical text centred at the point.
     pub fn axis() -> Self {
         Self {
             turn: FontTransform::Rotate270,
@@ -69,7 +69,7 @@ impl Look {
         }
     }
 
-    /// Reading upwards, its end at the point.
+    /// Vertical text that ends at the point.
     pub fn turned() -> Self {
         Self {
             turn: FontTransform::Rotate270,
@@ -77,7 +77,7 @@ impl Look {
         }
     }
 
-    /// Reading upwards, its start at the point.
+    /// Vertical text that starts at the point.
     pub fn standing() -> Self {
         Self {
             turn: FontTransform::Rotate270,
@@ -124,7 +124,8 @@ pub(super) fn line(root: &Area, points: Vec<(i32, i32)>, paint: &Paint) -> Resul
         .into_diagnostic()
 }
 
-/// A bar between two corners, however they lie; with an edge, so that light ones show on paper.
+/// Draws a bar between two opposite corners, with an outline so that light bars are visible on
+/// paper.
 pub(super) fn bar(
     root: &Area,
     (x0, y0): (i32, i32),
@@ -161,7 +162,7 @@ pub(super) fn mark(root: &Area, (x, y): (i32, i32), paint: &Paint) -> Result<(),
         .into_diagnostic()
 }
 
-/// A small triangle under a point of the lower axis, above the labels.
+/// Draws a small triangle under a point of the lower axis, above the labels.
 pub(super) fn point_at(root: &Area, (x, y): (i32, i32)) -> Result<(), Report> {
     let corners = vec![(x, y + 2), (x - 3, y + 7), (x + 3, y + 7)];
     root.draw(&Polygon::new(corners, BLACK.filled()))

@@ -1,37 +1,37 @@
-//! Where everything lies in a figure, in pixels.
+//! Layout of a figure, in pixels.
 
 use super::{Figure, Kind};
 
-/// Height of text, and of titles.
+/// Height of text and of titles.
 pub(super) const TEXT: i32 = 13;
 pub(super) const TITLE: i32 = 16;
 pub(super) const TITLE_LINE: i32 = 22;
 pub(super) const MARGIN: i32 = 14;
-/// What the numbers along the values' axis take.
+/// Width of the numbers at the value axis.
 pub(super) const TICK_WIDTH: i32 = 56;
-/// Width of a legend's sample, with the space to the name.
+/// Width of a legend's sample, including the space before the name.
 pub(super) const KEY_WIDTH: i32 = 32;
-/// A bar as wide as this has room for upright text.
+/// Width from which a bar has room for vertical text.
 pub(super) const TURNED_WIDTH: i32 = 14;
 
-/// Mean width of a letter of a sans-serif face as a share of its height, on the wide side.
+/// Mean width of a sans-serif letter, as a fraction of its height; a high estimate.
 const LETTER: f64 = 0.6;
 const PLOT_HEIGHT: i32 = 340;
-/// A figure of few groups is this wide inside its axes; one of many up to the most, if bars of
-/// the least width fit that.
-const LEAST_WIDTH: i32 = 620;
-const MOST_WIDTH: i32 = 1200;
-const LEAST_BAR: i32 = 5;
-const MOST_BAR: i32 = 44;
-/// Between the bars of two groups.
+/// Minimum and maximum width inside the axes. A figure with many groups exceeds the maximum if bars
+/// of the minimum width need it.
+const MIN_WIDTH: i32 = 620;
+const MAX_WIDTH: i32 = 1200;
+const MIN_BAR: i32 = 5;
+const MAX_BAR: i32 = 44;
+/// Gap between the bars of two groups.
 const GROUP_GAP: i32 = 12;
-/// Least distance of two labels that read upwards.
+/// Minimum distance between two vertical labels.
 const TURNED_PITCH: i32 = 18;
 const LEGEND_LINE: i32 = 20;
-/// Longer labels are cut.
-const MOST_LETTERS: usize = 48;
+/// Maximum length of a label; longer ones are truncated.
+const MAX_LETTERS: usize = 48;
 
-/// Sizes and places.
+/// Sizes and positions of the parts of a figure.
 pub(super) struct Layout {
     pub width: i32,
     pub height: i32,
@@ -41,15 +41,15 @@ pub(super) struct Layout {
     pub plot_width: i32,
     pub plot_height: i32,
     pub title: Vec<String>,
-    /// Where the sample of each series starts; its vertical middle.
+    /// Left edge and vertical centre of each sample in the legend.
     pub legend: Vec<(i32, i32)>,
-    /// Whether the groups' labels read upwards.
+    /// Whether the labels of groups are vertical.
     pub turned: bool,
-    /// Every such group has a label.
+    /// Distance between labelled groups.
     pub label_step: usize,
     slot: i32,
     bar: i32,
-    /// Bars side by side in a group.
+    /// Number of adjacent bars in a group.
     n_bars: i32,
 }
 
@@ -61,19 +61,19 @@ impl Layout {
             Kind::Stacked | Kind::Lines => 1,
         };
         let widest_bar = match n_bars {
-            ..=3 => MOST_BAR,
+            ..=3 => MAX_BAR,
             _ => TURNED_WIDTH + 8,
         };
         let least_slot = match figure.kind {
-            Kind::Lines => MOST_WIDTH / n_groups.max(12),
+            Kind::Lines => MAX_WIDTH / n_groups.max(12),
             Kind::Bars | Kind::Stacked => {
-                let room = MOST_WIDTH / n_groups - GROUP_GAP;
-                let bar = (room / n_bars).clamp(LEAST_BAR, widest_bar);
+                let room = MAX_WIDTH / n_groups - GROUP_GAP;
+                let bar = (room / n_bars).clamp(MIN_BAR, widest_bar);
                 (n_bars * bar + GROUP_GAP).max(TURNED_PITCH)
             }
         };
-        let slot = least_slot.max(LEAST_WIDTH / n_groups).max(1);
-        // At least half the gap stays where labels need wider slots than bars.
+        let slot = least_slot.max(MIN_WIDTH / n_groups).max(1);
+        // If labels need wider slots than bars, at least half the gap remains.
         let bar = ((slot - GROUP_GAP / 2) / n_bars).min(widest_bar);
         let labels = figure.groups.iter().map(|g| width_of(&shown(g), TEXT));
         let longest = labels.max().unwrap_or(0);
@@ -117,17 +117,17 @@ impl Layout {
         MARGIN
     }
 
-    /// The lower end of the values' axis.
+    /// Returns the lower end of the value axis.
     pub fn lower(&self) -> i32 {
         self.top + self.plot_height
     }
 
-    /// The horizontal middle of a group.
+    /// Returns the horizontal centre of a group.
     pub fn middle_of(&self, group: usize) -> i32 {
         self.left + group as i32 * self.slot + self.slot / 2
     }
 
-    /// Left and right of a bar.
+    /// Returns the left and right edges of a bar.
     pub fn bar_of(&self, group: usize, nth: usize) -> (i32, i32) {
         let first = self.middle_of(group) - self.n_bars * self.bar / 2;
         let from = first + nth as i32 * self.bar;
@@ -135,7 +135,8 @@ impl Layout {
     }
 }
 
-/// Places of the legend's entries in lines from `left` to `right`, and the height of all.
+/// Returns the positions of the legend's entries, in lines from `left` to `right`, and the total
+/// height.
 fn legend(figure: &Figure, left: i32, right: i32, top: i32) -> (Vec<(i32, i32)>, i32) {
     let (mut x, mut y) = (left, top);
     let mut places = Vec::new();
@@ -150,14 +151,14 @@ fn legend(figure: &Figure, left: i32, right: i32, top: i32) -> (Vec<(i32, i32)>,
     (places, y - top + LEGEND_LINE)
 }
 
-/// Estimated width of a text.
+/// Estimates the width of a text.
 pub(super) fn width_of(text: &str, size: i32) -> i32 {
     (text.chars().count() as f64 * f64::from(size) * LETTER).ceil() as i32
 }
 
-/// A label as it is drawn: without characters that XML has not, and cut where it is very long.
+/// Prepares a label for drawing: removes characters that are invalid in XML, and truncates it.
 pub(super) fn shown(text: &str) -> String {
-    shown_up_to(text, MOST_LETTERS)
+    shown_up_to(text, MAX_LETTERS)
 }
 
 fn shown_up_to(text: &str, most: usize) -> String {
@@ -173,7 +174,7 @@ fn shown_up_to(text: &str, most: usize) -> String {
     shown
 }
 
-/// Lines of words that are not wider than `width`, unless one word is.
+/// Breaks a text into lines of at most `width`, except for longer words.
 fn wrap(text: &str, width: i32) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

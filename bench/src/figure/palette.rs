@@ -1,12 +1,12 @@
-//! Colours that differ for colour-blind eyes and in black and white.
+//! Colours that are distinguishable with colour blindness and in greyscale.
 
 use plotters::style::{BLACK, RGBColor, WHITE};
 
-/// Most series of a figure: the colours, filled and then as outlines.
-pub(super) const MOST_SERIES: usize = 2 * COLOURS.len();
+/// Maximum number of series in a figure: every colour filled, then every colour as an outline.
+pub(super) const MAX_SERIES: usize = 2 * COLOURS.len();
 
-/// The hues of Okabe and Ito ("Color universal design", 2008), some made darker or lighter so that
-/// every two differ in lightness. In the order of use, which puts the most different ones first.
+/// The hues of Okabe and Ito ("Color universal design", 2008), some darker or lighter so that all
+/// differ in lightness. They are in order of use, the most different ones first.
 pub(super) const COLOURS: [RGBColor; 8] = [
     RGBColor(0x00, 0x4c, 0x78), // blue
     RGBColor(0xe6, 0x9f, 0x00), // orange
@@ -18,7 +18,7 @@ pub(super) const COLOURS: [RGBColor; 8] = [
     RGBColor(0xcf, 0x7d, 0xab), // reddish purple
 ];
 
-/// Corners of the lines' markers, in pixels from the point.
+/// Corners of the markers of lines, in pixels relative to the point.
 const MARKERS: [&[(i32, i32)]; 4] = [
     &[(-4, -4), (4, -4), (4, 4), (-4, 4)],
     &[(0, -5), (5, 4), (-5, 4)],
@@ -26,11 +26,11 @@ const MARKERS: [&[(i32, i32)]; 4] = [
     &[(-5, -4), (5, -4), (0, 5)],
 ];
 
-/// How a series is drawn.
+/// Style of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Paint {
     pub colour: RGBColor,
-    /// Bars and markers as outlines.
+    /// Whether bars and markers are outlines.
     pub hollow: bool,
     /// Width of lines.
     pub stroke: u32,
@@ -49,12 +49,12 @@ impl Paint {
         ..Self::AXIS
     };
 
-    /// Whether a line of the colour is hard to see on white.
+    /// Returns whether a line of this colour is hard to see on white.
     pub fn is_pale(&self) -> bool {
         self.stroke > 1 && lightness(self.colour) > 75.0
     }
 
-    /// The colour of text that lies on a bar.
+    /// Returns the colour of text on a bar.
     pub fn ink(&self) -> RGBColor {
         if self.hollow || lightness(self.colour) > 58.0 {
             BLACK
@@ -64,7 +64,7 @@ impl Paint {
     }
 }
 
-/// The paint of a figure's `nth` series; from [`MOST_SERIES`] on they repeat.
+/// Returns the style of series `nth`; styles repeat from [`MAX_SERIES`] on.
 pub(super) fn paint(nth: usize) -> Paint {
     Paint {
         colour: COLOURS[nth % COLOURS.len()],
@@ -74,7 +74,7 @@ pub(super) fn paint(nth: usize) -> Paint {
     }
 }
 
-/// CIE L*, from 0 (black) to 100 (white).
+/// Returns CIE L*, from 0 (black) to 100 (white).
 pub(super) fn lightness(RGBColor(r, g, b): RGBColor) -> f64 {
     let linear = |c: u8| {
         let c = f64::from(c) / 255.0;

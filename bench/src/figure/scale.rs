@@ -1,15 +1,15 @@
-//! Ticks of an axis, and numbers as text.
+//! Ticks of axes, and formatting of numbers.
 
 use std::ops::Range;
 
-/// Multiples of 1, 2 or 5 times a power of ten from 0 to the range's end: 4 to 10 of them.
+/// Returns 4 to 10 multiples of 1, 2 or 5 times a power of ten, from 0 to the end of the range.
 pub(super) fn linear_ticks(range: &Range<f64>) -> Vec<f64> {
     let step = floor_125(range.end / 4.0);
     let last = (range.end / step).floor() as u32;
     (0..=last).map(|i| f64::from(i) * step).collect()
 }
 
-/// Powers of ten in a range, or 1, 2 and 5 times these where that are few.
+/// Returns the powers of ten in a range, or also 2 and 5 times them if there are few.
 pub(super) fn log_ticks(range: &Range<f64>) -> Vec<f64> {
     let decades = range.start.log10().floor() as i32..=range.end.log10().ceil() as i32;
     let of = |factors: &'static [f64]| -> Vec<f64> {
@@ -26,14 +26,15 @@ pub(super) fn log_ticks(range: &Range<f64>) -> Vec<f64> {
     }
 }
 
-/// The largest of 1, 2 and 5 times a power of ten that is not above a positive value.
+/// Returns the largest of 1, 2 and 5 times a power of ten that does not exceed a positive value.
 pub(super) fn floor_125(value: f64) -> f64 {
     let power = 10f64.powf(value.log10().floor());
     let fits = [5.0, 2.0, 1.0].into_iter().find(|f| f * power <= value);
     fits.unwrap_or(1.0) * power
 }
 
-/// Three digits, more only where a value is large: `0.0123`, `1.23`, `45.6`, `789`, `12.3M`.
+/// Formats with three significant digits, and more for large values: `0.0123`, `1.23`, `45.6`,
+/// `789`, `12.3M`.
 pub(super) fn number(value: f64) -> String {
     let plain = |v: f64| {
         let digits = match v.abs() {

@@ -22,7 +22,7 @@ fn figure(kind: Kind, n_groups: usize, n_series: usize) -> Figure {
 
 const KINDS: [Kind; 3] = [Kind::Bars, Kind::Stacked, Kind::Lines];
 
-/// The numbers that an attribute has in an SVG.
+/// Returns the values of an attribute in an SVG.
 fn numbers(svg: &str, attribute: &str) -> Vec<f64> {
     let start = format!(" {attribute}=\"");
     svg.split(&start)
@@ -86,7 +86,7 @@ fn missing_zero_and_extreme_values_are_drawn() {
 }
 
 #[test]
-fn what_cannot_be_drawn_is_refused_by_name() {
+fn invalid_figures_are_rejected_by_name() {
     for value in [f64::NAN, f64::INFINITY, -1.0, 1e31] {
         let mut figure = figure(Kind::Bars, 2, 2);
         figure.series[1].values[1] = Some(value);
@@ -106,7 +106,7 @@ fn what_cannot_be_drawn_is_refused_by_name() {
     let mut stack = figure(Kind::Stacked, 3, 1);
     stack.log_y = true;
     assert!(stack.svg().is_err());
-    assert!(figure(Kind::Bars, 1, MOST_SERIES + 1).svg().is_err());
+    assert!(figure(Kind::Bars, 1, MAX_SERIES + 1).svg().is_err());
 }
 
 #[test]
@@ -133,14 +133,14 @@ fn labels_of_groups_never_overlap() {
 }
 
 #[test]
-fn every_two_colours_differ_in_lightness() {
+fn all_colours_differ_in_lightness() {
     for (i, a) in COLOURS.iter().enumerate() {
         for b in &COLOURS[..i] {
             let difference = (lightness(*a) - lightness(*b)).abs();
             assert!(difference > 7.0, "{a:?} and {b:?}: {difference}");
         }
     }
-    let all: Vec<Paint> = (0..MOST_SERIES).map(paint).collect();
+    let all: Vec<Paint> = (0..MAX_SERIES).map(paint).collect();
     for (i, a) in all.iter().enumerate() {
         assert!(
             all[..i]
@@ -151,7 +151,7 @@ fn every_two_colours_differ_in_lightness() {
 }
 
 #[test]
-fn hostile_labels_are_text() {
+fn hostile_labels_are_escaped() {
     let mut figure = figure(Kind::Bars, 1, 1);
     figure.groups[0] = "<script>\u{1}&\"".repeat(40);
     figure.title = "a\u{0}b ".repeat(200);

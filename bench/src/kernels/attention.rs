@@ -21,7 +21,7 @@ use miette::{IntoDiagnostic, Report, miette};
 use super::problem::{Contender, Problem, Task, by_limit};
 use crate::launched::ChosenBy;
 
-/// Sets of the project's own that are timed with 12 heads of 64; and with other heads.
+/// Default sets, with 12 heads of 64, and with other heads.
 const SETS: [&str; 8] = [
     "b16_m64",
     "b16_m128",
@@ -33,11 +33,11 @@ const SETS: [&str; 8] = [
     "b64_m128",
 ];
 const FEW: [&str; 3] = ["b16_m128", "b16_m512", "b16_m1024"];
-/// Heads and their size: BERT-base, MiniLM, BERT-large.
+/// Heads and head size: BERT-base, MiniLM, BERT-large.
 const HEADS: [(u32, u32); 3] = [(12, 64), (12, 32), (16, 64)];
 
-/// Heads, key heads, their size, and whether tokens attend to earlier ones only, on sequences of one length: as many of each
-/// length as make 8,192 tokens.
+/// Heads, key heads, head size, and whether attention is causal, for sequences of one length. For
+/// each length, the number of sequences is such that there are 8,192 tokens.
 const EQUAL: [(u32, u32, u32, bool); 4] = [
     (8, 8, 128, false),
     (8, 8, 128, true),
@@ -47,7 +47,7 @@ const EQUAL: [(u32, u32, u32, bool); 4] = [
 const EQUAL_LENGTHS: [u32; 4] = [512, 1024, 2048, 4096];
 const EQUAL_TOKENS: u32 = 8192;
 
-/// Every head shape on every set where the sets are the user's, else the project's choice of both.
+/// Returns every head shape on every set for the user's sets; otherwise the default choice of both.
 pub(super) fn problems(
     dtype: DType,
     machine: &Machine,
@@ -112,8 +112,8 @@ fn problem(
     })
 }
 
-/// What a model launches comes first, then the other kernels for these lengths: the tightest of the
-/// short ones, the one by warpgroup MMA, the online and the grouped one, and attention in pieces.
+/// Returns the kernel that a model launches, then the other kernels for these lengths: the smallest
+/// short kernel, warpgroup MMA, online, grouped, and unfused attention.
 fn contenders(
     machine: &Machine,
     of: Attending,
@@ -131,7 +131,7 @@ fn contenders(
         ..
     } = of;
     let attention = Attention(MhaOnline { of, dtype });
-    // One tensor has the columns of all three, as the merged projection writes it.
+    // One tensor contains the columns of all three, like the output of the merged projection.
     let merged = |chain: Chain| chain.sharing(&["q", "k", "v"], "qkv");
     let longest = set.longest();
     let batch = Extents::of(&set.lens).into_diagnostic()?;
@@ -143,7 +143,7 @@ fn contenders(
             machine.name
         )
     })?;
-    // Cards without Hopper's instructions have kernels for short sequences.
+    // Cards without Hopper instructions use kernels for short sequences.
     let others = Machine {
         instructions: Instructions::Ampere,
         ..machine.clone()
@@ -162,7 +162,8 @@ fn contenders(
         ("mha_wgmma", wgmma),
         ("mha_online", Some(attention.0.clone().into())),
     ];
-    // A kernel of the same name differs in its tile, which the pick has for these rows.
+    // A kernel of the same name differs only in its tile, and the pick has the best tile for these
+    // rows.
     for (name, kernel) in alone
         .into_iter()
         .filter(|(name, _)| *name != label(&picked))
@@ -171,7 +172,7 @@ fn contenders(
             all.push(Contender::other(name, merged(Chain::of(kernel))));
         }
     }
-    // Not every size of heads has grouped GEMMs.
+    // Grouped GEMMs do not support every head size.
     if let Ok(grouped) = attention.grouped() {
         let label = "grouped scores, reduction, context";
         all.push(Contender::other(label, merged(grouped)));
@@ -207,7 +208,7 @@ fn contenders(
     Ok(all)
 }
 
-/// In words, the same for every shape.
+/// Returns the kernel's description, the same for every shape.
 fn label(kernel: &KernelSpec) -> &'static str {
     match kernel {
         KernelSpec::MhaShort(_) => "mha_short",

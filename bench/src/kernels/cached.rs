@@ -1,4 +1,4 @@
-//! Attention to a KV cache: steps of one token a sequence, and pieces of prompts.
+//! Attention to a KV cache: decode steps of one token per sequence, and pieces of prompts.
 
 use gemmule::{
     DType,
@@ -17,9 +17,9 @@ use miette::{IntoDiagnostic, Report, miette};
 use super::problem::{Contender, Problem, Task};
 use crate::launched::ChosenBy;
 
-/// Heads, key heads and their size: GPT-2, Qwen3-0.6B, Llama-3.2-1B, Llama-3-8B.
+/// Heads, key heads and head size: GPT-2, Qwen3-0.6B, Llama-3.2-1B, Llama-3-8B.
 const HEADS: [(u32, u32, u32); 4] = [(12, 12, 64), (16, 8, 128), (32, 8, 64), (32, 8, 128)];
-/// Sequences, new tokens of each, and its keys with them.
+/// Sequences, new tokens of each, and keys of each including the new ones.
 const SHAPES: [(u32, u32, u32); 15] = [
     (1, 1, 96),
     (32, 1, 96),
@@ -81,7 +81,8 @@ pub(super) fn problems(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, 
     .collect()
 }
 
-/// What a model launches comes first, then the other kernels; the plain one only where it ends in time.
+/// Returns the kernel that a model launches, then the others; the general kernel only if it is fast
+/// enough.
 fn contenders(plain: &MhaCached, machine: &Machine, batch: &Extents) -> Option<Vec<Contender>> {
     let dispatch = CachedAttention(plain.clone()).by_length(machine);
     let picked = dispatch.at(batch)?.clone();
@@ -134,7 +135,7 @@ fn contenders(plain: &MhaCached, machine: &Machine, batch: &Extents) -> Option<V
     Some(all)
 }
 
-/// In words, the same for every shape.
+/// Returns the kernel's description, the same for every shape.
 fn label(kernel: &KernelSpec) -> &'static str {
     match kernel {
         KernelSpec::MhaDecode(k) => match k.ctas {

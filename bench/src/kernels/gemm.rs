@@ -1,4 +1,4 @@
-//! GEMMs alone, and with bias and GELU in the epilogue or in kernels of their own (ByteTransformer,
+//! GEMMs alone, and with bias and GELU in the epilogue or in separate kernels (ByteTransformer,
 //! figure 10).
 
 use gemmule::{
@@ -28,7 +28,7 @@ const SIZES: [(u32, u32); 8] = [
     (4096, 1024),
     (1024, 4096),
 ];
-/// Those of the weight before the activation.
+/// Outputs and inputs of the weights before the activation.
 const INNER: [(u32, u32); 2] = [(3072, 768), (4096, 1024)];
 
 pub(super) fn problems(dtype: DType, launched: &Launched) -> Result<Vec<Problem>, Report> {
@@ -55,7 +55,7 @@ pub(super) fn problems(dtype: DType, launched: &Launched) -> Result<Vec<Problem>
     plain.chain(inner).collect()
 }
 
-/// GEMMs of a storage type on a card.
+/// GEMMs of one storage type on a card.
 #[derive(Clone, Copy)]
 struct Gemms<'a> {
     dtype: DType,
@@ -63,7 +63,7 @@ struct Gemms<'a> {
 }
 
 impl Gemms<'_> {
-    /// What a model launches comes first.
+    /// Returns the contenders with GELU; the first is what a model launches.
     fn with_gelu(self, rows: u32, n: u32, k: u32) -> Result<Vec<Contender>, Report> {
         let dtype = self.dtype;
         let activation = Activation::GeluExact;
@@ -88,7 +88,7 @@ impl Gemms<'_> {
         ])
     }
 
-    /// The kernel that a model launches for so many rows, and what it was chosen by.
+    /// Returns the kernel that a model launches for `rows` rows, with the basis of its selection.
     fn picked(
         self,
         rows: u32,

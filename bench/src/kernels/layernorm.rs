@@ -1,5 +1,5 @@
-//! LayerNorm alone (TurboTransformers, figure 5), and with the bias and the residual before it in
-//! one kernel or in three (ByteTransformer, figure 9).
+//! LayerNorm alone (TurboTransformers, figure 5), and with the preceding bias and residual in one
+//! kernel or in three (ByteTransformer, figure 9).
 
 use gemmule::{
     DType,
@@ -17,10 +17,10 @@ use super::problem::{Contender, Problem, Task, variants};
 use crate::launched::{ChosenBy, Launched};
 
 const EPS: f32 = 1e-12;
-/// Tokens of the shapes of figure 5, by a width of 768; the last leaves L2 three times.
+/// Numbers of tokens in figure 5, with a width of 768. The last one is three times as large as L2.
 const ALONE: [u32; 8] = [10, 100, 200, 500, 2000, 10_000, 16_384, 65_536];
 const WIDTHS: [u32; 2] = [768, 1024];
-/// Tokens of single sequences, of packed batches, and of one that leaves L2.
+/// Tokens of single sequences, of packed batches, and of one that exceeds L2.
 const ROWS: [u32; 9] = [10, 40, 128, 500, 1229, 2458, 4915, 9830, 32_768];
 
 pub(super) fn problems(dtype: DType, launched: &Launched) -> Result<Vec<Problem>, Report> {
@@ -43,8 +43,9 @@ pub(super) fn problems(dtype: DType, launched: &Launched) -> Result<Vec<Problem>
     alone.chain(WIDTHS.into_iter().flat_map(of_width)).collect()
 }
 
-/// What a model launches comes first, then as many warps with other numbers of rows X
-/// (`warpAllReduce_XElem`), or the least larger team that holds them, and the variance in two passes.
+/// Returns the kernel that a model launches, then the same number of warps with other numbers of
+/// rows X (`warpAllReduce_XElem`) or the smallest larger team that holds them, and the two-pass
+/// variance.
 fn alone(
     launched: &Launched,
     rows: u32,
@@ -70,7 +71,7 @@ fn alone(
     ))
 }
 
-/// The LayerNorm that a model launches, and what it was chosen by.
+/// Returns the LayerNorm that a model launches, and the basis of its selection.
 fn picked_norm(
     launched: &Launched,
     rows: u32,
@@ -84,7 +85,7 @@ fn picked_norm(
     }
 }
 
-/// As [`alone`], and last the pieces.
+/// Like [`alone`], followed by the unfused kernels.
 fn after_a_gemm(
     launched: &Launched,
     rows: u32,
@@ -129,12 +130,12 @@ fn after_a_gemm(
 
 fn without_variants(kernel: &KernelSpec) -> Report {
     miette!(
-        "a model launches `{}` for a LayerNorm, of which no variants are known",
+        "a model launches `{}` for a LayerNorm, which has no known variants",
         kernel.as_kernel().symbol()
     )
 }
 
-/// What is timed beside a pick: rows of a team, and the variance.
+/// Returns the variants to compare with a pick: rows per team, and the variance.
 fn choices(
     picked: Teams,
     width: u32,

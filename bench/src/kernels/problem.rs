@@ -1,4 +1,4 @@
-//! What is timed: a task of one shape, and the kernels that do it.
+//! Problems to time: a task of one shape, and the kernels that compute it.
 
 use std::{fmt, str::FromStr};
 
@@ -11,28 +11,29 @@ use serde::Serialize;
 
 use crate::launched::ChosenBy;
 
-/// Heads of the softmax problems, and of most others.
+/// Number of heads in the softmax problems and in most others.
 pub(super) const HEADS: u32 = 12;
 
-/// One shape, and who computes it.
+/// A task of one shape, with its contenders.
 #[derive(Clone, Debug)]
 pub(super) struct Problem {
     pub task: Task,
     /// The sequences that the kernels run on.
     pub case: Case,
-    /// The first is what a model launches; the results of the others are compared with its.
+    /// Contenders. The first is what a model launches; the others' results are compared with its
+    /// result.
     pub contenders: Vec<Contender>,
 }
 
-/// Launches of ours that do a task.
+/// Launches of ours that compute a task.
 #[derive(Clone, Debug)]
 pub(super) struct Contender {
-    /// The computation in words, the same for every shape; launches are apart by commas.
+    /// Description of the computation, the same for every shape; launches are separated by commas.
     pub label: &'static str,
     pub chain: Chain,
-    /// Whether this is what a model launches.
+    /// Whether a model launches this.
     pub picked: bool,
-    /// What it was chosen by, where it is launched.
+    /// Basis of the selection, if a model launches it.
     pub chosen_by: Option<ChosenBy>,
 }
 
@@ -56,7 +57,7 @@ impl Contender {
     }
 }
 
-/// The kernel that serves a size, out of several by their largest sizes.
+/// Returns the kernel for a size, from several with maximum sizes.
 pub(super) fn by_limit<K>(variants: Vec<(Option<u64>, K)>, size: u32) -> K {
     let (_, kernel) = variants
         .into_iter()
@@ -65,7 +66,7 @@ pub(super) fn by_limit<K>(variants: Vec<(Option<u64>, K)>, size: u32) -> K {
     kernel
 }
 
-/// The pick, and those of the other kernels that are there and are not it.
+/// Returns the pick, and those of the other kernels that exist and differ from it.
 pub(super) fn variants<K: Clone + PartialEq + Into<KernelSpec>>(
     (label, by): (&'static str, ChosenBy),
     picked: &K,
@@ -83,11 +84,11 @@ pub(super) fn variants<K: Clone + PartialEq + Into<KernelSpec>>(
     all
 }
 
-/// An operator and its sizes, as the peers read it.
+/// An operator and its sizes, in the format of the peers' requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub(super) enum Task {
-    /// Rows of the scores of `batch` sequences of one length.
+    /// Softmax of the scores of `batch` sequences of equal length.
     Softmax {
         batch: u32,
         length: u32,
@@ -111,7 +112,8 @@ pub(super) enum Task {
         causal: bool,
         lens: Vec<u32>,
     },
-    /// Sequences of `keys` keys each, of which `new` are those of the queries and the rest were cached before.
+    /// Attention to `keys` keys per sequence; the last `new` belong to the queries and the others
+    /// are cached.
     CachedAttention {
         heads: u32,
         kv_heads: u32,
@@ -132,12 +134,13 @@ pub(super) enum Task {
     },
 }
 
-/// What a task needs at least, whoever does it.
+/// Minimum work of a task, for any implementation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Work {
-    /// Operands read once and results written once; vectors of one row's width do not count.
+    /// Bytes of operands read once and results written once; vectors of the width of a row are not
+    /// counted.
     Bytes(f64),
-    /// Operations on valid tokens; a multiplication and an addition are two.
+    /// Operations on valid tokens; a multiply-add counts as two.
     Flop(f64),
 }
 
@@ -149,7 +152,7 @@ impl Work {
         }
     }
 
-    /// In [`Work::unit`].
+    /// Returns the rate in [`Work::unit`].
     pub fn rate(self, us: f64) -> f64 {
         match self {
             Work::Bytes(n) => n / us / 1e3,
@@ -233,8 +236,9 @@ impl Task {
     }
 }
 
-/// The shape: `20x500` (sequences x length), `1229x768` (rows x width), `b16_m128 12x64` (set, heads
-/// x head size), `16x512 16kv8x128 causal`, `8x 1 of 96 32kv8x128` (sequences, new tokens, keys, heads), `1229x3072x768` (rows x outputs x inputs).
+/// Formats the shape: `20x500` (sequences x length), `1229x768` (rows x width), `b16_m128 12x64`
+/// (set, heads x head size), `16x512 16kv8x128 causal`, `8x 1 of 96 32kv8x128` (sequences, new
+/// tokens, keys, heads), `1229x3072x768` (rows x outputs x inputs).
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -293,7 +297,7 @@ impl Family {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("there are no kernels `{word}` to time{near}; expected some of {known}")]
+#[error("`{word}` is not a family of kernels{near}; expected some of {known}")]
 pub(super) struct NoFamily {
     word: String,
     near: String,

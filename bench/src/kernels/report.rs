@@ -1,4 +1,4 @@
-//! What was measured, as rows, as a table and as the papers' figures.
+//! Results as rows, as a table and as the papers' figures.
 
 use gemmule::{
     DType,
@@ -15,31 +15,31 @@ use crate::{
     peers::PeerTime,
 };
 
-/// Every launch but the last stores what the next one reads, rounded once more than in the fused
-/// kernel. Values are of size 4 at most, and so is what becomes of their rounding, whatever the
-/// result: this many units in the last place of 1, for each of these launches.
+/// Allowed difference of unfused kernels, in units in the last place of 1, for each launch except
+/// the last. Every such launch rounds its result once more than the fused kernel. Values are at
+/// most 4, and so is the effect of their rounding.
 const ALLOWED_IN_PIECES: f32 = 4.0;
-/// Longest sequences up to here are in the figure of short ones (ByteTransformer III.E).
+/// Maximum length in the figure of short sequences (ByteTransformer III.E).
 const SHORT: u32 = 384;
 
-/// How one variant of ours, or one peer, did on one shape.
+/// Result of one of our variants, or of one peer, on one shape.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub op: &'static str,
     pub shape: String,
     pub who: String,
-    /// Whether this is a peer and not one of ours.
+    /// Whether this is a peer, not one of our kernels.
     pub peer: bool,
     pub us: f64,
     pub rate: f64,
     pub unit: &'static str,
-    /// Whether this is what a model launches.
+    /// Whether a model launches this kernel.
     pub picked: bool,
-    /// What it was chosen by, where it is launched.
+    /// Basis of the selection, if a model launches it.
     pub chosen_by: Option<ChosenBy>,
-    /// The best peer's time over this one's.
+    /// Time of the best peer relative to this one.
     pub ratio_to_best_peer: Option<f64>,
-    /// From the picked variant's result; not known of peers, which run on other numbers.
+    /// Difference from the picked variant's result; unknown for peers, which use other inputs.
     pub max_difference: Option<f32>,
     pub agrees: Option<bool>,
     /// Index of the problem.
@@ -47,12 +47,12 @@ pub(super) struct Row {
     pub problem: usize,
 }
 
-/// Peers that do less than the task: shown, but not what ours is compared with.
+/// Returns whether a peer does less than the task. It is shown but not used for comparisons.
 fn does_less(who: &str) -> bool {
     who.ends_with("product only")
 }
 
-/// One row for each contender and each peer, in the order of the problems.
+/// Returns one row per contender and peer, in the order of the problems.
 pub(super) fn rows(
     problems: &[Problem],
     laps: &[Vec<Lap>],
@@ -99,20 +99,21 @@ pub(super) fn rows(
     rows
 }
 
-/// How far the result of several launches may be from that of one, beyond the kernel's tolerance.
+/// Returns the allowed difference between several launches and one, in addition to the kernel's
+/// tolerance.
 fn of_pieces(contender: &Contender, dtype: DType) -> f32 {
     let unit = dtype.epsilon();
     let rounded = contender.chain.launches.len().saturating_sub(1);
     ALLOWED_IN_PIECES * unit * rounded as f32
 }
 
-/// One line a problem, or one a row, to standard output.
+/// Prints one line per problem, or one per row.
 pub(super) fn show(rows: &[Row], all: bool) -> Result<(), Report> {
     let text = if all { every_row(rows) } else { summary(rows) };
     print(&format!("{text}\n"))?;
     for row in rows.iter().filter(|r| r.agrees == Some(false)) {
         print(&format!(
-            "{} {}: the result of `{}` differs from the picked one's, by up to {:.1e}\n",
+            "{} {}: the result of `{}` differs from that of the picked kernel by up to {:.1e}\n",
             row.op,
             row.shape,
             row.who,
@@ -130,7 +131,7 @@ fn ratio(row: &Row) -> String {
     or_dash(row.ratio_to_best_peer.map(|r| format!("{r:.2}")))
 }
 
-/// The mark of what a model launches.
+/// Returns the mark of a kernel that a model launches.
 fn picked_by(by: ChosenBy) -> &'static str {
     match by {
         ChosenBy::CostModel => "picked: cost model",
@@ -163,7 +164,7 @@ fn every_row(rows: &[Row]) -> comfy_table::Table {
     shown
 }
 
-/// For every problem the picked variant, the fastest other one of ours, and the fastest peer.
+/// Returns the picked variant, the fastest other variant and the fastest peer for every problem.
 fn summary(rows: &[Row]) -> comfy_table::Table {
     let mut shown = table(&[
         "op", "shape", "picked", "by", "us", "rate", "", "other", "us", "peer", "us", "ratio",
@@ -201,13 +202,13 @@ fn summary(rows: &[Row]) -> comfy_table::Table {
     shown
 }
 
-/// A figure of a paper, by the problems that are in it.
+/// A paper's figure, and the problems in it.
 struct Drawing {
     file: &'static str,
     title: &'static str,
     x_label: &'static str,
     of: fn(&Task) -> bool,
-    /// Time on a logarithmic axis, or else the rate.
+    /// Whether the figure shows time on a logarithmic axis instead of the rate.
     time: bool,
 }
 
@@ -228,14 +229,14 @@ const DRAWINGS: [Drawing; 9] = [
     },
     Drawing {
         file: "bias_residual_layernorm.svg",
-        title: "Bias, residual and LayerNorm, fused and in pieces",
+        title: "Bias, residual and LayerNorm, fused and unfused",
         x_label: "rows x width",
         of: |task| matches!(task, Task::BiasResidualLayerNorm { .. }),
         time: true,
     },
     Drawing {
         file: "gemm_bias_gelu.svg",
-        title: "GEMM, bias and GELU, fused and in pieces",
+        title: "GEMM, bias and GELU, fused and unfused",
         x_label: "rows x outputs x inputs",
         of: |task| matches!(task, Task::GemmBiasGelu { .. }),
         time: false,
@@ -263,7 +264,7 @@ const DRAWINGS: [Drawing; 9] = [
     },
     Drawing {
         file: "attention_equal.svg",
-        title: "Attention, 8,192 tokens in sequences of one length",
+        title: "Attention, 8,192 tokens in sequences of equal length",
         x_label: "sequences x length, heads x head size",
         of: |task| matches!(task, Task::Attention { lens, .. } if is_equal(lens)),
         time: false,
@@ -284,12 +285,12 @@ fn longest(task: &Task) -> Option<u32> {
     }
 }
 
-/// Whether there are several sequences, of one length.
+/// Returns whether there are several sequences of equal length.
 fn is_equal(lens: &[u32]) -> bool {
     lens.len() > 1 && lens.iter().all(|&n| n == lens[0])
 }
 
-/// The papers' figures that the problems are for, by file name.
+/// Returns the papers' figures for the problems, by file name.
 pub(super) fn figures(
     problems: &[Problem],
     rows: &[Row],
@@ -325,7 +326,8 @@ pub(super) fn figures(
         .collect()
 }
 
-/// A series for each variant of ours, by X first, then for each peer, in order of appearance.
+/// Returns a series for each of our variants, those with X first, then for each peer in order of
+/// appearance.
 fn series(rows: &[Row], groups: &[usize], time: bool) -> Vec<Series> {
     let shown = || rows.iter().filter(|r| groups.contains(&r.problem));
     let mut names: Vec<(bool, &str)> = Vec::new();
@@ -334,7 +336,7 @@ fn series(rows: &[Row], groups: &[usize], time: bool) -> Vec<Series> {
             names.push((row.peer, &row.who));
         }
     }
-    // By X, whichever was picked for the first shape.
+    // Sorted by X, whichever variant was picked for the first shape.
     names.sort_by_key(|&(peer, who)| (peer, !who.starts_with("X="), who.strip_prefix("X=")));
     names
         .into_iter()

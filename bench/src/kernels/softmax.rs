@@ -1,4 +1,4 @@
-//! Softmax over the keys, as attention in pieces has it (TurboTransformers, figure 5).
+//! Softmax over the keys in unfused attention (TurboTransformers, figure 5).
 
 use gemmule::{
     DType,
@@ -11,7 +11,7 @@ use gemmule::{
 use super::problem::{Contender, HEADS, Problem, Task, by_limit, variants};
 use crate::launched::ChosenBy;
 
-/// Sequences and their length.
+/// Numbers of sequences and their length.
 const SHAPES: [(u32, u32); 7] = [
     (1, 10),
     (1, 100),
@@ -35,9 +35,9 @@ pub(super) fn problems(dtype: DType) -> Vec<Problem> {
     SHAPES.into_iter().map(problem).collect()
 }
 
-/// What a model launches comes first; then the same team of lanes with other numbers of rows X
-/// (`warpAllReduce_XElem`), or the least larger team that holds them; a block for a row; and the
-/// form for any length.
+/// Returns the kernel that a model launches, then the same team of lanes with other numbers of rows
+/// X (`warpAllReduce_XElem`) or the smallest larger team that holds them, one block per row, and
+/// the form for any length.
 fn contenders(length: u32, dtype: DType) -> Vec<Contender> {
     let picked = by_limit(AttentionSoftmax::new(HEADS, 1.0, dtype).by_length(), length);
     let candidates = picked.candidates();

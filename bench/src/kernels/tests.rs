@@ -16,24 +16,24 @@ fn args(words: &[&str]) -> Args {
         .args
 }
 
-/// On the usual card, and on one with Hopper's instructions.
+/// Returns the default card, and one with Hopper instructions.
 fn cards() -> [Launched; 2] {
     let hopper = Machine::of_capability((9, 0)).unwrap().unwrap();
     [Machine::usual().unwrap(), hopper].map(|machine| Launched::new(machine, None))
 }
 
-/// The problems that these arguments ask for, on the usual card.
-fn asked(words: &[&str]) -> Vec<Problem> {
+/// Returns the problems that these arguments select, on the default card.
+fn selected(words: &[&str]) -> Vec<Problem> {
     let [usual, _] = cards();
     problems(&args(words), &usual).unwrap()
 }
 
 fn all() -> Vec<Problem> {
-    asked(&[])
+    selected(&[])
 }
 
 #[test]
-fn work_is_what_an_operator_needs_at_least() {
+fn work_is_the_minimum_of_an_operator() {
     let f16 = DType::F16;
     let softmax = Task::Softmax {
         batch: 20,
@@ -61,9 +61,9 @@ fn work_is_what_an_operator_needs_at_least() {
         causal,
         lens: vec![10, 20],
     };
-    // 4·(100 + 400)·768: only pairs inside a sequence.
+    // 4·(100 + 400)·768: only pairs within a sequence.
     assert_eq!(attention(false).work(f16), Work::Flop(1_536_000.0));
-    // 55 and 210 of them are of a token and one that is not after it.
+    // Causal: 55 and 210 pairs of a token and itself or an earlier one.
     assert_eq!(attention(true).work(f16), Work::Flop(814_080.0));
     let cached = |new| Task::CachedAttention {
         heads: 4,
@@ -87,7 +87,7 @@ fn work_is_what_an_operator_needs_at_least() {
 }
 
 #[test]
-fn every_problem_has_one_pick_first_and_kernels_that_are_sound() {
+fn every_problem_starts_with_its_pick_and_has_valid_kernels() {
     for words in [&[][..], &["--dtype", "f32"], &["--dtype", "bf16"]] {
         let both = cards().map(|card| problems(&args(words), &card).unwrap());
         assert!(both.iter().all(|problems| problems.len() > 100));
@@ -129,7 +129,7 @@ fn every_problem_has_one_pick_first_and_kernels_that_are_sound() {
 
 #[test]
 fn figure_5_has_every_number_of_rows_and_both_variances() {
-    let problems = asked(&["--only", "softmax,layernorm"]);
+    let problems = selected(&["--only", "softmax,layernorm"]);
     let timed = |op: &str, label: &str| {
         let of_op = problems.iter().filter(|p| p.task.op() == op);
         of_op
@@ -156,9 +156,9 @@ fn figure_5_has_every_number_of_rows_and_both_variances() {
 }
 
 #[test]
-fn pieces_compute_from_the_same_operands_as_the_fused_kernel() {
+fn unfused_kernels_use_the_operands_of_the_fused_kernel() {
     for problem in all() {
-        // Tensors that are filled before the first launch, by name.
+        // Names of the tensors that are filled before the first launch.
         let operands = |c: &problem::Contender| {
             let filled = c.chain.tensors.iter().filter(|t| t.fill.is_some());
             let mut names: Vec<&str> = filled.map(|t| t.name).collect();
@@ -175,7 +175,7 @@ fn pieces_compute_from_the_same_operands_as_the_fused_kernel() {
 
 #[test]
 fn only_chooses_families_and_an_unknown_word_names_the_known_ones() {
-    let chosen = asked(&["--only", "softmax,gemm"]);
+    let chosen = selected(&["--only", "softmax,gemm"]);
     let ops: Vec<&str> = chosen.iter().map(|p| p.task.op()).collect();
     assert!(ops.contains(&"softmax") && ops.contains(&"gemm_bias_gelu"));
     assert!(!ops.contains(&"attention") && !ops.contains(&"layernorm"));
@@ -191,16 +191,16 @@ fn only_chooses_families_and_an_unknown_word_names_the_known_ones() {
 }
 
 #[test]
-fn what_cannot_be_timed_says_why() {
+fn requests_that_cannot_be_timed_give_the_reason() {
     let error = run(args(&["--device", "cpu", "--peers", "off"])).unwrap_err();
     assert!(error.to_string().contains("--device cuda:N"), "{error}");
-    // Far more devices than any machine has.
+    // More devices than any machine has.
     let error = run(args(&["--device", "cuda:4096", "--peers", "off"])).unwrap_err();
     assert!(!error.to_string().is_empty());
 }
 
 #[test]
-fn the_request_says_what_the_script_reads() {
+fn the_request_has_the_format_of_the_script() {
     let problems = all();
     let json = |op: &str| {
         let problem = problems.iter().find(|p| p.task.op() == op).unwrap();
@@ -240,7 +240,7 @@ fn the_request_says_what_the_script_reads() {
 }
 
 fn measured() -> (Vec<Problem>, Vec<Row>) {
-    let problems = asked(&["--only", "gemm"]);
+    let problems = selected(&["--only", "gemm"]);
     let problems: Vec<Problem> = problems
         .into_iter()
         .filter(|p| p.contenders.len() == 3)
@@ -324,7 +324,7 @@ fn a_missing_peer_is_a_gap_in_the_figure() {
 }
 
 #[test]
-fn what_is_picked_is_what_a_model_launches_on_the_card() {
+fn the_picked_kernel_is_the_one_that_a_model_launches() {
     use crate::launched::ChosenBy;
     let [usual, hopper] = cards().map(|card| problems(&args(&[]), &card).unwrap());
     let template = |problem: &Problem| {
@@ -355,7 +355,7 @@ fn what_is_picked_is_what_a_model_launches_on_the_card() {
 }
 
 #[test]
-fn few_tokens_have_their_own_kernel_beside_the_others_on_hopper() {
+fn few_tokens_have_an_additional_kernel_on_hopper() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("sets.json");
     let sets = r#"{"encoder": [{"name": "few", "lens": [7, 20, 1]}]}"#;
@@ -375,7 +375,7 @@ fn few_tokens_have_their_own_kernel_beside_the_others_on_hopper() {
 }
 
 #[test]
-fn timings_of_another_card_or_compiler_are_refused() {
+fn timings_of_another_card_or_compiler_are_rejected() {
     let here = TimedOn {
         card: "NVIDIA H200".to_owned(),
         capability: (9, 0),

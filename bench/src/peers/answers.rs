@@ -1,25 +1,25 @@
-//! The lines that a peer script prints. Another program wrote them: what is no answer is refused
-//! with the line, and the rest is kept.
+//! Parsing of the lines that a peer script prints. Lines that are not valid results are rejected
+//! with a remark, and the others are kept.
 
 use std::io::{BufRead, BufReader, Read};
 
 use serde::Deserialize;
 
-/// Longest line, and most remarks, that are kept.
-const LONGEST_LINE: u64 = 4096;
-const MOST_REMARKS: usize = 50;
-/// No operator and no encoder takes an hour.
-const MOST_US: f64 = 3.6e9;
+/// Maximum length of a line, and maximum number of remarks.
+const MAX_LINE: u64 = 4096;
+const MAX_REMARKS: usize = 50;
+/// Maximum time in microseconds. No operator or encoder takes an hour.
+const MAX_US: f64 = 3.6e9;
 
-/// What the peers answered.
+/// Results of the peers.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
     pub times: Vec<PeerTime>,
-    /// Peers that failed, and lines that are no answer.
+    /// Peers that failed, and invalid lines.
     pub remarks: Vec<String>,
 }
 
-/// How long one peer took for one item of the request.
+/// Time of one peer for one item of the request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PeerTime {
     pub item: usize,
@@ -53,8 +53,8 @@ struct Probe {
 }
 
 impl Answers {
-    /// Reads lines to the end; `items` are what was asked for, in words, and `progress` gets how
-    /// many of them are done.
+    /// Reads lines to the end of the stream. `items` describes the requested items, and `progress`
+    /// receives the number of finished items.
     pub fn read(stream: impl Read, items: &[String], progress: &dyn Fn(usize)) -> Self {
         let mut answers = Self::default();
         let mut stream = BufReader::new(stream);
@@ -62,17 +62,13 @@ impl Answers {
         let mut n_dropped = 0;
         loop {
             line.clear();
-            match stream
-                .by_ref()
-                .take(LONGEST_LINE)
-                .read_until(b'\n', &mut line)
-            {
+            match stream.by_ref().take(MAX_LINE).read_until(b'\n', &mut line) {
                 Ok(0) => break,
                 Ok(_) => {}
                 Err(error) => {
                     answers
                         .remarks
-                        .push(format!("the answer broke off: {error}"));
+                        .push(format!("the output ended early: {error}"));
                     break;
                 }
             }
@@ -86,7 +82,7 @@ impl Answers {
                     answers.times.push(PeerTime { item, who, us });
                 }
                 Ok(Line::Done { done }) => progress(done),
-                refused if answers.remarks.len() >= MOST_REMARKS => {
+                refused if answers.remarks.len() >= MAX_REMARKS => {
                     n_dropped += 1;
                     drop(refused);
                 }
@@ -97,7 +93,7 @@ impl Answers {
                     printable(&error)
                 )),
                 Err(why) => answers.remarks.push(format!(
-                    "a line of the peers is no answer ({why}): {}",
+                    "a line of the peers is invalid ({why}): {}",
                     printable(&text)
                 )),
             }
@@ -110,8 +106,8 @@ impl Answers {
 }
 
 fn answer(text: &str, n_items: usize) -> Result<Line, String> {
-    if text.len() as u64 >= LONGEST_LINE {
-        return Err(format!("longer than {LONGEST_LINE} bytes"));
+    if text.len() as u64 >= MAX_LINE {
+        return Err(format!("longer than {MAX_LINE} bytes"));
     }
     let line: Line = serde_json::from_str(text).map_err(|error| error.to_string())?;
     match &line {
@@ -119,29 +115,30 @@ fn answer(text: &str, n_items: usize) -> Result<Line, String> {
             Err(format!("item {item} of {n_items}"))
         }
         Line::Done { done } if *done > n_items => Err(format!("{done} of {n_items} items done")),
-        Line::Time { us, .. } if !(*us > 0.0 && *us < MOST_US) => Err(format!(
+        Line::Time { us, .. } if !(*us > 0.0 && *us < MAX_US) => Err(format!(
             "a time of {us} us; expected more than 0, less than an hour"
         )),
         Line::Time { who, .. } | Line::Failed { who, .. } if who.trim().is_empty() => {
-            Err("nobody is named".to_owned())
+            Err("no peer is named".to_owned())
         }
         _ => Ok(line),
     }
 }
 
-/// What the device and PyTorch are, from the answer to a probe.
+/// Parses the device and the version of PyTorch from the response to a probe.
 pub(super) fn probe_line(text: &str) -> Option<String> {
     let probe: Probe = serde_json::from_str(text.lines().next()?).ok()?;
     let (torch, device) = (printable(&probe.torch), printable(&probe.device));
     Some(format!("PyTorch {torch} on {device}"))
 }
 
-/// Text of another program for a terminal: one line without control characters, cut where it is long.
+/// Prepares another program's text for a terminal: one line without control characters, truncated
+/// if it is long.
 pub(super) fn printable(text: &str) -> String {
-    const MOST: usize = 400;
+    const MAX: usize = 400;
     let clean = |c: char| if c.is_control() { ' ' } else { c };
-    let mut shown: String = text.trim().chars().map(clean).take(MOST).collect();
-    if text.trim().chars().nth(MOST).is_some() {
+    let mut shown: String = text.trim().chars().map(clean).take(MAX).collect();
+    if text.trim().chars().nth(MAX).is_some() {
         shown.push('…');
     }
     shown

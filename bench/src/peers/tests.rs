@@ -11,7 +11,7 @@ fn read(text: &str, n_items: usize) -> Answers {
 }
 
 #[test]
-fn times_are_read_and_progress_is_told() {
+fn times_are_read_and_progress_is_reported() {
     let done = Cell::new(0);
     let text = "{\"item\": 1, \"who\": \"torch\", \"us\": 1.25}\n\n{\"done\": 2}\n{\"item\": 0, \"who\": \"b\", \"us\": 3}";
     let answers = Answers::read(text.as_bytes(), &items(2), &|n| done.set(n));
@@ -26,7 +26,7 @@ fn times_are_read_and_progress_is_told() {
 }
 
 #[test]
-fn hostile_lines_are_refused_with_a_message_and_the_rest_is_kept() {
+fn invalid_lines_are_rejected_with_a_remark_and_the_rest_is_kept() {
     for hostile in [
         "not JSON",
         "{}",
@@ -51,7 +51,7 @@ fn hostile_lines_are_refused_with_a_message_and_the_rest_is_kept() {
         assert_eq!(answers.times.len(), 1, "{hostile}");
         assert_eq!(answers.remarks.len(), 1, "{hostile}");
         assert!(
-            answers.remarks[0].contains("no answer"),
+            answers.remarks[0].contains("is invalid"),
             "{:?}",
             answers.remarks
         );
@@ -63,7 +63,7 @@ fn hostile_lines_are_refused_with_a_message_and_the_rest_is_kept() {
 }
 
 #[test]
-fn deep_long_and_many_lines_end_in_few_short_remarks() {
+fn nested_long_and_many_lines_give_few_short_remarks() {
     let deep = "[".repeat(100_000);
     let long = "x".repeat(1 << 20);
     let many = "?\n".repeat(10_000);
@@ -115,7 +115,7 @@ fn words_choose_the_python() {
 }
 
 #[test]
-fn a_python_that_was_asked_for_and_is_not_there_is_an_error() {
+fn a_missing_explicit_python_is_an_error() {
     let missing = Choice::Python("/no/such/python".into());
     let error = Peers::find(&missing, KERNELS, 0)
         .map(|p| p.is_some())
@@ -128,7 +128,7 @@ fn a_python_that_was_asked_for_and_is_not_there_is_an_error() {
     assert!(Peers::find(&Choice::Off, KERNELS, 0).unwrap().is_none());
 }
 
-/// A shell in the place of Python, and what it runs in the script's.
+/// Runs a shell instead of Python, with `text` as the script.
 #[cfg(unix)]
 fn stand_in(text: &'static str) -> Result<Option<Peers>, Report> {
     let name = "stand_in.sh";
@@ -137,7 +137,7 @@ fn stand_in(text: &'static str) -> Result<Option<Peers>, Report> {
 
 #[cfg(unix)]
 #[test]
-fn a_script_that_gives_up_says_why() {
+fn a_script_that_exits_early_gives_the_reason() {
     let found = stand_in("echo 'sees no device' >&2; exit 4");
     let text = found.map(|p| p.is_some()).unwrap_err().to_string();
     assert!(
@@ -145,12 +145,15 @@ fn a_script_that_gives_up_says_why() {
         "{text}"
     );
     let silent = stand_in("exit 0").map(|p| p.is_some()).unwrap_err();
-    assert!(silent.to_string().contains("no answer"), "{silent}");
+    assert!(
+        silent.to_string().contains("did not report a device"),
+        "{silent}"
+    );
 }
 
 #[cfg(unix)]
 #[test]
-fn a_script_that_dies_leaves_what_it_measured_and_a_remark() {
+fn a_script_that_is_killed_leaves_its_results_and_a_remark() {
     let peers = stand_in(
         r#"
         case "$*" in *--probe*) echo '{"device": "a card", "torch": "2"}'; exit 0;; esac

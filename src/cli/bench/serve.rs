@@ -47,8 +47,8 @@ pub(in crate::cli) struct Args {
     /// Seconds that are sent before and not counted
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     warm_up: f64,
-    /// Lengths of texts in words, each about a token, with two for the marks that a tokenizer adds: normal:LEAST,MOST,MEAN,DEVIATION,
-    /// uniform:LEAST,MOST or fixed:N
+    /// Lengths of texts in words, each about a token, with two for the marks that a tokenizer adds: normal:MIN,MAX,MEAN,DEVIATION,
+    /// uniform:MIN,MAX or fixed:N
     #[arg(long, value_name = "LENGTHS", default_value = "normal:5,500,250,90")]
     lens: Lengths,
     #[command(flatten)]

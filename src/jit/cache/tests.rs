@@ -22,15 +22,15 @@ fn cubin(bytes: &[u8]) -> Cubin {
     }
 }
 
-/// The message, with the folder of the test taken out.
-fn told(error: &JitError, root: &Path) -> String {
+/// Formats a message with the test's folder replaced by ROOT.
+fn message(error: &JitError, root: &Path) -> String {
     error
         .to_string()
         .replace(&root.display().to_string(), "ROOT")
 }
 
 #[test]
-fn what_was_put_is_got() {
+fn a_stored_entry_is_returned() {
     let root = tempfile::tempdir().unwrap();
     let cache = DiskCache::at(root.path());
     assert_eq!(cache.get(&key("a")).unwrap(), None);
@@ -57,7 +57,7 @@ fn what_was_put_is_got() {
 }
 
 #[test]
-fn each_thing_that_determines_the_code_changes_the_key_and_nothing_else_does() {
+fn every_input_that_determines_the_code_changes_the_key_and_no_other_does() {
     let options = |list: &[&str]| list.iter().map(|&o| o.to_owned()).collect::<Vec<_>>();
     let keys = [
         CacheKey::new("k", &options(&["a", "b"]), (13, 0), Target::Sm80),
@@ -79,15 +79,15 @@ fn each_thing_that_determines_the_code_changes_the_key_and_nothing_else_does() {
 }
 
 #[test]
-fn the_key_stays_the_same_from_one_release_to_the_next() {
-    // The bytes hashed are length-prefixed; computed by hand with another program.
+fn the_key_is_stable_across_releases() {
+    // The hash input is length-prefixed. The expected value was computed with another program.
     assert_eq!(key("kernel").to_string(), KEY_OF_KERNEL);
 }
 
 const KEY_OF_KERNEL: &str = "ffc6499d752300f24ea009efeb9e0deb7e16b5876d4a9b0d3ce95e29536ea6b5";
 
 #[test]
-fn an_entry_with_any_one_byte_changed_or_cut_is_damaged() {
+fn an_entry_with_any_byte_changed_or_missing_is_damaged() {
     let root = tempfile::tempdir().unwrap();
     let cache = DiskCache::at(root.path());
     let key = key("a");
@@ -128,7 +128,7 @@ fn an_entry_under_a_wrong_name_is_damaged() {
 }
 
 #[test]
-fn damage_is_told_in_words() {
+fn damage_is_described() {
     let root = tempfile::tempdir().unwrap();
     let cache = DiskCache::at(root.path());
     let key = key("a");
@@ -136,33 +136,33 @@ fn damage_is_told_in_words() {
     let path = cache.entry_path(&key);
     let mut bytes = fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
-    let told_of = |bytes: &[u8]| {
+    let message_of = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
-        told(&cache.get(&key).unwrap_err(), root.path()).replace(&key.to_string(), "KEY")
+        message(&cache.get(&key).unwrap_err(), root.path()).replace(&key.to_string(), "KEY")
     };
-    insta::assert_snapshot!(told_of(&bytes), @"the kernel cache entry ROOT/cubins/KEY.cubin is damaged: its bytes do not have the hash that was written with them. It is compiled again and replaced");
-    insta::assert_snapshot!(told_of(&bytes[..bytes.len() - 1]), @"the kernel cache entry ROOT/cubins/KEY.cubin is damaged: it should hold 62 bytes and holds 61. It is compiled again and replaced");
-    insta::assert_snapshot!(told_of(&bytes[..20]), @"the kernel cache entry ROOT/cubins/KEY.cubin is damaged: it has 20 bytes, fewer than any entry. It is compiled again and replaced");
-    insta::assert_snapshot!(told_of(&[b'x'; 100]), @"the kernel cache entry ROOT/cubins/KEY.cubin is damaged: it does not begin as an entry does. It is compiled again and replaced");
+    insta::assert_snapshot!(message_of(&bytes), @"the kernel cache entry ROOT/cubins/KEY.cubin is damaged: its contents do not match its hash. It is compiled again and replaced");
+    insta::assert_snapshot!(message_of(&bytes[..bytes.len() - 1]), @"the kernel cache entry ROOT/cubins/KEY.cubin is damaged: it should hold 62 bytes and holds 61. It is compiled again and replaced");
+    insta::assert_snapshot!(message_of(&bytes[..20]), @"the kernel cache entry ROOT/cubins/KEY.cubin is damaged: it has 20 bytes, which is shorter than any entry. It is compiled again and replaced");
+    insta::assert_snapshot!(message_of(&[b'x'; 100]), @"the kernel cache entry ROOT/cubins/KEY.cubin is damaged: it does not start with an entry's magic number. It is compiled again and replaced");
 }
 
 #[test]
-fn a_cache_whose_place_is_taken_by_a_file_says_so() {
+fn a_file_in_place_of_the_cache_is_reported() {
     let root = tempfile::tempdir().unwrap();
     fs::write(root.path().join("file"), "in the way").unwrap();
     let cache = DiskCache::at(&root.path().join("file"));
     let error = cache.put(&key("a"), &cubin(b"one")).unwrap_err();
     assert_eq!(error.cache_fault(), Some(CacheFault::NotAFolder));
-    insta::assert_snapshot!(told(&error, root.path()).replace(&key("a").to_string(), "KEY"), @"cannot write the kernel cache at ROOT/file/cubins/KEY.cubin: Not a directory (os error 20). To mend it, move away the file that stands in the place of a folder, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start");
-    insta::assert_snapshot!(told(&cache.check_writable().unwrap_err(), root.path()), @"cannot write the kernel cache at ROOT/file/cubins: Not a directory (os error 20). To mend it, move away the file that stands in the place of a folder, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start");
+    insta::assert_snapshot!(message(&error, root.path()).replace(&key("a").to_string(), "KEY"), @"cannot write the kernel cache at ROOT/file/cubins/KEY.cubin: Not a directory (os error 20). To fix it, remove the file that is in place of a folder, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start");
+    insta::assert_snapshot!(message(&cache.check_writable().unwrap_err(), root.path()), @"cannot write the kernel cache at ROOT/file/cubins: Not a directory (os error 20). To fix it, remove the file that is in place of a folder, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start");
     insta::assert_snapshot!(
-        told(&cache.get(&key("a")).unwrap_err(), root.path()).replace(&key("a").to_string(), "KEY"),
-        @"cannot read the kernel cache at ROOT/file/cubins/KEY.cubin: Not a directory (os error 20). To mend it, move away the file that stands in the place of a folder, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start"
+        message(&cache.get(&key("a")).unwrap_err(), root.path()).replace(&key("a").to_string(), "KEY"),
+        @"cannot read the kernel cache at ROOT/file/cubins/KEY.cubin: Not a directory (os error 20). To fix it, remove the file that is in place of a folder, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start"
     );
     assert!(cache.usage().is_err());
 }
 
-/// Half of the bytes, and then what a full disk answers, from the one device that is always full.
+/// Writes half of the bytes, and then fails like a full disk, by means of /dev/full.
 fn onto_a_full_disk(file: &mut File, bytes: &[u8]) -> io::Result<()> {
     file.write_all(&bytes[..bytes.len() / 2])?;
     File::options()
@@ -172,7 +172,7 @@ fn onto_a_full_disk(file: &mut File, bytes: &[u8]) -> io::Result<()> {
 }
 
 #[test]
-fn a_full_disk_is_told_and_leaves_nothing_behind() {
+fn a_full_disk_is_reported_and_leaves_no_file() {
     let root = tempfile::tempdir().unwrap();
     let good = DiskCache::at(root.path());
     good.put(&key("a"), &cubin(b"before")).unwrap();
@@ -180,7 +180,7 @@ fn a_full_disk_is_told_and_leaves_nothing_behind() {
     let full = DiskCache::writing_with(root.path(), onto_a_full_disk);
     let error = full.put(&key("a"), &cubin(b"after")).unwrap_err();
     assert_eq!(error.cache_fault(), Some(CacheFault::Full));
-    insta::assert_snapshot!(told(&error, root.path()).replace(&key("a").to_string(), "KEY"), @"cannot write the kernel cache at ROOT/cubins/KEY.cubin: No space left on device (os error 28). To mend it, free some space, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start");
+    insta::assert_snapshot!(message(&error, root.path()).replace(&key("a").to_string(), "KEY"), @"cannot write the kernel cache at ROOT/cubins/KEY.cubin: No space left on device (os error 28). To fix it, free some space, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start");
     assert_eq!(
         full.check_writable().unwrap_err().cache_fault(),
         Some(CacheFault::Full)
@@ -192,8 +192,8 @@ fn a_full_disk_is_told_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn faults_of_the_system_are_told_apart() {
-    // Numbers of Linux: EACCES, EEXIST, ENOTDIR, EIO, ENOSPC, EROFS, EDQUOT.
+fn faults_of_the_system_are_distinguished() {
+    // Linux error numbers: EACCES, EEXIST, ENOTDIR, EIO, ENOSPC, EROFS, EDQUOT.
     let expected = [
         (13, CacheFault::Denied),
         (17, CacheFault::NotAFolder),
@@ -213,7 +213,7 @@ fn faults_of_the_system_are_told_apart() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_ignored_and_removed_when_old() {
+fn files_of_killed_processes_are_ignored_and_removed_when_old() {
     let root = tempfile::tempdir().unwrap();
     let cache = DiskCache::at(root.path());
     cache.put(&key("a"), &cubin(b"one")).unwrap();
@@ -229,7 +229,7 @@ fn what_a_killed_process_left_is_ignored_and_removed_when_old() {
     let foreign = left("notes.txt", 2);
     assert_eq!(cache.usage().unwrap().n_unfinished, 2);
 
-    // A process that starts now cleans up at its first write, and only what is old and its own.
+    // A new process cleans up at its first write, and removes only old files of its own kind.
     DiskCache::at(root.path())
         .put(&key("b"), &cubin(b"two"))
         .unwrap();
@@ -253,7 +253,7 @@ fn set_mode(path: &Path, mode: u32) {
 
 #[cfg(unix)]
 #[test]
-fn folders_and_entries_are_the_users_alone() {
+fn folders_and_entries_are_private() {
     let root = tempfile::tempdir().unwrap();
     let cache = DiskCache::at(&root.path().join("a/b"));
     cache.put(&key("a"), &cubin(b"one")).unwrap();
@@ -267,10 +267,10 @@ fn folders_and_entries_are_the_users_alone() {
     }
 }
 
-/// Whoever may write to a folder may forge what is in it: the hash of an entry is no secret.
+/// Anyone who can write to a folder can forge its entries, because the hash is not secret.
 #[cfg(unix)]
 #[test]
-fn a_folder_that_others_may_write_to_is_neither_read_nor_written() {
+fn a_folder_writable_by_others_is_neither_read_nor_written() {
     let root = tempfile::tempdir().unwrap();
     let cache = DiskCache::at(root.path());
     cache.put(&key("a"), &cubin(b"forged")).unwrap();
@@ -284,7 +284,7 @@ fn a_folder_that_others_may_write_to_is_neither_read_nor_written() {
         ] {
             assert_eq!(error.cache_fault(), Some(CacheFault::Foreign), "{open:o}");
             insta::allow_duplicates! {
-                insta::assert_snapshot!(told(&error, root.path()).replace(&format!("{open:04o}"), "MODE"), @"the kernel cache ROOT/cubins is neither read nor written: others may write to ROOT/cubins (mode MODE); `chmod go-w ROOT/cubins` mends it. What another user put there would run on the GPU as yours. Mend that, or set GEMMULE_CACHE to a folder of your own; until then, kernels are compiled again at each start");
+                insta::assert_snapshot!(message(&error, root.path()).replace(&format!("{open:04o}"), "MODE"), @"the kernel cache ROOT/cubins is neither read nor written: ROOT/cubins is writable by other users (mode MODE); run `chmod go-w ROOT/cubins`. Code that another user put there would run on the GPU as yours. Fix the permissions, or set GEMMULE_CACHE to a folder of your own; until then, kernels are compiled again at each start");
             }
         }
         assert_eq!(cache.usage().unwrap().n_entries, 1);
@@ -293,16 +293,16 @@ fn a_folder_that_others_may_write_to_is_neither_read_nor_written() {
     cache.check_owner().unwrap();
     assert_eq!(cache.get(&key("a")).unwrap(), Some(cubin(b"forged")));
 
-    // Above it, where another folder could be put in its place; none can in a sticky one.
+    // A parent folder that is writable lets others replace the folder, unless it is sticky.
     set_mode(root.path(), 0o777);
-    insta::assert_snapshot!(told(&cache.get(&key("a")).unwrap_err(), root.path()), @"the kernel cache ROOT/cubins is neither read nor written: others may write to ROOT (mode 0777); `chmod go-w ROOT` mends it. What another user put there would run on the GPU as yours. Mend that, or set GEMMULE_CACHE to a folder of your own; until then, kernels are compiled again at each start");
+    insta::assert_snapshot!(message(&cache.get(&key("a")).unwrap_err(), root.path()), @"the kernel cache ROOT/cubins is neither read nor written: ROOT is writable by other users (mode 0777); run `chmod go-w ROOT`. Code that another user put there would run on the GPU as yours. Fix the permissions, or set GEMMULE_CACHE to a folder of your own; until then, kernels are compiled again at each start");
     set_mode(root.path(), 0o1777);
     assert_eq!(cache.get(&key("a")).unwrap(), Some(cubin(b"forged")));
 }
 
 #[cfg(unix)]
 #[test]
-fn an_entry_that_others_may_have_written_is_not_read_and_is_replaced() {
+fn an_entry_writable_by_others_is_not_read_and_is_replaced() {
     let root = tempfile::tempdir().unwrap();
     let cache = DiskCache::at(root.path());
     let key = key("a");
@@ -310,7 +310,7 @@ fn an_entry_that_others_may_have_written_is_not_read_and_is_replaced() {
     let refused = || {
         let error = cache.get(&key).unwrap_err();
         assert_eq!(error.cache_fault(), Some(CacheFault::Foreign));
-        told(&error, root.path()).replace(&key.to_string(), "KEY")
+        message(&error, root.path()).replace(&key.to_string(), "KEY")
     };
     let replaced = || {
         cache.put(&key, &cubin(b"right")).unwrap();
@@ -319,26 +319,26 @@ fn an_entry_that_others_may_have_written_is_not_read_and_is_replaced() {
     };
     replaced();
     set_mode(&path, 0o622);
-    insta::assert_snapshot!(refused(), @"the kernel cache entry ROOT/cubins/KEY.cubin is not used: others may write to it (mode 0622), so its code may be another user's. It is compiled again and replaced, as any other such entry is");
+    insta::assert_snapshot!(refused(), @"the kernel cache entry ROOT/cubins/KEY.cubin is not used: it is writable by other users (mode 0622), so its code may be another user's. It is compiled again and replaced");
     replaced();
 
     let elsewhere = root.path().join("elsewhere");
     fs::rename(&path, &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
-    insta::assert_snapshot!(refused(), @"the kernel cache entry ROOT/cubins/KEY.cubin is not used: it is a symbolic link, so its code may be another user's. It is compiled again and replaced, as any other such entry is");
+    insta::assert_snapshot!(refused(), @"the kernel cache entry ROOT/cubins/KEY.cubin is not used: it is a symbolic link, so its code may be another user's. It is compiled again and replaced");
     replaced();
 
-    // Only root can give files away.
+    // Only root can change a file's owner.
     if std::os::unix::fs::chown(&path, Some(12345), None).is_ok() {
-        insta::assert_snapshot!(refused(), @"the kernel cache entry ROOT/cubins/KEY.cubin is not used: it belongs to the user 12345, so its code may be another user's. It is compiled again and replaced, as any other such entry is");
+        insta::assert_snapshot!(refused(), @"the kernel cache entry ROOT/cubins/KEY.cubin is not used: it belongs to user 12345, so its code may be another user's. It is compiled again and replaced");
         replaced();
         std::os::unix::fs::chown(cache.path(), Some(12345), None).unwrap();
-        insta::assert_snapshot!(refused(), @"the kernel cache ROOT/cubins is neither read nor written: ROOT/cubins belongs to the user 12345, not to you; give it to yourself with `chown`, or take one of your own. What another user put there would run on the GPU as yours. Mend that, or set GEMMULE_CACHE to a folder of your own; until then, kernels are compiled again at each start");
+        insta::assert_snapshot!(refused(), @"the kernel cache ROOT/cubins is neither read nor written: ROOT/cubins belongs to user 12345, not to you; change its owner with `chown`, or use one of your own. Code that another user put there would run on the GPU as yours. Fix the permissions, or set GEMMULE_CACHE to a folder of your own; until then, kernels are compiled again at each start");
     }
 }
 
 #[test]
-fn the_default_folder_follows_the_environment_in_order() {
+fn the_default_folder_depends_on_the_environment_in_order() {
     let root = |set: &[(&str, &str)]| {
         default_root(|name| {
             set.iter()
@@ -370,7 +370,7 @@ fn the_default_folder_follows_the_environment_in_order() {
 
 proptest! {
     #[test]
-    fn any_cubin_comes_back_from_its_entry(
+    fn any_cubin_survives_encoding_and_decoding(
         symbol in "\\PC{0,40}",
         bytes in proptest::collection::vec(any::<u8>(), 0..2000),
     ) {

@@ -21,14 +21,14 @@ fn kernels(n_kernels: usize) -> Vec<Source> {
 
 fn quiet(_: usize, _: usize) {}
 
-/// How often something was found, and compiled.
+/// Returns the numbers of cache hits and of compilations.
 fn counts(jit: &Jit) -> (usize, usize) {
     let stats = jit.stats();
     (stats.hits, stats.misses)
 }
 
 #[test]
-fn cubins_come_in_the_order_of_their_sources_each_compiled_once() {
+fn cubins_are_in_the_order_of_their_sources_and_each_is_compiled_once() {
     let jit = Jit::new(nvrtc(), None).with_threads(2);
     let mut sources = kernels(4);
     sources.push(sources[1].clone());
@@ -57,7 +57,7 @@ fn no_sources_make_no_cubins() {
 }
 
 #[test]
-fn what_was_compiled_once_comes_from_the_cache_with_the_same_bytes() {
+fn the_cache_returns_the_bytes_that_were_compiled() {
     let root = tempfile::tempdir().unwrap();
     let open = || Jit::new(nvrtc(), Some(DiskCache::at(root.path())));
     let cold = open();
@@ -70,7 +70,7 @@ fn what_was_compiled_once_comes_from_the_cache_with_the_same_bytes() {
         compiled
     );
     assert_eq!(counts(&warm), (3, 1));
-    // Another target is another entry.
+    // Each target has an entry of its own.
     warm.compile_all(&kernels(1), Target::Sm90a, &quiet)
         .unwrap();
     assert_eq!(counts(&warm), (3, 2));
@@ -79,7 +79,7 @@ fn what_was_compiled_once_comes_from_the_cache_with_the_same_bytes() {
 #[test]
 fn the_error_is_that_of_the_first_source_that_fails() {
     let mut sources = kernels(6);
-    // The longer ones are compiled first: the last source fails before the others are begun.
+    // Longer sources are compiled first: the last source fails before the others start.
     sources[2] = kernel("k2", "y[0] = early;");
     sources[4] = kernel("k4", "y[0] = later_and_longer;");
     sources[5] = kernel("k5", "y[0] = last_and_longest_of_all;");
@@ -94,7 +94,7 @@ fn the_error_is_that_of_the_first_source_that_fails() {
 }
 
 #[test]
-fn what_was_compiled_before_a_failure_is_kept() {
+fn cubins_compiled_before_a_failure_are_kept() {
     let root = tempfile::tempdir().unwrap();
     let jit = Jit::new(nvrtc(), Some(DiskCache::at(root.path()))).with_threads(1);
     let sources = [
@@ -106,7 +106,7 @@ fn what_was_compiled_before_a_failure_is_kept() {
 }
 
 #[test]
-fn the_cache_does_not_answer_for_another_symbol() {
+fn an_entry_for_another_symbol_is_not_used() {
     let root = tempfile::tempdir().unwrap();
     let jit = Jit::new(nvrtc(), Some(DiskCache::at(root.path())));
     let right = kernel("right", "y[0] = 1;");
@@ -176,8 +176,8 @@ fn onto_a_read_only_disk(_: &mut File, _: &[u8]) -> io::Result<()> {
     Err(io::Error::from_raw_os_error(EROFS))
 }
 
-/// Three kernels are compiled, three times over, and the trouble is told once.
-fn compiles_in_spite_of(cache: DiskCache) -> CacheNote {
+/// Compiles three kernels three times, and checks that the cache error is reported once.
+fn note_of_failing_cache(cache: DiskCache) -> CacheNote {
     let jit = Jit::new(nvrtc(), Some(cache)).with_threads(2);
     let expected = Jit::new(nvrtc(), None)
         .compile_all(&kernels(3), Target::Sm80, &quiet)
@@ -193,9 +193,9 @@ fn compiles_in_spite_of(cache: DiskCache) -> CacheNote {
 }
 
 #[test]
-fn a_full_disk_is_told_once_and_stops_no_compilation() {
+fn a_full_disk_is_reported_once_and_does_not_fail_a_compilation() {
     let root = tempfile::tempdir().unwrap();
-    let note = compiles_in_spite_of(DiskCache::writing_with(root.path(), onto_a_full_disk));
+    let note = note_of_failing_cache(DiskCache::writing_with(root.path(), onto_a_full_disk));
     assert_eq!(note.fault, CacheFault::Full);
     assert_eq!(
         DiskCache::at(root.path()).usage().unwrap(),
@@ -204,27 +204,27 @@ fn a_full_disk_is_told_once_and_stops_no_compilation() {
 }
 
 #[test]
-fn a_read_only_disk_is_told_once_and_stops_no_compilation() {
+fn a_read_only_disk_is_reported_once_and_does_not_fail_a_compilation() {
     let root = tempfile::tempdir().unwrap();
-    let note = compiles_in_spite_of(DiskCache::writing_with(root.path(), onto_a_read_only_disk));
+    let note = note_of_failing_cache(DiskCache::writing_with(root.path(), onto_a_read_only_disk));
     assert_eq!(note.fault, CacheFault::ReadOnly);
     let (head, tail) = note
         .message
         .split_once(&root.path().display().to_string())
         .unwrap();
     let (_, tail) = tail.split_once(".cubin").unwrap();
-    insta::assert_snapshot!(format!("{head}ROOT/….cubin{tail}"), @"cannot write the kernel cache at ROOT/….cubin: Read-only file system (os error 30). To mend it, mount it writable, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start");
+    insta::assert_snapshot!(format!("{head}ROOT/….cubin{tail}"), @"cannot write the kernel cache at ROOT/….cubin: Read-only file system (os error 30). To fix it, mount it writable, or set GEMMULE_CACHE to another folder; until then, kernels are compiled again at each start");
 }
 
 #[test]
-fn a_cache_that_cannot_be_a_folder_is_told_once_and_stops_no_compilation() {
+fn a_cache_that_is_a_file_is_reported_once_and_does_not_fail_a_compilation() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("file");
     fs::write(&file, "in the way").unwrap();
-    // Both as the cache's root and above it; also root may not make a folder there.
+    // The file is the cache's root, or a parent of it. Even root cannot create a folder there.
     for place in [file.clone(), file.join("below")] {
         assert_eq!(
-            compiles_in_spite_of(DiskCache::at(&place)).fault,
+            note_of_failing_cache(DiskCache::at(&place)).fault,
             CacheFault::NotAFolder
         );
     }
@@ -232,11 +232,11 @@ fn a_cache_that_cannot_be_a_folder_is_told_once_and_stops_no_compilation() {
 
 #[cfg(unix)]
 #[test]
-fn a_cache_that_others_may_write_to_is_told_once_and_its_code_is_not_taken() {
+fn a_cache_writable_by_others_is_reported_once_and_its_code_is_not_used() {
     use std::os::unix::fs::PermissionsExt;
     let root = tempfile::tempdir().unwrap();
     let open = || DiskCache::at(root.path());
-    // Under the right keys, with hashes that fit, and code that is not what is asked for.
+    // Entries under the right keys, with matching hashes, that contain other code.
     let nvrtc = nvrtc();
     for source in kernels(3) {
         let wrong = kernel(&source.symbol, "y[0] = 666.0f;");
@@ -252,12 +252,12 @@ fn a_cache_that_others_may_write_to_is_told_once_and_its_code_is_not_taken() {
         "for what is kept beside the cubins"
     );
     assert_eq!(jit.stats().cache_notes.len(), 1);
-    assert_eq!(compiles_in_spite_of(open()).fault, CacheFault::Foreign);
+    assert_eq!(note_of_failing_cache(open()).fault, CacheFault::Foreign);
     assert_eq!(open().usage().unwrap().n_entries, 3);
 }
 
 #[test]
-fn a_read_only_cache_still_answers() {
+fn a_read_only_cache_can_be_read() {
     let root = tempfile::tempdir().unwrap();
     let open = |write| Jit::new(nvrtc(), Some(DiskCache::writing_with(root.path(), write)));
     let whole: fn(&mut File, &[u8]) -> io::Result<()> = |file, bytes| file.write_all(bytes);

@@ -2,8 +2,8 @@ use super::*;
 use crate::jit::Nvrtc;
 use std::fs;
 
-/// The message, with the folder of the test taken out.
-fn told(error: &JitError, root: &Path) -> String {
+/// Formats a message with the test's folder replaced by ROOT.
+fn message(error: &JitError, root: &Path) -> String {
     error
         .to_string()
         .replace(&root.display().to_string(), "ROOT")
@@ -16,7 +16,7 @@ fn refused(surroundings: &Surroundings) -> JitError {
     }
 }
 
-/// The NVRTC of this machine, linked to as `root/below/libnvrtc.so.13`.
+/// Creates a link to this machine's NVRTC at `root/below/libnvrtc.so.13`.
 fn link(root: &Path, below: &str) -> PathBuf {
     let real = crate::jit::nvrtc_for_tests();
     let folder = root.join(below);
@@ -41,17 +41,17 @@ fn when_nvrtc_is_missing_every_place_and_the_remedy_are_told() {
         environments: vec![("VIRTUAL_ENV", None), ("CONDA_PREFIX", Some(at("conda")))],
         python: Some(at("python3")),
     });
-    insta::assert_snapshot!(told(&error, root.path()));
+    insta::assert_snapshot!(message(&error, root.path()));
 }
 
 #[test]
-fn a_chosen_path_is_never_replaced_by_another() {
+fn an_explicit_path_is_never_replaced() {
     let root = tempfile::tempdir().unwrap();
     link(root.path(), "cuda/lib64");
     let cuda = vec![root.path().join("cuda")];
     let choose = |value: PathBuf| {
         let choice = Some(value);
-        told(
+        message(
             &refused(&Surroundings {
                 choice,
                 cuda: cuda.clone(),
@@ -68,7 +68,7 @@ fn a_chosen_path_is_never_replaced_by_another() {
 }
 
 #[test]
-fn a_library_that_is_not_nvrtc_is_passed_over_by_name() {
+fn a_library_that_is_not_nvrtc_is_skipped_and_named() {
     let root = tempfile::tempdir().unwrap();
     let file = link(root.path(), "cuda/lib64");
     let surroundings = Surroundings {
@@ -88,7 +88,7 @@ fn a_library_that_is_not_nvrtc_is_passed_over_by_name() {
 }
 
 #[test]
-fn a_choice_may_be_a_file_a_folder_or_a_toolkit() {
+fn an_explicit_path_may_be_a_file_a_folder_or_a_toolkit() {
     let root = tempfile::tempdir().unwrap();
     let file = link(root.path(), "toolkit/lib64");
     let in_python = link(
@@ -109,11 +109,11 @@ fn a_choice_may_be_a_file_a_folder_or_a_toolkit() {
     }
 }
 
-/// The search, with nothing to find but what the change adds.
+/// Returns the log of a search with only the places that `change` adds.
 fn log_of(root: &Path, change: impl FnOnce(&mut Surroundings)) -> String {
     let mut surroundings = Surroundings::default();
     change(&mut surroundings);
-    told(&refused(&surroundings), root)
+    message(&refused(&surroundings), root)
 }
 
 fn set_mode(path: &Path, mode: u32) {
@@ -121,7 +121,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// NVRTC lies everywhere below the current folder, and none of it is opened.
+/// Places NVRTC in several folders below the current one, and checks that none is opened.
 #[test]
 fn no_path_that_depends_on_the_current_folder_is_searched() {
     let root = tempfile::tempdir_in(env::current_dir().unwrap()).unwrap();
@@ -129,23 +129,23 @@ fn no_path_that_depends_on_the_current_folder_is_searched() {
     link(root.path(), "lib64");
     link(root.path(), "lib/python3.11/site-packages/nvidia/cu13/lib");
     assert!(below.join("lib64/libnvrtc.so.13").exists());
-    let told = |error: String| error.replace(&below.display().to_string(), "BELOW");
+    let message = |error: String| error.replace(&below.display().to_string(), "BELOW");
 
-    insta::assert_snapshot!(told(log_of(root.path(), |s| {
+    insta::assert_snapshot!(message(log_of(root.path(), |s| {
         s.loader_refused = Some("LD_LIBRARY_PATH has an empty entry".to_owned());
         s.loader_names = vec!["libnvrtc.so.13".into()];
         s.cuda = vec![below.clone()];
         s.environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].map(|name| (name, Some(below.clone()))).into();
     })), @r"
-    NVRTC, which compiles the generated CUDA source, was not found. Looked at:
+    NVRTC, which compiles the generated CUDA source, was not found. Searched:
       GEMMULE_NVRTC: not set
       the loader's path: not searched: LD_LIBRARY_PATH has an empty entry
-      CUDA, BELOW: not searched, as a relative path depends on the current folder; make it absolute
-      VIRTUAL_ENV, BELOW: not searched, as a relative path depends on the current folder; make it absolute
-      CONDA_PREFIX, BELOW: not searched, as a relative path depends on the current folder; make it absolute
+      CUDA, BELOW: not searched, because a relative path depends on the current folder; make it absolute
+      VIRTUAL_ENV, BELOW: not searched, because a relative path depends on the current folder; make it absolute
+      CONDA_PREFIX, BELOW: not searched, because a relative path depends on the current folder; make it absolute
     Install it with `pip install nvidia-cuda-nvrtc`, or set GEMMULE_NVRTC to the file libnvrtc.so.13 or to the folder that holds it
     ");
-    insta::assert_snapshot!(told(log_of(root.path(), |s| s.choice = Some(below.join("lib64")))), @r"
+    insta::assert_snapshot!(message(log_of(root.path(), |s| s.choice = Some(below.join("lib64")))), @r"
     GEMMULE_NVRTC is set to BELOW/lib64, which cannot be used:
       GEMMULE_NVRTC, BELOW/lib64: a relative path depends on the current folder; make it absolute
     Set it to the file libnvrtc.so.13, to the folder or the Python environment that holds it, or unset it to let NVRTC be searched for
@@ -153,10 +153,10 @@ fn no_path_that_depends_on_the_current_folder_is_searched() {
 }
 
 #[test]
-fn what_others_may_write_is_not_opened() {
+fn files_writable_by_others_are_not_opened() {
     let root = tempfile::tempdir().unwrap();
     let at = |below: &str| root.path().join(below);
-    // The library itself is safe, where the link to it leads.
+    // The target of the link, the library itself, is safe.
     let safe = link(root.path(), "toolkit/lib64");
     fs::create_dir_all(at("open/lib64")).unwrap();
     fs::write(at("open/lib64/libnvrtc.so.13"), "planted").unwrap();
@@ -167,9 +167,9 @@ fn what_others_may_write_is_not_opened() {
         s.cuda = vec![at("open")];
         s.environments = vec![("CONDA_PREFIX", Some(at("open")))];
     }), @r"
-    NVRTC, which compiles the generated CUDA source, was not found. Looked at:
+    NVRTC, which compiles the generated CUDA source, was not found. Searched:
       GEMMULE_NVRTC: not set
-      CUDA, ROOT/open/lib64/libnvrtc.so.13: not opened: others may write to ROOT/open (mode 0777); `chmod go-w ROOT/open` mends it
+      CUDA, ROOT/open/lib64/libnvrtc.so.13: not opened: ROOT/open is writable by other users (mode 0777); run `chmod go-w ROOT/open`
       CONDA_PREFIX, ROOT/open: no NVRTC in it
     Install it with `pip install nvidia-cuda-nvrtc`, or set GEMMULE_NVRTC to the file libnvrtc.so.13 or to the folder that holds it
     ");
@@ -177,18 +177,18 @@ fn what_others_may_write_is_not_opened() {
     set_mode(&at("open/lib64/libnvrtc.so.13"), 0o666);
     insta::assert_snapshot!(log_of(root.path(), |s| s.choice = Some(at("open"))), @r"
     GEMMULE_NVRTC is set to ROOT/open, which cannot be used:
-      GEMMULE_NVRTC, ROOT/open/lib64/libnvrtc.so.13: not opened: others may write to ROOT/open/lib64/libnvrtc.so.13 (mode 0666); `chmod go-w ROOT/open/lib64/libnvrtc.so.13` mends it
+      GEMMULE_NVRTC, ROOT/open/lib64/libnvrtc.so.13: not opened: ROOT/open/lib64/libnvrtc.so.13 is writable by other users (mode 0666); run `chmod go-w ROOT/open/lib64/libnvrtc.so.13`
     Set it to the file libnvrtc.so.13, to the folder or the Python environment that holds it, or unset it to let NVRTC be searched for
     ");
 
-    // The search goes on to the next place.
+    // The search continues with the next place.
     let nvrtc = Nvrtc::find_in(&Surroundings {
         cuda: vec![at("open"), at("toolkit")],
         ..Default::default()
     });
     assert_eq!(nvrtc.unwrap().path(), safe);
 
-    // Open to the group only: not searched, and trusted where the user names it.
+    // Writable by the group only: not searched, but trusted if the user names it.
     set_mode(&at("toolkit"), 0o775);
     let real = safe.canonicalize().unwrap();
     let copy = at("toolkit/lib64/libnvrtc.so.14");
@@ -209,7 +209,7 @@ fn what_others_may_write_is_not_opened() {
 }
 
 #[test]
-fn an_interpreter_is_taken_from_absolute_folders_and_only_if_nobody_else_could_have_put_it_there() {
+fn an_interpreter_is_used_only_from_absolute_folders_that_others_cannot_write_to() {
     let root = tempfile::tempdir().unwrap();
     let at = |below: &str| root.path().join(below);
     for folder in ["first", "second"] {
@@ -241,9 +241,9 @@ fn an_interpreter_is_taken_from_absolute_folders_and_only_if_nobody_else_could_h
 
     set_mode(&at("first"), 0o777);
     insta::assert_snapshot!(log_of(root.path(), |s| s.python = Some(at("first/python3"))), @r"
-    NVRTC, which compiles the generated CUDA source, was not found. Looked at:
+    NVRTC, which compiles the generated CUDA source, was not found. Searched:
       GEMMULE_NVRTC: not set
-      ROOT/first/python3: not started: others may write to ROOT/first (mode 0777); `chmod go-w ROOT/first` mends it
+      ROOT/first/python3: not started: ROOT/first is writable by other users (mode 0777); run `chmod go-w ROOT/first`
     Install it with `pip install nvidia-cuda-nvrtc`, or set GEMMULE_NVRTC to the file libnvrtc.so.13 or to the folder that holds it
     ");
     assert!(!at("first/python3.ran").exists());
@@ -254,7 +254,7 @@ fn an_interpreter_is_taken_from_absolute_folders_and_only_if_nobody_else_could_h
     );
 }
 
-/// A real interpreter: modules and variables of the current folder do not come to its mind.
+/// Uses a fake interpreter to record the folder and the arguments that it is started with.
 #[test]
 fn the_interpreter_is_started_away_from_the_current_folder() {
     let root = tempfile::tempdir().unwrap();
@@ -270,7 +270,7 @@ fn the_interpreter_is_started_away_from_the_current_folder() {
     import site, sys; print('\n'.join([*sys.path, site.getusersitepackages()]))
     ");
 
-    // And what it prints is what a real one prints.
+    // A real interpreter must accept these arguments.
     let Some(python) = in_path("python3", &env::var_os("PATH").unwrap()) else {
         return;
     };
@@ -295,7 +295,7 @@ fn the_interpreter_is_started_away_from_the_current_folder() {
 fn places_are_tried_in_the_documented_order() {
     let root = tempfile::tempdir().unwrap();
     let at = |below: &str| root.path().join(below);
-    // Each step adds a place before those of the steps above it.
+    // Each step adds a place that takes precedence over the previous ones.
     let mut surroundings = Surroundings::default();
     let mut expect = |file: &Path, change: &dyn Fn(&mut Surroundings)| {
         change(&mut surroundings);
@@ -326,8 +326,8 @@ fn places_are_tried_in_the_documented_order() {
     let file = link(root.path(), "conda/lib");
     let conda = |s: &mut Surroundings| s.environments = vec![("CONDA_PREFIX", Some(at("conda")))];
     assert_eq!(expect(&file, &conda), Origin::Environment("CONDA_PREFIX"));
-    // Packages come before the environment's own libraries; of these a later interpreter's, and
-    // the folder of a later CUDA, come first.
+    // Packages come before the environment's own libraries. Among packages, newer interpreters and
+    // newer CUDA folders come first.
     for packages in [
         "python3.9/site-packages/nvidia/cuda_nvrtc/lib",
         "python3.11/site-packages/nvidia/cuda_nvrtc/lib",

@@ -1,4 +1,4 @@
-//! The meaning of a graph, in f64 and in the plainest way: what the passes must keep.
+//! A reference interpreter of graphs in f64. Passes must keep its results.
 
 mod heads;
 
@@ -15,7 +15,7 @@ use crate::{
     tensor::Extents,
 };
 
-/// Sequences of these lengths, with ids that follow from their places.
+/// A batch of sequences with the given lengths, and ids that depend on the positions.
 pub struct Batch {
     starts: Vec<usize>,
     extents: Extents,
@@ -37,7 +37,7 @@ impl Batch {
         self.starts[self.starts.len() - 1]
     }
 
-    /// First token and length of each sequence.
+    /// Returns the first token and the length of each sequence.
     fn sequences(&self) -> impl Iterator<Item = (usize, usize)> {
         self.starts.windows(2).map(|w| (w[0], w[1] - w[0]))
     }
@@ -49,14 +49,14 @@ impl Batch {
                 Meta::TokenIds => ((start + i) * 7 + 3) % 13,
                 Meta::TypeIds => usize::from(2 * i > n),
                 Meta::Positions => i,
-                other => panic!("{other:?} is no input of a description"),
+                other => panic!("{other:?} is not an input of a description"),
             } as f64));
         }
         ids
     }
 }
 
-/// Every value that the outputs need, by name.
+/// Evaluates every value that the outputs need, by name.
 pub fn evaluate(graph: &Graph, batch: &Batch) -> BTreeMap<String, Vec<f64>> {
     let mut values: HashMap<NodeId, Vec<f64>> = HashMap::new();
     let mut named = BTreeMap::new();
@@ -65,7 +65,7 @@ pub fn evaluate(graph: &Graph, batch: &Batch) -> BTreeMap<String, Vec<f64>> {
         let reads: Vec<&[f64]> = operands.iter().map(|o| values[o].as_slice()).collect();
         let widths: Vec<usize> = operands.iter().map(|&o| width(graph, o)).collect();
         let value = match graph.op(id) {
-            // The interpreter's sources are the sequences themselves.
+            // The interpreter uses the sequences themselves as the sources.
             Op::Remembered { name, .. } => {
                 let kept = values.keys().find(|&&node| match graph.op(node) {
                     Op::Cache { name: of, .. } => of == name,
@@ -73,7 +73,8 @@ pub fn evaluate(graph: &Graph, batch: &Batch) -> BTreeMap<String, Vec<f64>> {
                 });
                 let kept = &values[kept.expect("a part before added to it")];
                 let width = width(graph, id);
-                // One position of each sequence is attended to as the same at all of its tokens.
+                // A cache with one position per sequence is repeated for all tokens of the
+                // sequence.
                 match kept.len() == batch.tokens() * width {
                     true => kept.clone(),
                     false => {
@@ -96,7 +97,7 @@ fn width(graph: &Graph, id: NodeId) -> usize {
     graph.shape(id).width().unwrap_or(1) as usize
 }
 
-/// Element `i` of the weight `name`, in −1..1.
+/// Returns element `i` of the weight `name`, in −1..1.
 pub fn stored(name: &str, i: u64) -> f64 {
     let mut h = name
         .bytes()
@@ -180,7 +181,7 @@ fn activate(activation: Activation, x: f64) -> f64 {
     }
 }
 
-/// The error function by a series whose terms have one sign, so that nothing cancels.
+/// Computes the error function by a series whose terms have the same sign, without cancellation.
 fn erf(x: f64) -> f64 {
     if x.abs() > 6.0 {
         // 1 − erf(6) is 2e-17.

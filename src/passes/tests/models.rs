@@ -1,4 +1,4 @@
-//! Graphs as a description gives them: primitive operators, nothing fused.
+//! Unfused graphs of primitive operators, like those of descriptions.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// A graph in the making. The shapes of a test are right, so building does not fail.
+/// A builder of graphs. Shapes in tests are valid, so building does not fail.
 #[derive(Default)]
 pub struct Builder {
     pub graph: Graph,
@@ -26,7 +26,7 @@ impl Builder {
         id
     }
 
-    /// The weight of this name, added where it is new.
+    /// Returns the weight of this name, and adds it if it is new.
     pub fn weight(&mut self, name: &str, dims: &[u64]) -> NodeId {
         if let Some(&id) = self.named.get(name) {
             return id;
@@ -38,12 +38,12 @@ impl Builder {
         self.add(name, Op::Weight(expr), &[])
     }
 
-    /// The value of this name, which is there.
+    /// Returns the existing value of this name.
     pub fn get(&self, name: &str) -> NodeId {
         self.named[name]
     }
 
-    /// The graph with these values as its outputs, each under its own name.
+    /// Returns the graph with these values as outputs, each under its own name.
     pub fn with_outputs(mut self, names: &[&str]) -> Graph {
         for &name in names {
             let id = self.get(name);
@@ -57,14 +57,14 @@ impl Builder {
         self.graph.shape(id).width().unwrap()
     }
 
-    /// `name.matmul`: `x · (weights.weight)ᵀ`.
+    /// Adds `name.matmul`: `x · (weights.weight)ᵀ`.
     pub fn matmul(&mut self, name: &str, weights: &str, x: NodeId, out: u64) -> NodeId {
         let w = self.weight(&format!("{weights}.weight"), &[out, self.width(x)]);
         let epilogue = Epilogue::default();
         self.add(&format!("{name}.matmul"), Op::Linear { epilogue }, &[x, w])
     }
 
-    /// A projection with its bias: `name.matmul`, then `name`.
+    /// Adds a projection with its bias: `name.matmul`, then `name`.
     pub fn linear(&mut self, name: &str, weights: &str, x: NodeId, out: u64) -> NodeId {
         let y = self.matmul(name, weights, x, out);
         let b = self.weight(&format!("{weights}.bias"), &[out]);
@@ -87,7 +87,7 @@ impl Builder {
         self.add(name, Op::Embedding { offset: 0 }, &[ids, table])
     }
 
-    /// Token embeddings: where the test of a pass begins.
+    /// Adds the token embeddings that the tests of most passes start with.
     pub fn tokens(&mut self, width: u64) -> NodeId {
         self.embedding("tokens", Meta::TokenIds, 13, width)
     }
@@ -96,8 +96,8 @@ impl Builder {
         self.add(name, Op::SplitHeads { heads }, &[x])
     }
 
-    /// `scores`, `scaled`, `probabilities`, `context` and `merged` under `prefix`, of heads that
-    /// are split already.
+    /// Adds `scores`, `scaled`, `probabilities`, `context` and `merged` under `prefix`, from split
+    /// heads.
     pub fn attention(&mut self, prefix: &str, [q, k, v]: [NodeId; 3], scale: f32) -> NodeId {
         let heads = |b: &Self, id: NodeId| {
             let dims = &b.graph.shape(id).0;
@@ -145,7 +145,7 @@ impl Builder {
         self.add(name, op, &[x, gamma])
     }
 
-    /// Query, key and value of `x`, split, then attention over them.
+    /// Adds the query, key and value of `x`, splits them, and adds their attention.
     pub fn self_attention(
         &mut self,
         prefix: &str,
@@ -168,7 +168,7 @@ impl Builder {
     }
 }
 
-/// An encoder that normalises after the residual, with pooled outputs.
+/// A post-norm encoder with pooled outputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Encoder {
     pub layers: u32,
@@ -177,7 +177,7 @@ pub struct Encoder {
     pub inner: u64,
     /// Whether query, key and value have biases.
     pub bias: bool,
-    /// Whether all layers read the weights of one.
+    /// Whether all layers share the weights of one.
     pub shared: bool,
 }
 
@@ -215,7 +215,7 @@ impl Encoder {
         graph
     }
 
-    /// The same without the other outputs than the pooler's.
+    /// Builds the encoder with only the pooler's output.
     pub fn pooled(self) -> Graph {
         let mut graph = self.build();
         graph.select_outputs(&["pooled"]).unwrap();
@@ -239,19 +239,19 @@ impl Encoder {
     }
 }
 
-/// A model that writes: it normalises before each sublayer, and has caches, groups of heads and gates.
+/// A pre-norm decoder with caches, grouped heads and gates.
 #[derive(Clone, Copy, Debug)]
 pub struct Decoder {
     pub layers: u32,
     pub kv_heads: u32,
-    /// Query heads of each key head.
+    /// Number of query heads per key head.
     pub group: u32,
-    /// A multiple of 2.
+    /// Head size, a multiple of 2.
     pub head: u32,
     pub bias: bool,
     /// Whether the heads of queries and keys are normalised.
     pub normed: bool,
-    /// Whether they are turned by their positions.
+    /// Whether the heads have rotary position embeddings.
     pub turned: bool,
 }
 

@@ -9,7 +9,7 @@ fn names(names: &[&str]) -> Vec<String> {
     names.iter().map(|&name| name.into()).collect()
 }
 
-/// The rectangle of each record, as (left, top, right, bottom).
+/// Returns the rectangle of each record, as (left, top, right, bottom).
 fn rectangles(chart: &str) -> Vec<(usize, [f64; 4])> {
     let number = |attributes: &Attributes, name: &str| attributes[name].parse::<f64>().unwrap();
     let mut record = None;
@@ -33,7 +33,7 @@ fn rectangles(chart: &str) -> Vec<(usize, [f64; 4])> {
     rectangles
 }
 
-/// Every text of the chart, titles and tips included.
+/// Returns every text of the chart, including titles and tooltips.
 fn texts(chart: &str) -> Vec<String> {
     let texts = svg::read(chart).unwrap().filter_map(|event| match event {
         Event::Text(text) => Some(text.to_owned()),
@@ -58,7 +58,7 @@ fn every_tensor_is_one_rectangle_and_live_ones_never_cover_each_other() {
         let mut found: Vec<usize> = drawn.iter().map(|&(record, _)| record).collect();
         found.sort_unstable();
         assert_eq!(found, (0..records.len()).collect::<Vec<_>>());
-        // A tensor of less than a pixel is drawn one pixel high.
+        // A tensor smaller than a pixel is drawn one pixel high.
         let tall = |record: usize| records[record].bytes > 100_000;
         for (i, &(a, [a_left, a_top, a_right, a_bottom])) in drawn.iter().enumerate() {
             for &(b, [b_left, b_top, b_right, b_bottom]) in &drawn[i + 1..] {
@@ -114,7 +114,7 @@ fn a_rectangle_is_as_long_as_the_life_and_as_high_as_the_size() {
 }
 
 #[test]
-fn the_chart_says_names_chunks_footprint_and_lower_bound() {
+fn the_chart_shows_names_chunks_footprint_and_lower_bound() {
     let (names, records) = workloads::encoder(
         Encoder {
             n_layers: 1,
@@ -133,7 +133,7 @@ fn the_chart_says_names_chunks_footprint_and_lower_bound() {
     for name in &names[..names.len() - 1] {
         says(name);
     }
-    // Too small for its name: an index, and the name in the key.
+    // The rectangle is too small for the name: it shows the index, and the key has the name.
     says("9");
     says("9: pooled, 6 KiB, operators 9 to 9");
 }

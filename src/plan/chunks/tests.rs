@@ -11,7 +11,7 @@ fn record(first_op: u32, last_op: u32, bytes: u64) -> UsageRecord {
     }
 }
 
-/// A request whose tensors, of `mib` MiB together, are all alive at once.
+/// Returns a request of `mib` MiB whose tensors are all alive at once.
 fn request(mib: u64) -> Vec<UsageRecord> {
     (0..8).map(|op| record(op, 8 + op, mib * MIB / 8)).collect()
 }
@@ -38,7 +38,7 @@ fn a_fresh_request_gets_one_chunk_with_bounded_headroom() {
 }
 
 #[test]
-fn a_longer_request_adds_what_is_missing_and_keeps_its_chunk() {
+fn a_longer_request_adds_a_chunk_and_keeps_the_old_one() {
     let mut allocator = ChunkAllocator::default();
     allocator.plan(&request(100)).unwrap();
     let plan = allocator.plan(&request(108)).unwrap();
@@ -54,7 +54,7 @@ fn a_longer_request_adds_what_is_missing_and_keeps_its_chunk() {
 }
 
 #[test]
-fn a_much_longer_request_replaces_chunks_that_would_leave_too_many_scraps() {
+fn a_much_longer_request_replaces_chunks_that_would_waste_memory() {
     let mut allocator = ChunkAllocator::default();
     allocator.plan(&request(40)).unwrap();
     // No tensor of this one fits into what is there.
@@ -69,7 +69,7 @@ fn a_much_longer_request_replaces_chunks_that_would_leave_too_many_scraps() {
 }
 
 #[test]
-fn memory_stays_for_release_after_requests_and_then_fits_the_largest_of_them() {
+fn memory_shrinks_to_the_largest_request_of_the_last_release_after() {
     let mut allocator = ChunkAllocator::new(policy(4, u64::MAX)).unwrap();
     allocator.plan(&request(100)).unwrap();
     for mib in [10, 20, 10] {
@@ -113,7 +113,7 @@ fn a_chunk_that_no_request_uses_is_released_alone() {
 }
 
 #[test]
-fn what_is_above_the_keep_limit_goes_at_once() {
+fn memory_above_the_keep_limit_is_released_at_once() {
     for (keep, held) in [(100 * MIB, 102 * MIB), (80 * MIB, 10 * MIB * 108 / 100)] {
         let mut allocator = ChunkAllocator::new(policy(100, keep)).unwrap();
         allocator.plan(&request(100)).unwrap();
@@ -169,7 +169,7 @@ fn after_release_all_nothing_is_held_and_no_plan_is_current() {
 }
 
 #[test]
-fn a_refused_request_changes_nothing() {
+fn a_rejected_request_changes_nothing() {
     let mut allocator = ChunkAllocator::default();
     allocator.plan(&request(10)).unwrap();
     let (held, stats) = (allocator.held().to_vec(), allocator.last_request());
@@ -182,7 +182,7 @@ fn a_refused_request_changes_nothing() {
 }
 
 #[test]
-fn settings_that_cannot_be_are_refused() {
+fn invalid_settings_are_rejected() {
     let refused = |policy| ChunkAllocator::new(policy).unwrap_err();
     for found in [0, 100, MAX_TOTAL_BYTES + ALIGNMENT] {
         let policy = ChunkPolicy {
@@ -206,7 +206,7 @@ fn settings_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn the_largest_sizes_that_are_planned_for_do_not_overflow() {
+fn the_maximum_sizes_do_not_overflow() {
     let half = MAX_TOTAL_BYTES / 2;
     for growth in [1.0, 16.0] {
         let policy = ChunkPolicy {

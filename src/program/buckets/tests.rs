@@ -2,7 +2,7 @@ use super::*;
 use crate::select::{Dispatch, Entry};
 
 #[test]
-fn rounding_is_monotone_idempotent_and_wastes_little() {
+fn rounding_is_monotone_idempotent_and_adds_little() {
     for (rounded, most) in [
         (rounded_tokens as fn(u64) -> u64, 1.0 / 32.0),
         (rounded_sequences, 0.25),
@@ -11,7 +11,8 @@ fn rounding_is_monotone_idempotent_and_wastes_little() {
             let up = rounded(n);
             assert!(up >= n && rounded(up) == up, "{n}: {up}");
             assert!(rounded(n + 1) >= up, "{n}: {up}");
-            // Few tokens are rounded to multiples of 8, which may be more than `most`.
+            // Few tokens are rounded to multiples of 8, which may add more than the fraction
+            // `most`.
             assert!(
                 up - n < 8 || (up - n) as f64 <= n as f64 * most,
                 "{n}: {up}"
@@ -60,7 +61,7 @@ fn of_batch(buckets: &Buckets, lens: &[u32]) -> (u64, u64, u64) {
 }
 
 #[test]
-fn a_bucket_ends_where_another_kernel_is_launched() {
+fn a_bucket_does_not_cross_a_change_of_kernel() {
     let most = Extents::MAX_TOKENS;
     let rows = buckets(by_rows(&[12, 100]), None, Symbol::Tokens);
     assert_eq!(of_batch(&rows, &[9]), (12, 1, most));
@@ -85,7 +86,7 @@ fn a_bucket_ends_where_another_kernel_is_launched() {
 }
 
 #[test]
-fn a_bucket_ends_where_more_keys_launch_another_kernel_for_its_tokens() {
+fn a_bucket_does_not_cross_a_change_of_kernel_by_keys() {
     let part = |rows, keys, choice| Entry {
         batches: Batches {
             rows,
@@ -115,14 +116,14 @@ fn a_bucket_ends_where_more_keys_launch_another_kernel_for_its_tokens() {
 }
 
 #[test]
-fn batches_of_one_bucket_are_equal_in_every_extent() {
+fn batches_of_one_bucket_have_equal_extents() {
     let any = buckets(by_rows(&[]), None, Symbol::Tokens);
     let bucket = |lens: &[u32]| any.of_batch(&Extents::of(lens).expect("a batch"));
     assert_eq!(bucket(&[9, 1, 7]), bucket(&[4, 8, 8]));
 }
 
 #[test]
-fn sequences_are_added_only_where_a_token_is() {
+fn sequences_are_added_only_with_an_added_token() {
     let any = buckets(by_rows(&[]), None, Symbol::Tokens);
     let most = Extents::MAX_TOKENS;
     assert_eq!(of_batch(&any, &[2; 9]), (24, 10, most));
@@ -130,7 +131,7 @@ fn sequences_are_added_only_where_a_token_is() {
 }
 
 #[test]
-fn what_no_kernel_takes_or_goes_by_more_than_tokens_is_its_own_bucket() {
+fn unsupported_shapes_and_those_that_depend_on_more_than_tokens_are_not_rounded() {
     let short = buckets(by_rows(&[]), Some(20), Symbol::Tokens);
     assert_eq!(of_batch(&short, &[19, 3]), (24, 2, 20));
     assert_eq!(of_batch(&short, &[21, 4]), (25, 2, 21));

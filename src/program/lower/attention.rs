@@ -1,4 +1,4 @@
-//! Lowering of fused attention to one launch, or a chain of several.
+//! Lowering of fused attention to one launch or several.
 
 use std::collections::HashMap;
 
@@ -16,17 +16,17 @@ use crate::{
 
 /// The launches of an attention node.
 enum Launches {
-    /// One launch, with the longest sequence that it takes if that is limited.
+    /// One launch, with the maximum sequence length if it is limited.
     One(Dispatch<KernelSpec>, Option<u64>),
     /// Several launches in sequence, for every length.
     Several(Chain),
 }
 
-/// How an attention is launched whose steps of one token add to the cache themselves.
+/// Launches of an attention that appends to the cache itself in steps of one token.
 pub(super) struct Appending {
     steps: Dispatch<KernelSpec>,
     pieces: Dispatch<KernelSpec>,
-    /// Operands of the launch that adds to the cache before longer pieces: what it reads, and the cache.
+    /// Operands of the launch that appends longer pieces to the cache: its inputs and the cache.
     operands: Vec<TensorIndex>,
 }
 
@@ -36,7 +36,7 @@ impl Lowering<'_> {
         let graph = self.graph;
         let unsupported = |problem: String| unsupported(graph, id, op, problem);
         let &Op::Attention(of) = op else {
-            return Err(unsupported("is no attention".to_owned()));
+            return Err(unsupported("is not attention".to_owned()));
         };
         if let Some(kernel) = self.cached(id, &of).map_err(unsupported)? {
             return Ok(self.cached_attention(id, kernel));
@@ -100,7 +100,7 @@ impl Lowering<'_> {
         Ok(out)
     }
 
-    /// The kernel for keys and values that lie in a cache; `None` where they are rows of the batch.
+    /// Returns the kernel for keys and values in a cache; `None` if they are rows of the batch.
     fn cached(&self, id: NodeId, of: &Attending) -> Result<Option<MhaCached>, String> {
         let operands = self.graph.operands(id);
         let is_cache = |slot: usize| matches!(self.graph.op(operands[slot]), Op::Cache { .. });
@@ -113,17 +113,21 @@ impl Lowering<'_> {
             [true, true] if of.causal && self.options.attention == AttentionChoice::Auto => {}
             [true, true] | [false, false] if of.causal || from_source => {
                 return Err(format!(
-                    "{} attention was asked for, and attention to a KV cache has one kernel; leave the choice out",
+                    "{} attention was requested, but attention to a KV cache has only one kernel; remove the choice",
                     self.options.attention
                 ));
             }
             [true, true] | [false, false] => {
                 return Err(
-                    "it attends to later tokens, too, which a cache does not have; write `softmax(…, causal: true)`"
+                    "it attends to later tokens, which a cache does not contain; write `softmax(…, causal: true)`"
                         .to_owned(),
                 );
             }
-            _ => return Err("of keys and values one lies in a cache, and one does not".to_owned()),
+            _ => {
+                return Err(
+                    "the keys and the values must both be in a cache, or neither".to_owned(),
+                );
+            }
         }
         Ok(Some(MhaCached {
             heads: of.heads,
@@ -141,8 +145,8 @@ impl Lowering<'_> {
         }))
     }
 
-    /// Whether the steps of an attention add to the cache what `kernel` adds before longer pieces. Then [`Self::attention`] finds
-    /// how.
+    /// Checks whether the attention itself can append to the cache the rows that `kernel` appends
+    /// for longer pieces. If so, records the launches for [`Self::attention`].
     pub(super) fn appending(
         &mut self,
         attention: Option<NodeId>,
@@ -155,7 +159,7 @@ impl Lowering<'_> {
         let Op::Attention(of) = self.graph.op(id) else {
             return false;
         };
-        // A problem is told when the attention is lowered.
+        // Problems are reported when the attention is lowered.
         let plain = self.cached(id, of).ok().flatten();
         let plain = plain.filter(|_| !self.options.invariant);
         let both = plain.map(CachedAttention);
@@ -230,7 +234,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// The longest sequence that the position tables allow, if there are any.
+    /// Returns the maximum sequence length of the position tables, if there are any.
     fn longest(&self) -> Result<Option<u64>, String> {
         let mut longest: Option<u64> = None;
         for id in self.graph.topological() {

@@ -1,4 +1,4 @@
-//! Caches of rows that later tokens read: their launches and tensors.
+//! Lowering of caches, whose rows later tokens read: their launches and tensors.
 
 use super::{LowerError, Lowering, unsupported, width};
 use crate::{
@@ -10,7 +10,8 @@ use crate::{
 };
 
 impl Lowering<'_> {
-    /// Adds rows to a cache, which attention then reads in their place.
+    /// Lowers the launch that appends rows to a cache. Attention then reads the cache instead of
+    /// the rows.
     pub(super) fn cache(&mut self, id: NodeId) -> Result<TensorIndex, LowerError> {
         let node = self.graph.node(id);
         let &Op::Cache {
@@ -21,7 +22,7 @@ impl Lowering<'_> {
                 self.graph,
                 id,
                 &node.op,
-                "is no cache".to_owned(),
+                "is not a cache".to_owned(),
             ));
         };
         self.only_attended(id)?;
@@ -30,7 +31,7 @@ impl Lowering<'_> {
             |c: &Cache| c.part == part && c.one_position != is_one_position(self.graph, id);
         if let Some(other) = self.program.caches.iter().find(|c| is_other(c)) {
             let problem = format!(
-                "a part keeps a row for each token or one for each sequence, and `{}` of this part is otherwise",
+                "all caches of a part must keep one row per token or one row per sequence, but `{}` of this part differs",
                 other.name
             );
             return Err(unsupported(self.graph, id, &node.op, problem));
@@ -38,7 +39,7 @@ impl Lowering<'_> {
         let wrong = |problem: String| unsupported(self.graph, id, &node.op, problem);
         if self.graph.is_output(id) {
             return Err(wrong(
-                "it is an output; ask for what it is given".to_owned(),
+                "it is an output; request its input instead".to_owned(),
             ));
         }
         let x = self.graph.operands(id)[0];
@@ -67,7 +68,7 @@ impl Lowering<'_> {
         Ok(cache)
     }
 
-    /// The tensor of a cache.
+    /// Returns the tensor of a cache.
     pub(super) fn cache_tensor(&mut self, id: NodeId) -> TensorIndex {
         let node = self.graph.node(id);
         let is_own = |c: &Cache| matches!(&node.op, Op::Cache { name, .. } if *name == c.name);
@@ -78,7 +79,7 @@ impl Lowering<'_> {
         self.tensor(&node.name, self.dtype, shape, Place::Cached(index))
     }
 
-    /// Refuses a cache that something else than attention reads.
+    /// Rejects a cache that an operator other than attention reads.
     fn only_attended(&self, id: NodeId) -> Result<(), LowerError> {
         let mut consumers = self.graph.consumers(id).into_iter();
         let other = consumers.find(|&c| !matches!(self.graph.op(c), Op::Attention(_)));
@@ -94,13 +95,13 @@ impl Lowering<'_> {
             return Err(unsupported(self.graph, id, self.graph.op(id), problem));
         }
         let problem = format!(
-            "it is read by `{}` ({}), and only fused attention reads a cache; `gemmule explain` says why this was not fused",
+            "it is read by `{}` ({}), but only fused attention can read a cache; `gemmule explain` shows why this was not fused",
             other.name, other.op
         );
         Err(unsupported(self.graph, id, self.graph.op(id), problem))
     }
 
-    /// The cache that another part added to.
+    /// Returns the cache that another part appended to.
     pub(super) fn remembered(&self, id: NodeId, name: &str) -> Result<TensorIndex, LowerError> {
         self.only_attended(id)?;
         let mut added = self.tensor_of.iter();
@@ -115,7 +116,7 @@ impl Lowering<'_> {
     }
 }
 
-/// The caches that a graph's nodes add to, in their order.
+/// Returns the caches that a graph's nodes append to, in order.
 pub(super) fn caches(graph: &Graph) -> Vec<Cache> {
     let nodes = graph.topological().into_iter();
     let of = |id| match graph.op(id) {
@@ -133,7 +134,7 @@ pub(super) fn caches(graph: &Graph) -> Vec<Cache> {
     nodes.filter_map(of).collect()
 }
 
-/// Whether a cache keeps one row for each sequence.
+/// Returns whether a cache keeps one row per sequence.
 fn is_one_position(graph: &Graph, id: NodeId) -> bool {
     graph.shape(id).0.first() == Some(&Symbol::Batch.into())
 }

@@ -1,4 +1,4 @@
-//! The nodes whose kernels are chosen by rows: their chains, and the launches that compute them.
+//! Chains of nodes whose kernels depend on the number of rows, and the launches that compute them.
 
 use std::collections::HashMap;
 
@@ -20,16 +20,16 @@ use crate::{
 
 /// The chains of a graph, and the launches that cover them.
 pub(super) struct Chains {
-    /// Nodes, by chain.
+    /// Nodes of each chain.
     nodes: Vec<Vec<NodeId>>,
-    /// Index into `launches`, by chain; equal chains share one.
+    /// Index into `launches` for each chain; equal chains share one.
     covers: Vec<usize>,
     launches: Vec<Vec<Covered>>,
-    /// The chain and the place in it, by node.
+    /// Chain and position of each node.
     place_of: HashMap<NodeId, (usize, usize)>,
 }
 
-/// Kernels that may be as fast for batches of so many tokens as those that a program launches
+/// Returns kernels that may be as fast for batches of `tokens` tokens as those of the program
 /// ([`Question::alternatives`]).
 pub fn alternatives(
     graph: &Graph,
@@ -46,7 +46,7 @@ pub fn alternatives(
 struct Found {
     nodes: Vec<Vec<NodeId>>,
     place_of: HashMap<NodeId, (usize, usize)>,
-    /// Distinct chains, each with the number of its occurrences.
+    /// Distinct chains, with the number of their occurrences.
     different: Vec<(Chain, usize)>,
     covers: Vec<usize>,
 }
@@ -72,7 +72,8 @@ impl Found {
             let op = graph.op(id);
             let failed = |problem| unsupported(graph, id, op, problem);
             let (site, feeder) = match prepared.site(id) {
-                // Before it, nothing else reads rows of which it alone reads the columns that it prepares.
+                // The launch joins the chain before it only if it alone reads the columns that it
+                // prepares.
                 Some((site, x)) => {
                     let feeds = matches!(site, Site::Prepare { is_alone: true, .. });
                     (site, feeds.then_some(x))
@@ -138,13 +139,13 @@ impl Chains {
         })
     }
 
-    /// Whether a node is a site of a chain.
+    /// Returns whether a node is a site of a chain.
     pub(super) fn holds(&self, id: NodeId) -> bool {
         self.place_of.contains_key(&id)
     }
 }
 
-/// The site of a node, if its kernels are chosen by rows.
+/// Returns the site of a node, if its kernels depend on the number of rows.
 fn site(graph: &Graph, id: NodeId, dtype: DType) -> Result<Option<Site>, String> {
     let first_width = || width(graph.shape(graph.operands(id)[0]));
     Ok(match *graph.op(id) {
@@ -174,8 +175,9 @@ fn site(graph: &Graph, id: NodeId, dtype: DType) -> Result<Option<Site>, String>
     })
 }
 
-/// The node before another one in a chain: the one whose value it reads first of all nodes, as its first operand only. A later
-/// reader could not be fused with it, as the first reader needs the value earlier.
+/// Returns the node before another one in a chain: the node must be its first reader and read the
+/// value only as the first operand. A later reader could not be fused, because the first reader
+/// needs the value earlier.
 fn feeder(graph: &Graph, id: NodeId, order_of: &HashMap<NodeId, usize>) -> Option<NodeId> {
     let operands = graph.operands(id);
     let before = *operands.first()?;
@@ -190,7 +192,8 @@ fn feeder(graph: &Graph, id: NodeId, order_of: &HashMap<NodeId, usize>) -> Optio
 }
 
 impl Lowering<'_> {
-    /// Appends the launches in the place of a chain's node, and makes the tensor of its value if any launch stores it.
+    /// Appends the launches for a chain's node, and creates the tensor of its value if a launch
+    /// stores it.
     pub(super) fn chained(&mut self, id: NodeId) {
         let (chain, place) = self.chains.place_of[&id];
         let nodes = self.chains.nodes[chain].clone();
@@ -232,7 +235,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A scratch tensor of an implementation, made on first use.
+    /// Returns a scratch tensor of an implementation, created at first use.
     fn scratch(
         &mut self,
         id: NodeId,

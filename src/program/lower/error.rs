@@ -17,7 +17,7 @@ pub enum LowerError {
         problem: AttentionError,
     },
     #[error(
-        "{choice} attention was asked for, but `{node}` computes attention in pieces; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or ask for auto"
+        "{choice} attention was requested, but `{node}` belongs to attention that was not fused; enable the pass `fuse_attention` (`gemmule explain` shows why it refuses), or choose auto"
     )]
     AttentionInPieces {
         node: String,
@@ -37,7 +37,7 @@ pub enum LowerError {
     ReadsPadding {
         output: String,
         node: String,
-        /// What the node reads, as a verb phrase.
+        /// Description of the reads, as a verb phrase.
         reads: &'static str,
     },
 }

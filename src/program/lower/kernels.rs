@@ -1,4 +1,4 @@
-//! The kernels for operators that are no sites of chains.
+//! Kernels of operators that are not sites of chains.
 
 use super::{Lowering, constant, width};
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Lowering<'_> {
-    /// The kernels for an operator that is no site of a chain.
+    /// Returns the kernels of an operator that is not a site of a chain.
     pub(super) fn kernels(&self, id: NodeId, op: &Op) -> Result<Dispatch<KernelSpec>, String> {
         let dtype = self.dtype;
         let operands = self.graph.operands(id);
@@ -193,7 +193,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Softmax of stored scores, by the longest sequence.
+    /// Returns the kernels for the softmax of stored scores, by the longest sequence.
     fn softmax(
         &self,
         id: NodeId,
@@ -202,11 +202,11 @@ impl Lowering<'_> {
         by: ByDistance,
     ) -> Result<Dispatch<KernelSpec>, String> {
         if self.options.invariant && by.is_none() {
-            return Err("sums rows in an order that depends on where they begin in memory, and so on the sequences before; leave the pass `fuse_attention` on (`gemmule explain` says why it refuses), or leave --invariant out".to_owned());
+            return Err("sums rows in an order that depends on their address, and so on the other sequences; enable the pass `fuse_attention` (`gemmule explain` shows why it refuses), or do not use --invariant".to_owned());
         }
         let heads = constant(&self.graph.shape(id).0[0])?;
         let mask = match self.options.padding {
-            // A causal query sees no padding, which is at the end of its sequence.
+            // A causal query never reads padding, which is at the end of its sequence.
             _ if causal => SoftmaxMask::Causal,
             Padding::Kept => SoftmaxMask::Padding,
             Padding::Removed => SoftmaxMask::None,
@@ -241,7 +241,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// The elements of a row, as [`rows`] counts rows.
+    /// Returns the number of elements of a row, as [`rows`] counts rows.
     fn row_width(&self, id: NodeId) -> Result<u32, String> {
         let shape = self.graph.shape(id);
         match shape.0.as_slice() {

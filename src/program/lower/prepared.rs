@@ -1,4 +1,5 @@
-//! What attention reads, computed by one launch: several nodes, from the rows of one projection.
+//! Launches that prepare the operands of attention: several nodes, computed from the rows of one
+//! projection.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,31 +21,31 @@ use crate::{
 /// The launches of a graph that compute several nodes each.
 #[derive(Default)]
 pub(super) struct Prepared {
-    /// By the last of their nodes in the order of the lowering, when all that they read is there.
+    /// Launches by the last of their nodes in lowering order, when all operands exist.
     launches: HashMap<NodeId, Preparation>,
     nodes: HashSet<NodeId>,
 }
 
-/// One launch.
+/// One launch that prepares operands of attention.
 #[derive(Clone)]
 pub(super) struct Preparation {
     kernel: KernelSpec,
-    /// Operands among the graph's nodes.
+    /// Operands that are nodes of the graph.
     reads: Vec<NodeId>,
     metas: Vec<Meta>,
     writes: Writes,
-    /// Whether nothing else reads the columns that it prepares of the first operand.
+    /// Whether nothing else reads the columns of the first operand that it prepares.
     is_alone: bool,
-    /// The attention that alone reads rows which it adds to a cache as they are.
+    /// The attention that is the only reader of rows appended unchanged to a cache.
     attention: Option<NodeId>,
 }
 
-/// What a launch writes.
+/// Results of a launch.
 #[derive(Clone, Copy)]
 enum Writes {
     /// Rows of queries and of keys.
     Rows([NodeId; 2]),
-    /// Rows of queries, if there are any, and keys and values into two caches.
+    /// Rows of queries, if any, and keys and values in two caches.
     Cache {
         queries: Option<NodeId>,
         keys: NodeId,
@@ -84,13 +85,13 @@ impl Prepared {
         prepared
     }
 
-    /// Whether a node is computed by such a launch.
+    /// Returns whether such a launch computes the node.
     pub(super) fn holds(&self, id: NodeId) -> bool {
         self.nodes.contains(&id)
     }
 
-    /// The site of the launch whose last node this is, with the rows that it prepares. A launch that only adds rows to a cache is
-    /// no site: no other kernel does that.
+    /// Returns the site of the launch whose last node is `id`, with the rows that it prepares. A
+    /// launch that only appends rows to a cache is not a site, because no other kernel does this.
     pub(super) fn site(&self, id: NodeId) -> Option<(Site, NodeId)> {
         let launch = self.launches.get(&id)?;
         let KernelSpec::PrepareAttention(kernel) = &launch.kernel else {
@@ -105,8 +106,8 @@ impl Prepared {
 }
 
 impl Preparation {
-    /// Whether the launch of these nodes alone reads the columns that it prepares, and besides it only the attention behind it reads
-    /// the rows, for its values.
+    /// Returns whether only the launch of these nodes reads the columns that it prepares, and
+    /// whether only the following attention, for its values, reads the rows besides it.
     fn is_alone_in(
         &self,
         graph: &Graph,
@@ -146,7 +147,7 @@ impl Preparation {
             && !graph.is_output(x)
     }
 
-    /// Whether it adds rows as they are to caches that this attention alone reads.
+    /// Returns whether it appends unchanged rows to caches that only this attention reads.
     fn is_added_for(&self, graph: &Graph, attention: NodeId) -> bool {
         let Writes::Cache {
             queries: None,
@@ -160,7 +161,7 @@ impl Preparation {
         caches.all(|cache| graph.consumers(cache).iter().eq([&attention]))
     }
 
-    /// The nodes of the two values of a site.
+    /// Returns the nodes of the two values of a site.
     fn values(&self) -> Option<[NodeId; 2]> {
         match self.writes {
             Writes::Rows(rows) => Some(rows),
@@ -169,19 +170,20 @@ impl Preparation {
     }
 }
 
-/// Heads of a projection's rows, on their way to attention.
+/// Heads of a projection's rows, with the operators between the projection and attention.
 struct Heads<'a> {
-    /// The rows, and the first column.
+    /// The rows, and their first column in `from`.
     x: NodeId,
     from: u32,
     norm: Option<(f32, NodeId)>,
     rotation: Option<&'a Rotation>,
-    /// Norm and rotation.
+    /// Nodes of the norm and the rotation.
     nodes: Vec<NodeId>,
 }
 
 impl<'a> Heads<'a> {
-    /// What `value`, `heads` heads of `head` columns, is made of: perhaps turned, and before that perhaps normalised.
+    /// Traces `value`, with `heads` heads of `head` columns, back through an optional rotation and
+    /// an optional norm.
     fn of(graph: &'a Graph, value: NodeId, heads: u32, head: u32) -> Option<Self> {
         let mut of = Self {
             x: value,
@@ -224,7 +226,7 @@ impl<'a> Heads<'a> {
         Some(of)
     }
 
-    /// Whether these are prepared as others of the same rows are.
+    /// Returns whether both are prepared in the same way from the same rows.
     fn like(&self, other: &Self) -> bool {
         let angles = |r: &'a Rotation| (&r.frequencies, r.factor);
         self.x == other.x
@@ -233,7 +235,8 @@ impl<'a> Heads<'a> {
     }
 }
 
-/// The nodes before an attention that one launch can compute, and that launch. `None` where each has its own.
+/// Returns the nodes before an attention that one launch can compute, and that launch; `None` if
+/// there are none.
 fn find(
     graph: &Graph,
     program: &Program,
@@ -247,7 +250,7 @@ fn find(
     }
     let columns = |cache| cached(graph, program, cache, of);
     let ((key_cache, key_from), (value_cache, value_from)) = (columns(keys)?, columns(values)?);
-    // One launch writes both as heads of one cache, so they must be neighbours.
+    // One launch writes both as heads of one cache, so they must be adjacent.
     if value_cache != key_cache + 1 {
         return None;
     }
@@ -291,7 +294,7 @@ fn find(
     Some((nodes, launch))
 }
 
-/// The same for attention to the batch's own keys, which are rows as the queries are.
+/// Does the same for attention to the batch's own keys, which are rows like the queries.
 fn rows(
     graph: &Graph,
     dtype: DType,
@@ -301,7 +304,7 @@ fn rows(
     let key = Heads::of(graph, keys, of.kv_heads, of.head)?;
     let queries = together(graph, query, [keys, keys], &key, of)?;
     let (own, all) = (rows_of(of.kv_heads, of.head), [query, keys]);
-    // One value may be both, which one launch would write twice.
+    // The same value may be both, and one launch would write it twice.
     let serves = query != keys
         && of.k == own
         && !key.nodes.is_empty()
@@ -312,7 +315,7 @@ fn rows(
     Some((nodes, launch))
 }
 
-/// Heads as rows of their own.
+/// Returns the view of heads in rows of their own.
 fn rows_of(heads: u32, head: u32) -> HeadView {
     HeadView::TokenMajor {
         offset: 0,
@@ -320,8 +323,8 @@ fn rows_of(heads: u32, head: u32) -> HeadView {
     }
 }
 
-/// The queries, if they are prepared as the keys are, and what becomes of both is read once: rows of keys by a cache or an
-/// attention.
+/// Returns the queries, if they are prepared like the keys and both results have a single reader. A
+/// cache or an attention reads the keys.
 fn together<'a>(
     graph: &'a Graph,
     query: NodeId,
@@ -339,7 +342,7 @@ fn together<'a>(
     serves.then_some(queries)
 }
 
-/// The kernel without a cache.
+/// Returns the kernel without a cache.
 fn kernel_of(
     graph: &Graph,
     queries: &Heads<'_>,
@@ -351,7 +354,7 @@ fn kernel_of(
         heads: of.heads,
         kv_heads: of.kv_heads,
         head: of.head,
-        // Values are read where they are.
+        // Values are not copied.
         columns: [queries.from, key.from, key.from],
         row: width(graph.shape(key.x)).ok()?,
         norm: key.norm.map(|(eps, _)| eps),
@@ -361,7 +364,7 @@ fn kernel_of(
     })
 }
 
-/// The launch of a kernel that writes rows.
+/// Returns the launch of a kernel that writes rows.
 fn preparation(
     kernel: PrepareAttention,
     queries: &Heads<'_>,
@@ -382,7 +385,8 @@ fn preparation(
     })
 }
 
-/// The number of a cache that attention alone reads as `of` says, and the first column that it keeps.
+/// Returns the index of a cache that only attention reads, in the layout of `of`, and its first
+/// column.
 fn cached(graph: &Graph, program: &Program, cache: NodeId, of: &Attending) -> Option<(usize, u32)> {
     let Op::Cache {
         name,
@@ -401,7 +405,8 @@ fn cached(graph: &Graph, program: &Program, cache: NodeId, of: &Attending) -> Op
     (fits && !graph.is_output(cache) && readers.iter().all(is_attention)).then_some((index, *from))
 }
 
-/// Keys and values as the heads of one cache, if they are neighbouring columns.
+/// Returns the kernel that appends keys and values as heads of one cache, if their columns are
+/// adjacent.
 fn append(
     of: &Attending,
     rows: NodeId,
@@ -425,7 +430,8 @@ fn append(
 }
 
 impl Lowering<'_> {
-    /// Appends the launch whose last node this is, if there is one, and makes the tensors of its values.
+    /// Appends the launch whose last node is `id`, if there is one, and creates the tensors of its
+    /// values.
     pub(super) fn prepared(&mut self, id: NodeId) {
         let Some(launch) = self.prepared.launches.get(&id).cloned() else {
             return;
@@ -449,7 +455,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Makes the tensors of what a node's launches compute: of its value, or of those of the launch whose last node it is.
+    /// Creates the tensors of a node's launches: of its value, or of the values of the launch whose
+    /// last node it is.
     pub(super) fn values_of(&mut self, id: NodeId) {
         let Some(launch) = self.prepared.launches.get(&id) else {
             return self.rows_of(id);
@@ -476,7 +483,7 @@ impl Lowering<'_> {
         self.tensor_of.insert(id, tensor);
     }
 
-    /// What the site of a node reads at a place: an operand, or batch data behind them.
+    /// Returns the operand at `place` of a node's site; inputs of the batch follow the nodes.
     pub(super) fn operand(&mut self, id: NodeId, place: usize) -> TensorIndex {
         let Some(launch) = self.prepared.launches.get(&id) else {
             return self.tensor_of[&self.graph.operands(id)[place]];
@@ -490,7 +497,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// The nodes of a site's values: its own, or those of the launch whose last node it is.
+    /// Returns the nodes of a site's values: the node itself, or those of the launch whose last
+    /// node it is.
     pub(super) fn value_nodes(&self, id: NodeId) -> [NodeId; 2] {
         let launch = self.prepared.launches.get(&id);
         launch.and_then(Preparation::values).unwrap_or([id; 2])

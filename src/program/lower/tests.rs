@@ -1,4 +1,5 @@
-//! Lowers every operator on every shape that inference accepts, and compares a run with the interpreter.
+//! Lowers every operator for every shape that inference accepts, and compares the results with the
+//! interpreter.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -25,7 +26,7 @@ use crate::{
 
 const LENS: [u32; 4] = [3, 1, 5, 2];
 
-/// The weights that the interpreter computes with.
+/// The weights that the interpreter uses.
 struct Interpreted;
 
 impl WeightSource for Interpreted {
@@ -44,7 +45,7 @@ impl WeightSource for Interpreted {
     }
 }
 
-/// Operands of every kind of shape, in several sizes each.
+/// Operands of every kind of shape, in several sizes.
 struct Operands {
     graph: Graph,
     all: Vec<NodeId>,
@@ -83,12 +84,12 @@ impl Operands {
             to.add(&format!("batch.{width}"), Op::FirstToken, &[x]);
             wide.push(x);
         }
-        // The tables have as many rows as ids may index.
+        // Tables with as many rows as the ids may index.
         to.weight(&[14, 6]);
-        // A residual as wide as what it is added to.
+        // A residual with the width of the value that it is added to.
         to.weight(&[16, 16]);
         to.weight(&[14]);
-        // Biases by distance, and slopes, of the heads of some scores.
+        // Biases by distance, and slopes, for the heads of some scores.
         to.weight(&[3, 3]);
         to.weight(&[1, 3]);
         to.weight(&[3]);
@@ -110,7 +111,7 @@ impl Operands {
     }
 }
 
-/// Every operator, with attributes that fit some of the operands.
+/// Returns every operator, with attributes that fit some of the operands.
 fn operators() -> Vec<Op> {
     let eps = 1e-3;
     let side = |offset, stride| HeadView::TokenMajor { offset, stride };
@@ -237,7 +238,7 @@ fn operators() -> Vec<Op> {
             ops.push(Op::Attention(Attending::full(heads, head, 0.5, [q, k, v])));
         }
     }
-    // One head that begins in the middle of a row.
+    // One head that starts in the middle of a row.
     for (head, offset) in [(4, 1), (8, 8)] {
         let view = side(offset, 16);
         let (heads, q, k, v) = (1, view, view, view);
@@ -262,7 +263,7 @@ fn operators() -> Vec<Op> {
     ops
 }
 
-/// Every choice of `n` of the operands; of four or more, of a few operands.
+/// Returns all tuples of `n` operands; for four or more, of a small subset.
 fn tuples(graph: &Graph, all: &[NodeId], n: usize) -> Vec<Vec<NodeId>> {
     const FEW: [&str; 12] = [
         "ids",
@@ -290,14 +291,14 @@ fn tuples(graph: &Graph, all: &[NodeId], n: usize) -> Vec<Vec<NodeId>> {
 }
 
 #[test]
-fn what_inference_accepts_lowers_and_runs_as_the_interpreter_says() {
+fn every_accepted_shape_lowers_and_matches_the_interpreter() {
     let Operands { mut graph, all } = Operands::new();
     let mut n_accepted: BTreeMap<String, usize> = BTreeMap::new();
     let mut names = Vec::new();
     for op in operators() {
         let n = n_accepted.entry(op.name().into_owned()).or_default();
         for operands in tuples(&graph, &all, op.arity()) {
-            // Ids have more rows than biases.
+            // Ids may exceed the rows of biases.
             let is_bias =
                 |&id: &NodeId| ["weight.3x3", "weight.1x3"].contains(&graph.node(id).name.as_str());
             if matches!(op, Op::Embedding { .. } | Op::EmbeddingLayerNorm { .. })

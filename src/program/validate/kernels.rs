@@ -1,4 +1,4 @@
-//! Whether the kernels of a program from a file can be.
+//! Validation of the kernels of a program from a file.
 
 use super::{MAX_ELEMENTS, MAX_PARTS, MAX_ROWS, MAX_WIDTH};
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     tensor::DType,
 };
 
-/// Checks that a kernel can be generated and launched, and computes in the stored type.
+/// Checks that a kernel can be generated and launched, and that it computes in the stored type.
 pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), String> {
     use KernelSpec as K;
     let real = |what: &str, value: f32, fits: bool| match value.is_finite() && fits {
@@ -168,17 +168,19 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::MhaLongScores(k) => heads(k.heads, k.head, &[k.q, k.k])
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),
-        // It reads and writes f32, whatever the program's storage type.
+        // It reads and writes f32 for any storage type of the program.
         K::MhaLongReduce(k) => widths(&[k.heads]).map(|()| stored),
         K::MhaLongContext(k) => heads(k.heads, k.head, &[k.v])
             .and_then(|()| k.check().map_err(|e| e.to_string()))
             .map(|()| k.dtype),
-        K::Upload(_) | K::Scatter(_) | K::PackScan(_) | K::PackTokens(_) => {
-            Err("uploading and packing are the runtime's, not a program's".to_owned())
-        }
-        K::ChooseToken(_) | K::Candidates(_) | K::BeamStep(_) | K::Advance(_) => {
-            Err("choosing tokens is the runtime's, not a program's".to_owned())
-        }
+        K::Upload(_) | K::Scatter(_) | K::PackScan(_) | K::PackTokens(_) => Err(
+            "a program cannot contain upload and packing kernels, which belong to the runtime"
+                .to_owned(),
+        ),
+        K::ChooseToken(_) | K::Candidates(_) | K::BeamStep(_) | K::Advance(_) => Err(
+            "a program cannot contain kernels that choose tokens, which belong to the runtime"
+                .to_owned(),
+        ),
     }?;
     if dtype != stored {
         return Err(format!("it computes in {dtype}, the program in {stored}"));
@@ -186,7 +188,7 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
     Ok(())
 }
 
-/// The sizes of attention to a cache.
+/// Checks the sizes of attention to a cache.
 fn cached(k: &MhaCached) -> Result<(), String> {
     heads(k.heads, k.head, &[k.q])
         .and_then(|()| heads(k.kv_heads, k.head, &[]))
@@ -200,14 +202,14 @@ fn widths(all: &[u32]) -> Result<(), String> {
     }
 }
 
-/// The operands of fused attention.
+/// Checks the operands of fused attention.
 fn attending(of: &Attending) -> Result<(), String> {
     let mut operands = of.operands().into_iter();
     operands.try_for_each(|(_, view, n)| heads(n, of.head, &[view]))?;
     groups(of.heads, of.kv_heads)
 }
 
-/// Whether a cache of these heads fits a block.
+/// Checks that a cache of these heads fits a block.
 fn check_stride(stride: u64, heads: u32, head: u32) -> Result<(), String> {
     let least = u64::from(heads) * u64::from(head) * u64::from(BLOCK);
     match (least..=MAX_ELEMENTS).contains(&stride) {
@@ -248,7 +250,7 @@ fn columns(start: u32, width: u32, of: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// Heads side by side in rows.
+/// Returns the view of adjacent heads in rows.
 fn columns_of(offset: u32, stride: u32) -> HeadView {
     HeadView::TokenMajor { offset, stride }
 }
@@ -287,14 +289,14 @@ fn check_tables(tables: &[Table]) -> Result<(), String> {
 }
 
 fn check_gemm(gemm: &Gemm) -> Result<(), String> {
-    // A GEMM over the vocabulary may be as wide as a table has rows.
+    // The width of a GEMM over the vocabulary is limited like the rows of a table.
     for size in [gemm.n, gemm.k] {
         if !(1..=MAX_ROWS).contains(&size) {
             return Err(format!("a width of {size}, expected 1 to {MAX_ROWS}"));
         }
     }
     if !Tile::candidates(gemm.dtype).contains(&gemm.tile) {
-        return Err(format!("{:?} is no tile for {}", gemm.tile, gemm.dtype));
+        return Err(format!("{:?} is not a tile for {}", gemm.tile, gemm.dtype));
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Dispatch of attention to a KV cache: of decoding steps by sequences and keys, of prompts' pieces by their tokens.
+//! Dispatch of attention to a KV cache: decode steps by sequences and keys, longer pieces of
+//! prompts by tokens.
 
 use super::{Batches, Dispatch, Entry, Interval, by_rounds};
 use crate::{
@@ -11,24 +12,28 @@ use crate::{
     machine::Machine,
 };
 
-/// Batches in which every sequence has one token, and those with longer pieces.
+/// Ranges of the longest sequence: one token in every sequence (a step), or longer pieces.
 const STEPS: Interval = Interval::new(0, Some(1));
 const PIECES: Interval = Interval::new(1, None);
 
-/// Attention to a KV cache, whichever kernel computes it, given by the kernel that serves every shape and card.
+/// A problem of attention to a KV cache, described by the kernel that supports every shape and
+/// card.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CachedAttention(pub MhaCached);
 
 impl CachedAttention {
-    /// Keys of a sequence up to which a cluster of CTAs has no gain from the split: hardly more than one of them has any, and all of
-    /// a cluster take longer to launch.
+    /// Number of keys up to which splitting them over a cluster of CTAs does not pay off: only one
+    /// CTA has much work, but the whole cluster must be launched.
     const UNSPLIT: u64 = 512;
 
-    /// New tokens of a sequence up to which its queries leave a tile of the kernel for Hopper emptier than one of the other's.
+    /// Number of new tokens of a sequence up to which its queries fill a tile of the Hopper kernel
+    /// less than a tile of the other kernel.
     const SHORT: u64 = 192;
 
-    /// Steps of one token a sequence have a kernel whose CTAs are chosen by the numbers of sequences and keys, and longer pieces kernels
-    /// by tiles of queries. Where the latter do not serve, the former computes any batch; where neither does, the plain one.
+    /// Dispatches by the longest sequence. Steps of one token use a decode kernel whose CTAs depend
+    /// on the numbers of sequences and keys. Longer pieces use kernels with tiles of queries. If
+    /// only one of these kinds supports the problem, it serves all batches. If neither does, the
+    /// general kernel is used.
     pub fn by_length(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let steps = self.steps(machine);
         let tiles = self.tiles(None);
@@ -61,8 +66,9 @@ impl CachedAttention {
         }
     }
 
-    /// The same, where the kernel of steps adds a token's key and value, columns of `x`, to the cache as well: the dispatch of steps,
-    /// and that of longer pieces, before which another launch does. `None` where no kernel does both.
+    /// Returns the dispatch of steps whose kernel also appends each token's key and value, columns
+    /// of `x`, to the cache, and the dispatch of longer pieces, for which a separate launch appends
+    /// them. Returns `None` if no kernel does both.
     pub fn appending(&self, machine: &Machine, x: HeadView) -> Option<[Dispatch<KernelSpec>; 2]> {
         let (mut steps, mut pieces) = (Vec::new(), Vec::new());
         for entry in self.by_length(machine).entries() {
@@ -93,7 +99,8 @@ impl CachedAttention {
         Some([steps, pieces].map(Dispatch::of))
     }
 
-    /// One kernel for every batch, with one number of splits, so that a row is computed in one order whatever the batch.
+    /// Returns one kernel for every batch, with a fixed number of splits, so that the order of
+    /// operations in a row does not depend on the batch.
     pub fn invariant(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let ctas = match machine.instructions {
             Instructions::Hopper => DecodeCtas::Cluster(MhaDecode::MOST_SPLITS),
@@ -105,9 +112,10 @@ impl CachedAttention {
         })
     }
 
-    /// By the number of tokens, and on Hopper by keys; empty where the kernel does not serve. Clusters split the keys of few sequences,
-    /// two CTAs for each SM. Large CTAs draw as much of the memory's bandwidth without a merge where there is at most one for each SM,
-    /// and more tokens fill the SMs with small ones.
+    /// Dispatches steps by the number of tokens, and on Hopper by keys; empty if the kernel does
+    /// not support the problem. For few sequences, clusters split the keys, with two CTAs per SM.
+    /// Up to one CTA per SM, large CTAs reach the same memory bandwidth without a merge. For more
+    /// tokens, small CTAs fill the SMs.
     fn steps(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let small = self.step(DecodeCtas::Small);
         if !self.has_steps() {
@@ -129,7 +137,7 @@ impl CachedAttention {
             },
             choice: KernelSpec::from(choice),
         };
-        // Within a window no token attends to more keys than it and its own.
+        // With a window, a token attends to at most the keys of the window and its own.
         let most_keys = self.0.by.window.map_or(u64::MAX, |w| u64::from(w) + 1);
         let unsplit = (most_keys > Self::UNSPLIT).then_some(Self::UNSPLIT);
         let short = Interval::new(0, unsplit);
@@ -144,7 +152,7 @@ impl CachedAttention {
         Dispatch::of(parts.filter(|part| !part.batches.is_empty()).collect())
     }
 
-    /// The kernel for Hopper, where it serves.
+    /// Returns the kernel for Hopper, if it supports the problem.
     fn long(&self, machine: &Machine) -> Option<MhaPrefill> {
         let tile = *MhaTile::gathering(self.0.head).first()?;
         let long = self.tiles(Some(tile));
@@ -157,7 +165,7 @@ impl CachedAttention {
         MhaPrefill { plain, tile }
     }
 
-    /// Whether the kernel of steps serves, whichever CTAs it has.
+    /// Returns whether the decode kernel supports the problem, for any kind of CTA.
     fn has_steps(&self) -> bool {
         self.step(DecodeCtas::Small).check().is_ok()
     }
@@ -194,9 +202,9 @@ mod tests {
     }
 
     #[test]
-    fn steps_split_the_keys_of_few_sequences_and_longer_pieces_have_tiles_of_queries() {
+    fn steps_split_the_keys_of_few_sequences_and_longer_pieces_use_tiles_of_queries() {
         let hopper = testing::hopper();
-        // One CTA for each SM and of four key heads; clusters of eight twice as many.
+        // One CTA per SM, for four key heads; twice as many in clusters of eight.
         let (most, few) = (hopper.sms / 4, 2 * hopper.sms / (4 * 8));
         let dispatch = cached(64, DType::F16).by_length(&hopper);
         assert_eq!(
@@ -239,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_add_to_the_cache_themselves_where_their_kernel_serves() {
+    fn steps_append_to_the_cache_themselves_if_their_kernel_can() {
         let x = |head: u32| HeadView::TokenMajor {
             offset: 12 * head,
             stride: 20 * head,
@@ -263,7 +271,7 @@ mod tests {
         );
         let covered = [steps.covered(), pieces.covered()].concat();
         assert!(Batches::ALL.is_covered_by(&covered));
-        // One kernel serves any batch in f32, and adds its own in steps alone.
+        // In f32, one kernel serves any batch. It appends to the cache only in steps.
         let usual = testing::usual();
         let [steps, pieces] = cached(64, DType::F32)
             .appending(&usual, x(64))
@@ -283,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_kernel_for_a_cache_does_not_serve_another_does() {
+    fn unsupported_problems_use_another_kernel_for_caches() {
         let usual = testing::usual();
         let f32 = cached(64, DType::F32).by_length(&usual);
         assert_eq!(shown(&f32), ["any batch: mha_decode"]);
@@ -296,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invariant_program_splits_the_keys_of_every_batch_alike() {
+    fn an_invariant_program_splits_the_keys_of_every_batch_equally() {
         for machine in [testing::usual(), testing::hopper()] {
             let one = cached(64, DType::F16).invariant(&machine);
             assert_eq!(shown(&one), ["any batch: mha_decode"]);
@@ -304,9 +312,9 @@ mod tests {
     }
 
     #[test]
-    fn few_tiles_of_pieces_for_each_sm_are_finer() {
+    fn pieces_with_few_tiles_per_sm_use_finer_tiles() {
         let hopper = testing::hopper();
-        // Four tiles of 192 rows for each SM, of 12 heads.
+        // Four tiles of 192 rows per SM, for 12 heads.
         let few = 4 * u64::from(hopper.sms) * 192 / 12;
         let pieces = cached(128, DType::F16).by_length(&hopper);
         assert_eq!(tile(&pieces, few, 512).rows, 128);

@@ -8,7 +8,7 @@ use crate::{
 
 const N_KERNELS: u64 = 9;
 
-/// A random number in [0, 1).
+/// Returns a random number in [0, 1).
 fn part(state: &mut u64) -> f64 {
     (uniform(state) % 1000) as f64 / 1000.0
 }
@@ -34,7 +34,8 @@ fn edge(state: &mut u64, from: usize, sites: usize) -> Edge {
     }
 }
 
-/// A random chain of up to five sites: most have an edge of their own, and some edges cover several.
+/// Returns a random chain of up to five sites. Most sites have an edge of their own, and some edges
+/// cover several sites.
 fn edges(state: &mut u64) -> Edges {
     let n_sites = 1 + (uniform(state) % 5) as usize;
     let mut edges = Vec::new();
@@ -53,7 +54,7 @@ fn edges(state: &mut u64) -> Edges {
     }
 }
 
-/// The least time of any cover of the sites from `from` on, by exhaustive search.
+/// Returns the minimum time of any cover of the sites from `from` on, by exhaustive search.
 fn least(edges: &Edges, from: usize, times: &[f64], is_kept: &[bool]) -> f64 {
     if from == edges.n_sites {
         return 0.0;
@@ -75,7 +76,7 @@ fn least(edges: &Edges, from: usize, times: &[f64], is_kept: &[bool]) -> f64 {
 }
 
 #[test]
-fn no_choice_of_edges_and_kernels_is_cheaper_than_the_cover_that_is_found() {
+fn no_other_cover_is_cheaper_than_the_one_found() {
     let (mut n_found, mut n_fused) = (0, 0);
     let mut state = 5;
     for _ in 0..3000 {
@@ -98,7 +99,7 @@ fn no_choice_of_edges_and_kernels_is_cheaper_than_the_cover_that_is_found() {
         n_fused += usize::from(cover.len() < edges.n_sites);
         assert!((cycles - least).abs() < 1e-9, "{cycles}, {least}");
         assert!((edges.cycles(&cover, &times) - cycles).abs() < 1e-9);
-        // The cover has each site once, with a kept kernel for each launch.
+        // The cover contains each site once, with a kept kernel for each launch.
         let mut at = 0;
         for (number, kernels) in &cover {
             let edge = &edges.edges[*number];
@@ -112,7 +113,8 @@ fn no_choice_of_edges_and_kernels_is_cheaper_than_the_cover_that_is_found() {
     assert!(n_found > 1000 && n_fused > 500, "{n_found}, {n_fused}");
 }
 
-/// The loss of a choice for each number of rows, with the price of changes; the last octave counts twice, for all rows beyond.
+/// Returns the loss of one choice per number of rows, including the price of changes; the last
+/// octave counts twice, for all larger batches.
 fn lost(each: &[usize], grid: &[(u64, Vec<f64>)], best: &[f64]) -> f64 {
     let part = |at: usize, choice: usize| {
         let before = if at == 0 { 1 } else { grid[at - 1].0 };
@@ -128,19 +130,19 @@ fn lost(each: &[usize], grid: &[(u64, Vec<f64>)], best: &[f64]) -> f64 {
     let Some(&last) = each.last() else {
         return 0.0;
     };
-    let beyond = (0..grid.len()).filter(|&at| grid[at].0 > MOST_ROWS / 2);
+    let beyond = (0..grid.len()).filter(|&at| grid[at].0 > MAX_ROWS / 2);
     let beyond: f64 = beyond.map(|at| part(at, last)).sum();
     own + changes as f64 * CHANGE + beyond
 }
 
 #[test]
-fn no_partition_of_rows_loses_less_than_the_one_that_is_found() {
+fn no_other_partition_of_rows_loses_less_than_the_one_found() {
     const CHOICES: usize = 3;
-    let rows = [1, 2, 64, 128, 4096, 8192, 12_288, MOST_ROWS];
+    let rows = [1, 2, 64, 128, 4096, 8192, 12_288, MAX_ROWS];
     let mut state = 11;
     let mut n_changes = Vec::new();
     for round in 0..200 {
-        // The rounds range from differences that are never worth a change to those that always are.
+        // The rounds range from differences that never justify a change to those that always do.
         let spread = 10.0 * CHANGE * f64::from(1 + round % 20);
         let time = |state: &mut u64| 1.0 + spread * part(state);
         let grid: Vec<(u64, Vec<f64>)> = rows
@@ -151,7 +153,7 @@ fn no_partition_of_rows_loses_less_than_the_one_that_is_found() {
             |(_, times): &(u64, Vec<f64>)| times.iter().copied().fold(f64::INFINITY, f64::min);
         let best: Vec<f64> = grid.iter().map(fastest).collect();
         let ranges = path(CHOICES, &grid, &best, |choice, times| times[choice]);
-        // The ranges ascend, the last has no end, and neighbours differ.
+        // The ranges ascend, the last one is unbounded, and neighbours differ.
         assert_eq!(ranges.last().map(|&(up_to, _)| up_to), Some(None));
         for pair in ranges.windows(2) {
             let (Some(end), next) = (pair[0].0, pair[1].0) else {
@@ -175,7 +177,7 @@ fn no_partition_of_rows_loses_less_than_the_one_that_is_found() {
         assert!((own - least).abs() < 1e-9, "{own}, {least}: {ranges:?}");
         n_changes.push(ranges.len() - 1);
     }
-    // Some grids have many changes, and some few.
+    // Some grids have many changes and some have few.
     assert!(
         n_changes.iter().any(|&n| n >= 5) && n_changes.iter().any(|&n| n <= 2),
         "{n_changes:?}"
@@ -202,7 +204,7 @@ fn each_site_is_computed_once_for_every_number_of_rows() {
     }
 }
 
-/// Asserts that the last site's value is computed once for every number of rows.
+/// Checks that the last site's value is computed exactly once for every number of rows.
 fn check(chain: &Chain, launches: &[Covered]) {
     let last = chain.links.len() - 1;
     let mut parts = Vec::new();

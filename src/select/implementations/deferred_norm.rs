@@ -1,5 +1,6 @@
-//! Deferred normalisation at small M: two GEMMs compute a linear layer, the LayerNorm that follows and the linear layer that
-//! reads it first. The first stores row statistics beside its rows, by which the second normalises its accumulators.
+//! Deferred normalisation at small M: two GEMMs compute a linear layer, the following LayerNorm and
+//! the linear layer that reads it first. The first stores row statistics beside its rows, and the
+//! second normalises its accumulators with them.
 
 use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
@@ -12,19 +13,21 @@ use crate::{
     tensor::DType,
 };
 
-/// Most rows that were measured.
-const MOST_ROWS: u64 = 128;
-/// Most row tiles of the first launch: where each CTA has all of k, twice as many CTAs of half the rows are faster.
-const MOST_TILES: u64 = 4;
-/// Rows of the candidate tiles; the wide ones serve weights that do not fit shared memory together with 48 rows. Smaller tiles
-/// have more CTAs, beside which those of the next kernel find no room to prefetch their weights.
+/// Maximum number of rows that was measured.
+const MAX_ROWS: u64 = 128;
+/// Maximum number of row tiles of the first launch if each CTA has all of k. Beyond it, twice as
+/// many CTAs with half the rows are faster.
+const MAX_TILES: u64 = 4;
+/// Rows of the candidate tiles. The wide ones are for weights that do not fit shared memory
+/// together with 48 rows. Smaller tiles have more CTAs, which leave those of the next kernel no
+/// room to prefetch their weights.
 const FIRST_ROWS: [u32; 3] = [32, 48, 64];
 const SECOND_ROWS: [u32; 2] = [48, 64];
 const FIRST_ROWS_OF_WIDE: [u32; 4] = [16, 32, 48, 64];
 const SECOND_ROWS_OF_WIDE: [u32; 4] = [24, 40, 48, 64];
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
-    let [before, norm, behind, ..] = chain else {
+    let [before, norm, after, ..] = chain else {
         return None;
     };
     let (
@@ -36,11 +39,11 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         },
         Site::SumLayerNorm(norm),
         &Site::Linear {
-            n: n_behind,
+            n: n_after,
             epilogue,
             ..
         },
-    ) = (&before.site, &norm.site, &behind.site)
+    ) = (&before.site, &norm.site, &after.site)
     else {
         return None;
     };
@@ -52,7 +55,8 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     if !serves {
         return None;
     }
-    // All CTAs of a launch must be resident at once, as the row statistics of the first are read as soon as they are written.
+    // All CTAs of a launch must be resident at once, because the row statistics of the first launch
+    // are read as soon as they are written.
     let first = |tile: SplitKTile| {
         let kernel = GemmResidualRowStats {
             n,
@@ -63,11 +67,11 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         };
         kernel.check().ok()?;
         let at_once = u64::from(machine.sms) / tile.ctas(1, n);
-        let most = at_once.min(MOST_TILES) * u64::from(tile.tokens);
+        let most = at_once.min(MAX_TILES) * u64::from(tile.tokens);
         candidate(kernel.into(), most)
     };
     let second_kernel = |tokens| DeferredLayerNormGemm {
-        n: n_behind,
+        n: n_after,
         k: n,
         eps: norm.eps,
         dtype,
@@ -83,7 +87,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         let kernel = second_kernel(tokens);
         kernel.check().ok()?;
         let tile = SplitKTile::new(tokens, 1);
-        let at_once = u64::from(machine.sms) / tile.ctas(1, n_behind);
+        let at_once = u64::from(machine.sms) / tile.ctas(1, n_after);
         candidate(
             kernel.into(),
             (at_once * u64::from(tokens)).min(tile.most_rows()),
@@ -108,7 +112,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     let launches = vec![
         Launch {
             site: 1,
-            // LayerNorm's operands without beta.
+            // The operands of LayerNorm without beta.
             operands: operands(0, 0..2)
                 .chain(operands(1, 1..n_norm - 1))
                 .chain([scaled, statistics])
@@ -136,7 +140,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
 }
 
 fn candidate(kernel: crate::kernels::KernelSpec, most: u64) -> Option<Candidate> {
-    let most = most.min(MOST_ROWS);
+    let most = most.min(MAX_ROWS);
     (most > 0).then_some(Candidate {
         kernel,
         most_rows: Some(most),

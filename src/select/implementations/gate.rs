@@ -1,4 +1,5 @@
-//! The gate of a feed-forward network, by a launch of its own or in the epilogue of the GEMM before it.
+//! The gate of a feed-forward network: in a separate launch, or in the epilogue of the preceding
+//! GEMM.
 
 use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
@@ -25,7 +26,7 @@ pub(super) fn alone(chain: &[Link], _: &Machine) -> Option<Implementation> {
     })
 }
 
-pub(super) fn behind_gemm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let kernel = gated(chain)?;
     let Site::Linear { epilogue, .. } = chain[0].site else {
         return None;
@@ -48,7 +49,8 @@ pub(super) fn behind_gemm(chain: &[Link], machine: &Machine) -> Option<Implement
     })
 }
 
-/// The GEMM of a linear layer that only a gate reads, with the gate; its tile is any.
+/// Returns the GEMM of a linear layer with only a gate as reader, fused with the gate; its tile is
+/// arbitrary.
 pub(super) fn gated(chain: &[Link]) -> Option<GemmStream> {
     let [linear, gate, ..] = chain else {
         return None;
@@ -77,7 +79,7 @@ pub(super) fn gated(chain: &[Link]) -> Option<GemmStream> {
     })
 }
 
-/// The same for large M.
+/// Returns the equivalent candidates for large M.
 fn persistent(of: &GemmStream, machine: &Machine) -> impl Iterator<Item = Candidate> {
     let &GemmStream {
         n,
@@ -99,7 +101,7 @@ fn persistent(of: &GemmStream, machine: &Machine) -> impl Iterator<Item = Candid
     })
 }
 
-/// The GEMM of a linear layer; its tile is any.
+/// Returns the GEMM of a linear layer; its tile is arbitrary.
 pub(super) fn streamed(n: u32, k: u32, dtype: DType, epilogue: Epilogue) -> GemmStream {
     GemmStream {
         n,
@@ -112,7 +114,7 @@ pub(super) fn streamed(n: u32, k: u32, dtype: DType, epilogue: Epilogue) -> Gemm
     }
 }
 
-/// The kernel with every tile that serves it and that is wanted.
+/// Returns the kernel with every valid tile that `is_wanted` accepts.
 pub(super) fn streaming(
     kernel: &GemmStream,
     machine: &Machine,

@@ -1,4 +1,4 @@
-//! A linear layer by one GEMM with a fused epilogue.
+//! A linear layer in one GEMM with a fused epilogue.
 
 use super::{
     Candidate, Implementation, Launch, Operand,
@@ -22,7 +22,8 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         return None;
     };
     let on = machine.instructions;
-    // `mma.sync` has about half the throughput of `wgmma`: on Hopper it serves only what `wgmma` does not.
+    // `mma.sync` has about half the throughput of `wgmma`, so on Hopper it is used only if `wgmma`
+    // does not support the shape.
     let any = match GemmWgmma::tiles(n, k, dtype, on).is_empty() {
         true => Tile::fitting(n, dtype),
         false => Vec::new(),
@@ -50,7 +51,8 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     });
     let at_once = |tile: SplitKTile| tile.most_rows_at_once(n, k, machine);
     let split_k = GemmSplitK::tiles(n, k, dtype, on);
-    // Where a CTA has room for all that it reads, no ring is needed, whose MMAs wait for each other.
+    // If all operands of a CTA fit in shared memory, the ring is not needed, whose MMAs wait for
+    // each other.
     let has_room = split_k
         .iter()
         .any(|&tile| tile.splits == 1 && at_once(tile) > 0);

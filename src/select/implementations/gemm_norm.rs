@@ -1,4 +1,5 @@
-//! A linear layer and the norm that follows by one GEMM with the norm in its epilogue: a cluster has whole rows.
+//! A linear layer and the following norm in one GEMM with the norm in its epilogue; a cluster holds
+//! whole rows.
 
 use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
@@ -11,8 +12,8 @@ use crate::{
     tensor::DType,
 };
 
-/// The norm of a sum that has its own place in the graph.
-pub(super) fn behind_linear(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+/// Implements the norm of a sum that is a separate node of the graph.
+pub(super) fn after_linear(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let [linear, norm, ..] = chain else {
         return None;
     };
@@ -44,7 +45,7 @@ pub(super) fn behind_linear(chain: &[Link], machine: &Machine) -> Option<Impleme
         centred: true,
         tile,
     };
-    // LayerNorm's operands besides the accumulators: (bias), residual, gamma, beta.
+    // The operands of LayerNorm other than the accumulators: (bias), residual, gamma, beta.
     let of_norm = operands(1, 1..4 + usize::from(norm.bias));
     let launch = Launch {
         site: 1,
@@ -62,8 +63,8 @@ pub(super) fn behind_linear(chain: &[Link], machine: &Machine) -> Option<Impleme
     })
 }
 
-/// The norm of a linear layer that adds to the residual stream, which is stored too.
-pub(super) fn behind_sum(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+/// Implements the norm of a linear layer that adds to the residual stream; the sum is stored too.
+pub(super) fn after_sum(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let [linear, norm, ..] = chain else {
         return None;
     };

@@ -1,4 +1,4 @@
-//! LayerNorm, with or without the sum before it, or RMSNorm, by a launch of its own.
+//! LayerNorm, with or without a preceding sum, or RMSNorm, in a separate launch.
 
 use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{

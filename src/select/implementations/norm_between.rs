@@ -1,5 +1,6 @@
-//! At small M, a linear layer that adds to the residual stream, the norm of its sum and the linear layer that alone reads that,
-//! by two launches: the first leaves rows times gamma and their statistics, by which the second normalises its accumulators.
+//! At small M: a linear layer that adds to the residual stream, the norm of the sum, and the linear
+//! layer that alone reads the norm, in two launches. The first stores the rows times gamma and
+//! their statistics. The second normalises its accumulators with the statistics.
 
 use super::{
     Implementation, Launch, Operand,
@@ -14,7 +15,7 @@ use crate::{
 };
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
-    let [before, norm, behind, ..] = chain else {
+    let [before, norm, after, ..] = chain else {
         return None;
     };
     let (
@@ -25,12 +26,12 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             epilogue,
         },
         &Site::Linear {
-            n: n_behind,
+            n: n_after,
             k: width,
-            epilogue: epilogue_behind,
+            epilogue: epilogue_after,
             ..
         },
-    ) = (&before.site, &behind.site)
+    ) = (&before.site, &after.site)
     else {
         return None;
     };
@@ -50,7 +51,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     };
     let second = GemmStream {
         norm: StreamNorm::Behind { eps, centred },
-        ..gate.unwrap_or_else(|| streamed(n_behind, width, dtype, epilogue_behind))
+        ..gate.unwrap_or_else(|| streamed(n_after, width, dtype, epilogue_after))
     };
     let scratch = |name, dtype, columns, more_rows| Operand::Scratch {
         site: 1,
@@ -69,7 +70,8 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     );
     let launches = vec![
         Launch {
-            // In the place of the norm, the first that reads the sum, where its gamma is known.
+            // At the norm's site, because the norm is the first reader of the sum and its gamma is
+            // available there.
             site: 1,
             operands: operands(0, 0..2 + epilogue.operands())
                 .chain(operands(1, 1..2 + usize::from(centred)))
@@ -81,7 +83,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             site: sites - 1,
             operands: [scaled]
                 .into_iter()
-                .chain(operands(2, 1..2 + epilogue_behind.operands()))
+                .chain(operands(2, 1..2 + epilogue_after.operands()))
                 .chain([stats, Operand::Value(sites - 1)])
                 .collect(),
             candidates: streaming(&second, machine, |_| true),

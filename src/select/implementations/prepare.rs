@@ -1,4 +1,5 @@
-//! What attention reads, by a launch of its own or, where heads are turned and nothing else, in the epilogue of the GEMM before it.
+//! Preparation of attention's operands: in a separate launch, or in the epilogue of the preceding
+//! GEMM if only rotary positions are applied.
 
 use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
@@ -26,8 +27,8 @@ pub(super) fn alone(chain: &[Link], _: &Machine) -> Option<Implementation> {
     })
 }
 
-/// The launch stands in the place of the second site, where all that it reads is known.
-pub(super) fn behind_gemm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+/// Launched at the second site, when all operands are available.
+pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let [linear, prepare, ..] = chain else {
         return None;
     };
@@ -79,7 +80,7 @@ pub(super) fn behind_gemm(chain: &[Link], machine: &Machine) -> Option<Implement
     })
 }
 
-/// The tensors that the kernel reads.
+/// Returns the number of tensors that the kernel reads.
 fn n_reads(kernel: &PrepareAttention) -> usize {
     let params = kernel.params();
     let is_read = |role: &Role| matches!(role, Role::Read { .. });

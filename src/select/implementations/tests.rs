@@ -9,7 +9,7 @@ use crate::{
     tensor::Element,
 };
 
-/// The number of operands of a site's node.
+/// Returns the number of operands of a site's node.
 fn n_operands(site: &Site) -> usize {
     match site {
         Site::Linear { epilogue, .. } => 2 + epilogue.operands(),
@@ -24,7 +24,7 @@ fn n_operands(site: &Site) -> usize {
     }
 }
 
-/// Type and shape of each parameter but counts, and whether it is written.
+/// Returns the type and shape of each parameter except counts, and whether it is written.
 fn signature(kernel: &KernelSpec) -> Vec<(Element, String, bool)> {
     let params = kernel.as_kernel().params().into_iter();
     let known = params.filter_map(|param| match param.role {
@@ -71,7 +71,7 @@ fn check(chain: &[Link], implementation: &Implementation, dtype: DType, machine:
             let kernel = &candidate.kernel;
             let symbol = kernel.as_kernel().symbol();
             check_kernel(kernel, dtype).unwrap_or_else(|problem| panic!("{symbol}: {problem}"));
-            // All candidates of a launch have equal parameters.
+            // All candidates of a launch have the same parameters.
             assert_eq!(signature(kernel), first, "{symbol}");
             let needed = kernel.as_kernel().instructions();
             assert!(
@@ -86,7 +86,7 @@ fn check(chain: &[Link], implementation: &Implementation, dtype: DType, machine:
                 !launch.candidates[..at].contains(candidate),
                 "{symbol} twice"
             );
-            // Estimates are positive; they may be infinite.
+            // Estimates are positive, possibly infinite.
             let cycles = kernel.as_kernel().cycles(1, machine);
             assert!(
                 cycles.is_some_and(|cycles| cycles > 0.0),
@@ -94,7 +94,7 @@ fn check(chain: &[Link], implementation: &Implementation, dtype: DType, machine:
             );
         }
     }
-    // The last value is stored, and each that another node reads.
+    // The last value must be stored, and so must each value that another node reads.
     assert!(
         written.contains(&Operand::Value(implementation.sites - 1)),
         "{name}"
@@ -108,7 +108,7 @@ fn check(chain: &[Link], implementation: &Implementation, dtype: DType, machine:
 }
 
 #[test]
-fn candidates_can_be_generated_and_launches_bind_what_their_kernels_take() {
+fn candidates_can_be_generated_and_launches_bind_their_parameters() {
     const SHAPES: [(u32, u32); 12] = [
         (768, 3072),
         (384, 1536),
@@ -142,7 +142,7 @@ fn candidates_can_be_generated_and_launches_bind_what_their_kernels_take() {
                                 *names.entry(found.name).or_default() += 1;
                             }
                         }
-                        // Whatever the shape, some implementation computes each site by itself.
+                        // For every shape, some implementation computes each site separately.
                         let all = ALL.iter().filter_map(|f| f(chain, machine));
                         let alone = all.filter(|i| i.sites == 1);
                         let mut every = alone.flat_map(|i| i.launches).flat_map(|l| l.candidates);
@@ -161,7 +161,7 @@ fn candidates_can_be_generated_and_launches_bind_what_their_kernels_take() {
 }
 
 #[test]
-fn fused_implementations_serve_neither_a_value_that_others_read_nor_a_second_bias() {
+fn fused_implementations_reject_a_value_with_other_readers_and_a_second_bias() {
     let machine = crate::machine::testing::hopper();
     let mut chain = encoder(768, 3072, DType::F16).remove(1).0.links;
     let fused = |chain: &[Link]| -> Vec<&'static str> {
@@ -171,16 +171,16 @@ fn fused_implementations_serve_neither_a_value_that_others_read_nor_a_second_bia
         all.filter(|i| i.sites > 1).map(|i| i.name).collect()
     };
     assert_eq!(fused(&chain), ["gemm+norm", "deferred norm"]);
-    // Another node reads the linear layer's value too, which no fused launch stores.
+    // Another node reads the linear layer's value too, but no fused launch stores it.
     chain[0].is_private = false;
     assert!(fused(&chain).is_empty());
     chain[0].is_private = true;
-    // The linear layer has a bias of its own, which these launches do not add.
+    // The linear layer has a bias, which these launches do not add.
     if let Site::Linear { epilogue, .. } = &mut chain[0].site {
         epilogue.bias = true;
     }
     assert!(fused(&chain).is_empty());
-    // What attention reads is computed from rows that something else reads.
+    // The rows that attention's operands are computed from have another reader.
     let mut chain = attended(768, DType::F16).remove(0).0.links;
     assert_eq!(fused(&chain), ["gemm+prepare attention"]);
     if let Site::Prepare { is_alone, .. } = &mut chain[1].site {

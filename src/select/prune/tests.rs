@@ -23,7 +23,7 @@ fn pruning_of<'a>(
     pruning
 }
 
-/// Cycles of a run at a sample.
+/// Returns the cycles of a run at a sample.
 fn total(edges: &[Edges], covers: &[(f64, Cover)]) -> f64 {
     let each = edges.iter().zip(covers);
     each.map(|(edges, (cycles, _))| cycles * edges.times as f64)
@@ -31,7 +31,7 @@ fn total(edges: &[Edges], covers: &[(f64, Cover)]) -> f64 {
 }
 
 #[test]
-fn every_kernel_that_is_kept_saves_its_worth_and_all_of_them_lose_little() {
+fn every_kept_kernel_is_worth_it_and_the_total_loss_is_small() {
     for (machine, width, dtype) in [
         (hopper(), 768, DType::F16),
         (hopper(), 384, DType::F16),
@@ -78,7 +78,7 @@ fn every_kernel_that_is_kept_saves_its_worth_and_all_of_them_lose_little() {
 }
 
 #[test]
-fn timings_change_the_times_of_their_kernel_within_an_octave_alone() {
+fn timings_affect_only_their_kernel_within_an_octave() {
     const AT: u64 = 1000;
     let machine = hopper();
     let chains = encoder(768, 3072, DType::F16);
@@ -125,8 +125,8 @@ fn timings_change_the_times_of_their_kernel_within_an_octave_alone() {
 }
 
 #[test]
-fn samples_ascend_to_the_most_rows() {
+fn samples_ascend_to_the_maximum_rows() {
     let rows = coarse_rows();
     assert!(rows.windows(2).all(|pair| pair[0] < pair[1]));
-    assert_eq!((rows.first(), rows.last()), (Some(&1), Some(&MOST_ROWS)));
+    assert_eq!((rows.first(), rows.last()), (Some(&1), Some(&MAX_ROWS)));
 }

@@ -1,13 +1,13 @@
-//! Attention's parts in f64, head by head.
+//! The parts of attention in f64, head by head.
 
 use super::{Batch, softmax};
 use crate::kernels::attention::{Bias, ByDistance, HeadView};
 
-/// Heads of one shape, wherever they lie.
+/// Dimensions of heads, for any layout.
 #[derive(Clone, Copy)]
 pub(super) struct Heads {
     pub(super) heads: usize,
-    /// Heads of keys and values.
+    /// Number of heads of keys and values.
     pub(super) kv_heads: usize,
     pub(super) head: usize,
     pub(super) tokens: usize,
@@ -23,7 +23,7 @@ impl Heads {
         }
     }
 
-    /// Calls `f` with head, first token and length for each head of each sequence.
+    /// Calls `f` with the head, the first token and the length, for each head of each sequence.
     pub(super) fn each(self, batch: &Batch, mut f: impl FnMut(usize, usize, usize)) {
         for h in 0..self.heads {
             for (start, n) in batch.sequences() {
@@ -53,12 +53,12 @@ impl Heads {
         out
     }
 
-    /// The key head of a query head.
+    /// Returns the key head of a query head.
     pub(super) fn kv_head(self, h: usize) -> usize {
         h / (self.heads / self.kv_heads)
     }
 
-    /// `softmax(scale · scores + bias)` over the keys that each query attends to.
+    /// Computes `softmax(scale · scores + bias)` over the keys that each query attends to.
     pub(super) fn softmax(
         self,
         batch: &Batch,
