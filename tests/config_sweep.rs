@@ -84,7 +84,7 @@ impl Family {
                 0.1
             },
         };
-        let builder = Engine::from_source(&self.description, &self.source())
+        let builder = Engine::from_source(&self.description, self.source())
             .config_value(config.clone())
             .random_weights(weights)
             .dtype(DType::F32)

@@ -42,12 +42,15 @@ struct Results {
     decoded: Option<Vec<String>>,
 }
 
-/// What gemmule makes of a folder: `None` in place of a pair that the model does not take.
+/// Ids of texts, the encoding of a pair unless the model takes none, and decoded texts.
+type Results = (Vec<Vec<u32>>, Option<Encoded>, Vec<String>);
+
+/// Computes the results of gemmule for a folder.
 fn results(
     folder: &Folder,
     expected: &Expected,
     ids: &[Vec<u32>],
-) -> Result<(Vec<Vec<u32>>, Option<Encoded>, Vec<String>), String> {
+) -> Result<Results, String> {
     let encoder = TextEncoder::open(folder.path()).map_err(|e| folder.text(&e))?;
     let encode = |input| encoder.encode_one(input, Prompt::Default);
     let mut texts = Vec::new();
