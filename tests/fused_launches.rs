@@ -430,7 +430,7 @@ fn a_launch_that_appends_to_other_heads_than_the_caches_have_is_refused() {
     program.caches[2].heads = 3;
     let problem = program.validate().expect_err("refused");
     assert!(
-        problem.contains("which is not as `prepare_attention_"),
+        problem.contains("which does not have the layout of `prepare_attention_"),
         "{problem}"
     );
 }

@@ -876,9 +876,10 @@ fn many_requests_on_a_device_move_together_and_grow_apart() {
 fn sequences_that_come_to_more_keys_than_a_kernel_is_chosen_for_go_on_as_on_a_cpu() {
     let (name, description) = MODELS[2];
     let config = std::fs::read_to_string(file(&format!("{name}.json"))).expect("it is there");
+    // Yarn has `factor` times the original positions.
     let longer = config.replace(
-        "\"max_position_embeddings\": 512",
-        "\"max_position_embeddings\": 2048",
+        "\"original_max_position_embeddings\": 128",
+        "\"original_max_position_embeddings\": 512",
     );
     assert_ne!(longer, config);
     let folder = tempfile::tempdir().expect("a folder");
@@ -1338,11 +1339,18 @@ fn logits_that_overflow_on_a_device_fail_their_requests() {
         .device(DeviceChoice::Cuda(0));
     let engine = engine.generating().build().expect("the model loads");
     let mut generator = engine.generator(1 << 20).expect("a generator");
-    let beams = Generate {
-        beams: Some(Beams::of(3)),
+    let short = Generate {
+        rules: Rules {
+            max_new_tokens: 20,
+            ..Rules::default()
+        },
         ..Generate::default()
     };
-    for (prompt, options) in prompts(&[3, 9]).iter().zip([Generate::default(), beams]) {
+    let beams = Generate {
+        beams: Some(Beams::of(3)),
+        ..short.clone()
+    };
+    for (prompt, options) in prompts(&[3, 9]).iter().zip([short, beams]) {
         let ticket = generator.admit(request(prompt, &options));
         ticket.expect("there is room");
     }

@@ -97,9 +97,9 @@ fn others(args: &Args, described: &Description, compiled: &Compiled) -> Result<S
                 .model
                 .check_expectations(&other.graph)
                 .map_err(EngineError::from)?,
-            Err(EngineError::Model(error)) if is_of_config(&error) => {
+            Err(error) if is_of_config(&error) => {
                 lines.push_str(&format!(
-                    "`{output}` cannot be had of this config: {error}\n"
+                    "`{output}` cannot be computed with this config: {error}\n"
                 ));
             }
             Err(error) => return Err(error.into()),
@@ -108,11 +108,16 @@ fn others(args: &Args, described: &Description, compiled: &Compiled) -> Result<S
     Ok(lines)
 }
 
-fn is_of_config(error: &ModelError) -> bool {
-    matches!(
-        error.problem(),
-        Problem::Requirement { .. } | Problem::NoValue { .. }
-    )
+/// Whether config.json is the reason that an output cannot be computed.
+fn is_of_config(error: &EngineError) -> bool {
+    match error {
+        EngineError::OtherTask { .. } => true,
+        EngineError::Model(error) => matches!(
+            error.problem(),
+            Problem::Requirement { .. } | Problem::NoValue { .. }
+        ),
+        _ => false,
+    }
 }
 
 /// Whether the folder's weights, if it has some, are those that are read.
