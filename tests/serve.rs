@@ -1363,8 +1363,8 @@ fn large_bodies_leave_the_thread_to_others() {
     };
     let server = serving(&["st-mean"], choice);
     let to = server.address();
-    // Read to its end before it is known to be wrong.
-    let mut inputs = vec![json!("a"); 1_900_000];
+    // Read to its end before it is known to be wrong. More inputs than these are refused for their number.
+    let mut inputs = vec![json!("a".repeat(60)); 100_000];
     inputs.push(json!(true));
     let body = json!({"input": inputs}).to_string();
     let clients: Vec<_> = (0..3)
@@ -1703,7 +1703,12 @@ fn a_stream_has_a_deadline_and_texts_that_would_wait_long_are_refused() {
 
 #[test]
 fn texts_that_have_room_do_not_wait_however_short_the_queue_may_be() {
-    let server = serving_models(vec![model("writer", false, Duration::ZERO)], quick());
+    let writer = Model::open(ModelChoice {
+        // Enough for all texts at once.
+        cache_bytes: Some(64 << 20),
+        ..choice("writer", false, Duration::ZERO)
+    });
+    let server = serving_models(vec![writer.unwrap()], quick());
     let to = server.address();
     let ask = move |n: usize| {
         let body = json!({"prompt": "One", "max_tokens": 40, "n": n, "temperature": 1});
