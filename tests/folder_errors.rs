@@ -481,7 +481,7 @@ fn tokens_behind_the_end_of_a_sequence_have_no_rows() {
     let padded: [&[u32]; 2] = [&[0, 40, 30, 7, 7, 7], &[0, 9, 7, 12, 7]];
     assert_eq!(pooled(&padded), pooled(&[&[0, 40, 30, 7], &[0, 9, 7]]));
     let error = run(&["last_hidden_state", "text_embeds"], &padded).expect_err("refused");
-    assert_snapshot!(error.to_string(), @"sequence 0 ends with its token 3, and 2 more follow, for which the outputs have rows; leave them out, or ask for outputs of whole sequences alone");
+    assert_snapshot!(error.to_string(), @"sequence 0 ends with its token 3, and 2 more tokens follow, for which the requested outputs would have rows; remove them, or request only outputs with one row per sequence");
     // Without the pooled row every token has its own.
     let all = run(&["last_hidden_state"], &padded).expect("it runs");
     assert_eq!(
@@ -590,5 +590,5 @@ fn a_padding_token_in_a_text_is_refused_where_positions_leave_it_out() {
         .expect("a session")
         .run(&batch)
         .expect_err("refused");
-    assert_snapshot!(error.to_string(), @"sequence 1, token 2: the id 1 is the model's padding token, for which it counts no position; take it out of the sequence");
+    assert_snapshot!(error.to_string(), @"sequence 1, token 2: the id 1 is the model's padding token, which has no position; remove it from the sequence");
 }

@@ -126,12 +126,12 @@ fn weights_that_no_memory_holds_are_an_error() {
     config["vocab_size"] = json!(20_000_000);
     shell.0.write("large.json", config.to_string());
     let run = "gemmule run bert --config large.json --random-weights 1 --device cpu --ids ids.json";
-    assert_snapshot!(shell.error(&format!("ulimit -v 1000000; {run}")), @"× there is no memory for the tensor `embeddings.word_embeddings.weight`, which takes 1280000000 bytes; are its sizes right? Free memory, or use a smaller model");
+    assert_snapshot!(shell.error(&format!("ulimit -v 1000000; {run}")), @"× out of memory for the tensor `embeddings.word_embeddings.weight`, which takes 1280000000 bytes; are its sizes right? Free memory, or use a smaller model");
     // 2⁴⁰ elements, the most that a description may have of one.
     config["vocab_size"] = json!(1 << 20);
     config["hidden_size"] = json!(1 << 20);
     shell.0.write("large.json", config.to_string());
-    assert_snapshot!(shell.error(&format!("ulimit -v 1000000; {run}")), @"× there is no memory for the tensor `embeddings.word_embeddings.weight`, which takes 4398046511104 bytes; are its sizes right? Free memory, or use a smaller model");
+    assert_snapshot!(shell.error(&format!("ulimit -v 1000000; {run}")), @"× out of memory for the tensor `embeddings.word_embeddings.weight`, which takes 4398046511104 bytes; are its sizes right? Free memory, or use a smaller model");
 }
 
 #[test]

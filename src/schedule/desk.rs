@@ -20,7 +20,9 @@ pub struct Desk {
 /// An invalid decision. It indicates a bug in the scheduler; no part of the decision is carried out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Misdecision {
-    #[error("the scheduler decided on request {id}, which is not waiting or was already decided on")]
+    #[error(
+        "the scheduler decided on request {id}, which is not waiting or was already decided on"
+    )]
     NotWaiting { id: u64 },
     #[error("the scheduler gave a batch to lane {lane} of {n_lanes}")]
     NoLane { lane: usize, n_lanes: usize },

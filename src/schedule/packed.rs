@@ -341,7 +341,8 @@ impl Packed {
         };
         let came = KEEP_UP * self.came.0 / self.came.1.max(1.0);
         let keeps_up = |budget: u64| budget as f64 >= came * time(budget).0 as f64;
-        let is_late = |budget| !is_overloaded && time(budget).0 > slack.0 / 2 && keeps_up(budget / 2);
+        let is_late =
+            |budget| !is_overloaded && time(budget).0 > slack.0 / 2 && keeps_up(budget / 2);
         while budget > MIN_BUDGET && (!holds(budget) || is_late(budget)) {
             budget /= 2;
         }

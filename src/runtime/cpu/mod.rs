@@ -59,7 +59,7 @@ pub enum CpuError {
     )]
     CacheMemory { bytes: u64 },
     #[error(
-        "the {bytes} bytes of host memory that the output `{output}` needs could not be had; send fewer tokens at once, or ask for other outputs"
+        "the {bytes} bytes of host memory that the output `{output}` needs could not be allocated; send fewer tokens at once, or request other outputs"
     )]
     OutputMemory { output: String, bytes: u64 },
 }
