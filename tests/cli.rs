@@ -549,7 +549,7 @@ fn a_device_that_is_not_there_is_named() {
     } else if !presence.devices.is_empty() {
         let n = presence.devices.len();
         let expected =
-            format!("× CUDA device 99; the driver shows {n}, counted from 0");
+            format!("× CUDA device 99 does not exist; the driver reports {n}, counted from 0");
         assert_eq!(on("cuda:99"), expected);
     }
 }

@@ -182,7 +182,7 @@ impl Device {
         let (free, total) = self
             .context
             .mem_get_info()
-            .during(|| "ask for free memory".into())?;
+            .during(|| "query the free memory".into())?;
         Ok((free as u64, total as u64))
     }
 }

@@ -79,7 +79,7 @@ impl Loaded {
         let max_shared = device
             .context()
             .attribute(shared)
-            .during(|| "ask for shared memory".into())? as u32;
+            .during(|| "query the shared memory".into())? as u32;
         let maps = spec.tensor_maps();
         let args = spec
             .params()

@@ -24,7 +24,7 @@ pub(super) fn rotary(spec: &Rotary, mut args: Args<'_, '_>) -> Result<(), OpErro
     Ok(())
 }
 
-/// Turns the heads of `head` columns of a token.
+/// Rotates the heads of a token, each `head` columns wide.
 pub(super) fn turn(rotation: &Rotation, head: usize, position: i32, heads: &mut [f32]) {
     let position = position as f32;
     for (c, &frequency) in rotation.frequencies.iter().enumerate() {

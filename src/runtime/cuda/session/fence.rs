@@ -28,7 +28,7 @@ impl Fence {
     /// Returns an error if that work failed on the device.
     pub fn is_passed(&self) -> Result<bool, CudaError> {
         let passed = self.0.try_is_complete();
-        passed.during(|| "ask for an event".to_owned())
+        passed.during(|| "query an event".to_owned())
     }
 
     /// Blocks the host until the fence is passed.
