@@ -1,4 +1,4 @@
-//! What can be wrong with a description, shown with file, line, column and what would be right.
+//! Errors of descriptions, shown with file, line, column and a suggested fix.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -10,7 +10,7 @@ use crate::{
     tensor::{Shape, Size, Symbol},
 };
 
-/// The problem, without the place. Values are quoted as the user wrote them.
+/// A problem without its source position. Values are quoted as the user wrote them.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
     #[error("this is not RON: {message}")]
@@ -37,7 +37,7 @@ pub enum Problem {
         expected: String,
         found: String,
     },
-    /// An operator, statement or field that the language does not have.
+    /// An operator, statement or field that does not exist in the language.
     #[error("there is no {what} `{name}`")]
     Unknown { what: String, name: String },
     #[error("`{owner}` lacks the field `{field}`")]
@@ -84,7 +84,7 @@ pub enum Problem {
         found: String,
         expected: String,
     },
-    /// A checkpoint of another model than the description's.
+    /// A checkpoint of a different model than the description's.
     #[error(
         "config.json: `model_type` is `{found}`, but the description `{name}` is for {expected}"
     )]
@@ -142,8 +142,8 @@ pub enum Problem {
     NoOutput,
 }
 
-/// A [`Problem`] with its place in the description and help. Print it with miette for the source
-/// line and the caret.
+/// A [`Problem`] with its position in the description and a help text. Print it with miette to show the source line and the
+/// caret.
 #[derive(Debug)]
 pub struct ModelError(Box<Inner>);
 
@@ -160,7 +160,7 @@ impl ModelError {
         &self.0.problem
     }
 
-    /// Bytes of the description that the problem is about; `None` where it is about another file.
+    /// Byte range in the description that the problem is about; `None` if it is about another file.
     pub fn span(&self) -> Option<Range<usize>> {
         let label = self.0.labels.first()?;
         Some(label.offset()..label.offset() + label.len())
@@ -171,7 +171,7 @@ impl ModelError {
         self
     }
 
-    /// Points at a second place.
+    /// Adds a label at a second position.
     pub(super) fn also(mut self, span: &Range<usize>, label: impl Into<String>) -> Self {
         let label = LabeledSpan::new_with_span(Some(label.into()), span.clone());
         self.0.labels.push(label);
@@ -202,7 +202,7 @@ impl Diagnostic for ModelError {
     }
 }
 
-/// A description's text under its file's name, shared by all errors about it.
+/// Source text and file name of a description, shared by all errors about it.
 #[derive(Clone, Debug)]
 pub(super) struct File(Arc<NamedSource<String>>);
 
@@ -215,7 +215,7 @@ impl File {
         self.0.inner()
     }
 
-    /// A problem at `span`; `label` stands at the caret.
+    /// Creates an error at `span`, with `label` at the caret.
     pub fn error(
         &self,
         problem: Problem,
@@ -225,7 +225,7 @@ impl File {
         self.error_elsewhere(problem).also(span, label)
     }
 
-    /// A problem that is not in the description's text.
+    /// Creates an error about something outside the description's text.
     pub fn error_elsewhere(&self, problem: Problem) -> ModelError {
         ModelError(Box::new(Inner {
             problem,
@@ -236,7 +236,7 @@ impl File {
     }
 }
 
-/// A value and the bytes of the description where it stands.
+/// A value and its byte range in the description.
 #[derive(Clone, Debug)]
 pub(super) struct At<T> {
     pub value: T,
@@ -249,7 +249,7 @@ impl<T> At<T> {
     }
 }
 
-/// "did you mean `x`?", where a candidate is near, and the candidates otherwise.
+/// Returns "did you mean `x`?" if a candidate is similar, and the list of candidates otherwise.
 pub(super) fn suggest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> String {
     let candidates: Vec<&str> = candidates.into_iter().collect();
     match nearest(name, &candidates) {
@@ -262,8 +262,8 @@ pub(super) fn suggest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a s
     }
 }
 
-/// What to write instead of an activation that is not known. A name that differs by more than its form is that of
-/// another function, as `silu` is not `gelu`: it is not offered.
+/// Returns the help for an unknown activation. Only a different spelling of the same name is suggested: another name, such as
+/// `silu` for `gelu`, is a different function.
 pub(super) fn other_activations(name: &str) -> String {
     let plain = |name: &str| name.to_lowercase().replace(['_', '-', ' '], "");
     let known = || ACTIVATIONS.iter().map(|&(n, _)| n);
@@ -276,10 +276,10 @@ pub(super) fn other_activations(name: &str) -> String {
     }
 }
 
-/// The candidate that a typing error would turn into `name`.
+/// Returns the candidate that a typing error could turn into `name`.
 pub(super) fn nearest<'a>(name: &str, candidates: &[&'a str]) -> Option<&'a str> {
-    // The distance takes time with the product of the lengths, and a wrong name has any length:
-    // it is found only where a typing error can be the reason.
+    // The distance takes time proportional to the product of the lengths, and a wrong name may be arbitrarily long. It is
+    // computed only if a typing error is plausible.
     const LONGEST: usize = 96;
     let n = name.chars().count();
     if n > LONGEST {
@@ -298,7 +298,7 @@ pub(super) fn nearest<'a>(name: &str, candidates: &[&'a str]) -> Option<&'a str>
         .map(|(_, c)| c)
 }
 
-/// "`a`, `b` and `c`".
+/// Formats a list as "`a`, `b` and `c`".
 pub(super) fn quoted(names: &[&str]) -> String {
     let quoted: Vec<String> = names.iter().map(|n| format!("`{n}`")).collect();
     match quoted.as_slice() {
@@ -308,7 +308,7 @@ pub(super) fn quoted(names: &[&str]) -> String {
     }
 }
 
-/// A shape for people: "384 values for each token".
+/// Describes a shape in words: "384 values for each token".
 pub(super) fn words(shape: &Shape) -> String {
     let row = |s: &Size| match s.as_symbol() {
         Some(Symbol::Tokens) => Some("token"),

@@ -1,11 +1,11 @@
-//! Errors of config.json, and of sizes.
+//! Errors in config.json and in sizes.
 
 use serde_json::{Value, json};
 
 use super::{build, changed, parse, refused, tiny_config};
 use crate::{graph::Op, model::Description};
 
-/// The small description on a config.json with one key changed; null takes the key away.
+/// The small description with one key of config.json changed; null removes the key.
 fn with(key: &str, value: Value) -> String {
     let mut config = tiny_config();
     config[key] = value;
@@ -69,7 +69,7 @@ refuses! {
         refused(build(&changed("rows: \"vocab\"", "rows: \"vocab\", offset: \"vocab\"")));
 }
 
-/// The shipped description on a config.json with these keys changed.
+/// The shipped description with these keys of config.json changed.
 fn bert(changes: Value, outputs: Option<&[&str]>) -> String {
     refused(bert_model(changes, outputs))
 }
@@ -202,7 +202,7 @@ fn a_key_with_an_index_decides_and_a_condition_where_it_is_absent() {
     assert_eq!(kinds(json!(["near", "far"])), ["near", "far"]);
     assert_eq!(kinds(json!(["far", "far"])), ["far", "far"]);
     assert_eq!(kinds(Value::Null), ["far", "near"]);
-    // A list that is too short says nothing of later layers.
+    // A list that is too short does not affect later layers.
     assert_eq!(kinds(json!(["near"])), ["near", "near"]);
 }
 
@@ -290,7 +290,7 @@ fn frequencies_that_depend_on_the_length_limit_it() {
     config["rope_scaling"] = json!({"rope_type": "dynamic", "factor": 4.0});
     config["max_position_embeddings"] = json!("many");
     insta::assert_snapshot!(refused(model(config)));
-    // A description may say it too, and the least counts.
+    // A description may set a limit too, and the lowest one applies.
     let limited = source.replace(
         "\"rope_scaling\")",
         "\"rope_scaling\", longest: \"8 * hidden\")",
@@ -337,7 +337,7 @@ fn sequences_are_limited_to_the_positions_of_config_json_as_its_scaling_stretche
     assert_eq!(limit(json!({"type": "ntk", "factor": 2.0})), Some(100));
     let dynamic = json!({"rope_type": "dynamic", "factor": 4.0});
     assert_eq!(limit(dynamic), Some(100));
-    // Values that are no number of positions are named.
+    // Values that are not a number of positions are reported.
     let mut config = tiny_config();
     config["max_position_embeddings"] = json!(0);
     let error = refused(description.build(&config, None));

@@ -1,4 +1,4 @@
-//! Errors of the language itself: syntax, words, names.
+//! Errors in the language: syntax, words and names.
 
 use super::{TINY, build, changed, parse, refused};
 
@@ -154,7 +154,7 @@ fn a_when_takes_one_body_and_both_may_name_a_value() {
         let add = "Let(\"x\", add(a: \"x\", b: \"y\"))";
         build(&changed(add, &format!("{statement},\n{add}"))).map(|m| m.graph.text())
     };
-    // By the layer, by a size, by a key; the name goes on to what follows.
+    // The condition depends on the layer, a size or a key. The name stays visible afterwards.
     let text = with(
         r#"When(holds: "i + 1 < layers", body: [Let("z", relu(x: "y"))], otherwise: [Let("z", tanh(x: "y"))]),
            Let("w", add(a: "z", b: "x")), Let("x2", relu(x: "w")), When(holds: "hidden == 8", name: "wide", body: [Let("x", add(a: "x", b: "w"))])"#,

@@ -1,4 +1,4 @@
-//! Errors of shapes, and of what the passes must make of a graph.
+//! Errors in shapes and in expectations after the passes.
 
 use super::{TINY, build, changed, refused};
 use crate::{
@@ -21,12 +21,12 @@ macro_rules! refuses {
     )*};
 }
 
-/// In the place of the second statement of the small description's loop.
+/// The small description with the second statement of its loop replaced.
 fn last(op: &str) -> String {
     changed(r#"add(a: "x", b: "y")"#, op)
 }
 
-/// The small description, whose value is attention with a softmax of these further fields.
+/// The small description with attention, whose softmax has these additional fields.
 fn attending(fields: &str) -> String {
     let statements = format!(
         r#"        Let("h", split_heads(x: "x", heads: 2)),
