@@ -589,7 +589,7 @@ fn a_bad_checkpoint_is_refused_before_anything_else() {
     assert_snapshot!(cli.ids_error("[[1]]"), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × `./model.safetensors` is not a complete safetensors file: header too small; download it again");
     cli.0
         .write("config.json", tiny_config().to_string().replace("16", "15"));
-    assert_snapshot!(cli.ids_error("[[1]]"), @r#"× shapes that cannot be: `layer.0.query_heads` (split_heads): a width of 15 does not divide into 2 heads; operands are `layer.0.query` [tokens, 15] ╭─[bert.ron:75:21] 74 bias: "encoder.layer.{i}.attention.self.value.bias")), 75 Let("query_heads", split_heads(x: "query", heads: "heads")), · ──────┬────── · ╰── computed here 76 Let("key_heads", split_heads(x: "key", heads: "heads")), ╰──── help: `layer.0.query` holds 15 values for each token"#);
+    assert_snapshot!(cli.ids_error("[[1]]"), @r#"× shapes do not match: `layer.0.query_heads` (split_heads): a width of 15 does not divide into 2 heads; operands are `layer.0.query` [tokens, 15] ╭─[bert.ron:75:21] 74 bias: "encoder.layer.{i}.attention.self.value.bias")), 75 Let("query_heads", split_heads(x: "query", heads: "heads")), · ──────┬────── · ╰── computed here 76 Let("key_heads", split_heads(x: "key", heads: "heads")), ╰──── help: `layer.0.query` holds 15 values for each token"#);
 }
 
 /// Timings by which one kernel takes far longer than any other, in a file.

@@ -64,7 +64,7 @@ pub(super) fn object<'c>(
     config.as_object().ok_or_else(|| {
         let found = kind(config);
         let error = file.error_elsewhere(Problem::ConfigNotAnObject { found });
-        error.help("give the config.json that is published beside the weights")
+        error.help("pass the config.json that is published with the weights")
     })
 }
 
@@ -465,7 +465,7 @@ impl<'a> Values<'a> {
         }
         let found = match (lookup(self.config, key), &requirement.default) {
             (Some(value), _) => short(value),
-            (None, Some(value)) => format!("not there, which is {}", short(value)),
+            (None, Some(value)) => format!("absent, which means {}", short(value)),
             (None, None) => return Ok(()),
         };
         let expected: Vec<String> = requirement.is.iter().map(short).collect();

@@ -17,14 +17,14 @@ pub enum Problem {
     Syntax { message: String },
     #[error("the description has {bytes} bytes; at most {limit} are read")]
     TooLong { bytes: usize, limit: usize },
-    #[error("line {line} has {bytes} bytes; at most {limit} are read, break it")]
+    #[error("line {line} has {bytes} bytes; at most {limit} are read; break it")]
     LongLine {
         line: usize,
         bytes: usize,
         limit: usize,
     },
     #[error(
-        "line {line}, column {column} has the raw control character U+{code:04X}; leave it out, or write it as an escape in a string"
+        "line {line}, column {column} has the raw control character U+{code:04X}; remove it, or write it as an escape in a string"
     )]
     Control {
         line: usize,
@@ -102,17 +102,17 @@ pub enum Problem {
         found: String,
         expected: String,
     },
-    #[error("config.json has no `model_type`, so no description can be chosen by it")]
+    #[error("config.json has no `model_type`, so no description can be selected")]
     NoModelType,
     #[error(
-        "no description that comes with gemmule is for the `model_type` `{found}` of config.json"
+        "no shipped description supports the `model_type` `{found}` of config.json"
     )]
     UnknownModelType { found: String },
     #[error("{}the activation `{name}` is not known", key.as_ref().map(|key| format!("config.json: `{key}`: ")).unwrap_or_default())]
     Activation { name: String, key: Option<String> },
-    #[error("shapes that cannot be: {0}")]
+    #[error("shapes do not match: {0}")]
     Shape(GraphError),
-    #[error("the graph is not sound: {0}")]
+    #[error("the graph is invalid: {0}")]
     Graph(GraphError),
     #[error("`{name}`: `matmul` cannot multiply {a} by {b}{transposed}")]
     Matmul {
@@ -138,7 +138,7 @@ pub enum Problem {
     },
     #[error("the description has no output `{name}`")]
     UnknownOutput { name: String },
-    #[error("no output was asked for")]
+    #[error("no output was requested")]
     NoOutput,
 }
 
@@ -270,7 +270,7 @@ pub(super) fn other_activations(name: &str) -> String {
     match known().find(|n| plain(n) == plain(name)) {
         Some(same) => format!("did you mean `{same}`?"),
         None => format!(
-            "another function in its place would be another model; there are {}",
+            "a different function would change the model; the known ones are {}",
             quoted(&known().collect::<Vec<_>>())
         ),
     }

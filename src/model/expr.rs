@@ -135,7 +135,7 @@ impl Expr {
                     Operation::Multiply => x * y,
                     Operation::Divide => x / y,
                     Operation::Remainder => {
-                        return Err(format!("{x} % {y} is for whole numbers alone"));
+                        return Err(format!("{x} % {y} is defined for whole numbers only"));
                     }
                 }
             }

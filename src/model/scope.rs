@@ -109,7 +109,7 @@ impl<'a> Names<'a> {
                     name: name.value.clone(),
                 };
                 let error = self.file.error(problem, &name.span, "an index");
-                return Err(error.help("how often a `Repeat` runs does not depend on an index"));
+                return Err(error.help("the number of iterations of a `Repeat` cannot depend on an index"));
             }
         }
         self.numbers(expr.names(), false)
@@ -176,7 +176,7 @@ impl<'a> Names<'a> {
             return Err(self
                 .file
                 .error(problem, &name.span, "this is an input of the model")
-                .help("inputs are there without definition; choose another name"));
+                .help("inputs need no definition; choose another name"));
         }
         if let Some(before) = given.insert(key, &name.span) {
             let (what, name_) = ("value", key.to_owned());

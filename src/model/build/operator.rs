@@ -183,7 +183,7 @@ impl Builder<'_> {
                     };
                     let error = self.file.error(problem, place, "again here");
                     return Err(error.help(
-                        "each `cache` has one name of its own; an index such as `{i}` may be missing in it",
+                        "each `cache` has a unique name; an index such as `{i}` may be missing in it",
                     ));
                 }
                 let op = Op::Cache {
@@ -395,7 +395,7 @@ impl Builder<'_> {
             let error = self
                 .file
                 .error(problem, &pattern.span, "this part adds to it");
-            return Err(error.help("read the value of the `cache` that has `x`; without `x` it is what another part left"));
+            return Err(error.help("use the value of the `cache` with `x`; a `cache` without `x` reads what another part stored"));
         }
         let kept = u64::from(kept_heads) * u64::from(kept_head);
         if heads != kept_heads || u64::from(width) != kept {

@@ -66,8 +66,8 @@ fn raw_control_characters_are_refused_without_being_shown() {
     }
     let text = refused(parse(&changed("dims:", "/*ä\u{1b}[2J*/ dims:")));
     insta::assert_snapshot!(text, @r"
-    × line 3, column 8 has the raw control character U+001B; leave it out, or write it as an escape
-    │ in a string
+    × line 3, column 8 has the raw control character U+001B; remove it, or write it as an escape in
+    │ a string
     ");
     // A weight name may contain the character as an escape, and both line endings are accepted.
     let escaped = changed("table: \"table\"", "table: \"ta\\u{1b}ble\"");
