@@ -104,9 +104,7 @@ pub enum Problem {
     },
     #[error("config.json has no `model_type`, so no description can be selected")]
     NoModelType,
-    #[error(
-        "no shipped description supports the `model_type` `{found}` of config.json"
-    )]
+    #[error("no shipped description supports the `model_type` `{found}` of config.json")]
     UnknownModelType { found: String },
     #[error("{}the activation `{name}` is not known", key.as_ref().map(|key| format!("config.json: `{key}`: ")).unwrap_or_default())]
     Activation { name: String, key: Option<String> },

@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn real_expressions_know_roots_and_exponents() {
+    fn real_expressions_have_roots_and_exponents() {
         let none = |_: &str| None;
         let real = |text: &str| Expr::parse(text, 0).and_then(|e| e.real(&none));
         assert_eq!(real("1 / sqrt(64)"), Ok(0.125));

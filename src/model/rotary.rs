@@ -46,7 +46,7 @@ const KINDS: [(&str, &[&str]); 6] = [
 const MAX_COLUMNS: u32 = 4096;
 
 /// Parameters of a rotary embedding.
-pub(super) struct Turning {
+pub(super) struct RotaryParams {
     /// Radians per position for each pair of columns.
     pub frequencies: Vec<f32>,
     /// Factor of the rotated values.
@@ -65,7 +65,7 @@ impl Values<'_> {
         width: &At<Expr>,
         theta: &At<Expr>,
         scaling: &[At<String>],
-    ) -> Result<Turning, ModelError> {
+    ) -> Result<RotaryParams, ModelError> {
         let columns = self.size(width)?;
         if columns % 2 != 0 || columns > MAX_COLUMNS {
             let problem = Problem::OutOfRange {
@@ -107,7 +107,7 @@ impl Values<'_> {
                 published.scale(plain, width, theta)?
             }
         };
-        Ok(Turning {
+        Ok(RotaryParams {
             frequencies: frequencies.into_iter().map(|f| f as f32).collect(),
             factor: factor as f32,
             positions,

@@ -109,7 +109,9 @@ impl<'a> Names<'a> {
                     name: name.value.clone(),
                 };
                 let error = self.file.error(problem, &name.span, "an index");
-                return Err(error.help("the number of iterations of a `Repeat` cannot depend on an index"));
+                return Err(
+                    error.help("the number of iterations of a `Repeat` cannot depend on an index")
+                );
             }
         }
         self.numbers(expr.names(), false)

@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_padded_batch_remembers_which_tokens_are_its_own() {
+    fn a_padded_batch_records_the_lengths_without_padding() {
         let packed = Batch::from_sequences(&[vec![5, 6, 7], vec![8]]).unwrap();
         let packed = packed.with_type_ids(vec![0, 1, 1, 1]).unwrap();
         let padded = packed.with_padding().unwrap();
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_batches_say_what_is_wrong() {
+    fn invalid_batches_are_errors() {
         let text = |r: Result<Batch, BatchError>| {
             r.and_then(|b| b.check(&LIMITS)).unwrap_err().to_string()
         };

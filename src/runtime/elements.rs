@@ -68,7 +68,7 @@ mod tests {
     use crate::tensor::DType;
 
     #[test]
-    fn elements_of_every_type_come_back() {
+    fn elements_of_every_type_round_trip() {
         let indices = HostTensor::Index(vec![-3, 0, 70_000]);
         for element in [Element::I32, Element::I64] {
             let bytes = encode_tensor(&indices, element);

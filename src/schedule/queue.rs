@@ -430,7 +430,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_soonest_of_what_is_left_is_taken_each_time(
+        fn the_earliest_remaining_deadline_is_taken_each_time(
             steps in prop::collection::vec((prop::collection::vec(0_u64..1000, 0..90), 0_usize..70), 1..60),
         ) {
             let (mut soonest, mut heap) = (Soonest::default(), std::collections::BinaryHeap::new());
@@ -455,7 +455,7 @@ mod tests {
         }
 
         #[test]
-        fn a_queue_is_the_list_of_those_that_have_not_gone(
+        fn a_queue_contains_exactly_the_waiting_requests(
             steps in prop::collection::vec((0_usize..3000, prop::collection::vec(any::<prop::sample::Index>(), 0..900)), 1..12),
             gap in 1_u64..3,
         ) {
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_written_as_lists_of_lists_and_read_as_they_were() {
+    fn rows_serialize_as_lists_of_lists_and_round_trip() {
         for rows in [
             vec![],
             vec![vec![3], vec![1]],

@@ -91,7 +91,7 @@ fn bert_model(
 }
 
 #[test]
-fn an_untied_decoder_has_weights_of_its_own() {
+fn an_untied_decoder_has_its_own_weights() {
     let text = |tied: Value| {
         let config = json!({"tie_word_embeddings": tied});
         let model = bert_model(config, Some(&["mlm_logits"])).expect("both are described");
@@ -104,7 +104,7 @@ fn an_untied_decoder_has_weights_of_its_own() {
 }
 
 #[test]
-fn numbers_of_any_size_are_shown_in_a_few_digits() {
+fn numbers_of_any_size_are_shown_with_few_digits() {
     let text = |eps: f64| {
         let error = bert_model(json!({"layer_norm_eps": eps}), None).expect_err("it is refused");
         error.problem().to_string()
@@ -118,7 +118,7 @@ fn numbers_of_any_size_are_shown_in_a_few_digits() {
 }
 
 #[test]
-fn labels_are_counted_where_config_names_them() {
+fn labels_are_counted_if_config_names_them() {
     let labels = |changes| {
         let model = bert_model(changes, Some(&["sequence_logits"]));
         model.map(|m| m.dims["labels"]).ok()
@@ -130,13 +130,13 @@ fn labels_are_counted_where_config_names_them() {
 }
 
 #[test]
-fn what_no_asked_output_reads_may_be_missing() {
+fn keys_that_no_requested_output_reads_may_be_missing() {
     let model = bert_model(json!({"id2label": 3}), None).expect("labels are not read");
     assert!(!model.dims.contains_key("labels"));
 }
 
 #[test]
-fn keys_inside_others_are_read() {
+fn nested_keys_are_read() {
     let source = changed("Key(\"hidden_size\")", "Key(\"text_config.hidden_size\")");
     let build = |config| parse(&source).and_then(|d| d.build(&config, None));
     let mut config = tiny_config();
@@ -151,7 +151,7 @@ fn keys_inside_others_are_read() {
 }
 
 #[test]
-fn a_repeat_of_zero_is_none() {
+fn a_repeat_of_zero_iterations_is_empty() {
     let mut config = tiny_config();
     config["num_hidden_layers"] = json!(0);
     let description = parse(super::TINY).expect("nothing is wrong with it");
@@ -160,7 +160,7 @@ fn a_repeat_of_zero_is_none() {
 }
 
 #[test]
-fn activations_go_by_their_published_names() {
+fn activations_have_their_published_names() {
     for (name, op) in [
         ("gelu", "gelu"),
         ("gelu_new", "gelu_tanh"),
@@ -179,7 +179,7 @@ fn activations_go_by_their_published_names() {
 }
 
 #[test]
-fn a_key_with_an_index_decides_and_a_condition_where_it_is_absent() {
+fn a_key_with_an_index_selects_a_body_and_an_absent_one_uses_the_condition() {
     let source = changed(
         "            Let(\"x\", add(a: \"x\", b: \"y\"))",
         "            When(key: \"kinds.{i}\", is: \"far\", absent: \"i == 0\",
@@ -311,7 +311,7 @@ fn frequencies_that_depend_on_the_length_limit_it() {
 }
 
 #[test]
-fn sequences_are_limited_to_the_positions_of_config_json_as_its_scaling_stretches_them() {
+fn sequences_are_limited_to_the_scaled_positions_of_config_json() {
     let source = changed(
         r#"add(a: "x", b: "y")"#,
         r#"rotary(x: "y", heads: 2, width: 4, theta: 10000, scaling: "rope_scaling")"#,

@@ -4,7 +4,7 @@ use super::super::error::suggest;
 use super::{TINY, build, changed, parse, refused};
 
 #[test]
-fn a_wrong_name_of_any_length_is_compared_with_none_of_any_length() {
+fn long_names_are_not_compared_for_suggestions() {
     // The distance between two names of this length takes minutes to compute.
     let (name, known) = ("a".repeat(100_000), "b".repeat(100_000));
     assert!(suggest(&name, [known.as_str()]).starts_with("there is `b"));
@@ -16,7 +16,7 @@ fn a_wrong_name_of_any_length_is_compared_with_none_of_any_length() {
 }
 
 #[test]
-fn names_of_values_are_short_since_every_iteration_has_its_own() {
+fn value_names_have_a_maximum_length() {
     let long = "a".repeat(65);
     let source = TINY.replace("name: \"layer\"", &format!("name: \"{long}\""));
     assert!(refused(build(&source)).contains("at most 64 characters"));
@@ -25,14 +25,14 @@ fn names_of_values_are_short_since_every_iteration_has_its_own() {
 }
 
 #[test]
-fn names_of_weights_are_short_since_every_iteration_has_its_own() {
+fn weight_names_have_a_maximum_length() {
     let long = "a".repeat(250);
     let source = changed("layers.{i}.weight", &format!("layers.{{i}}.{long}"));
     assert!(refused(build(&source)).contains("at most 256 bytes"));
 }
 
 #[test]
-fn lines_are_short_since_errors_show_them_with_a_mark_below() {
+fn lines_have_a_maximum_length() {
     for filling in ["a", "\t", "長"] {
         let comment = format!("/*{}*/", filling.repeat(70_000 / filling.len()));
         let source = changed("dims:", &format!("{comment} dums:"));
@@ -77,7 +77,7 @@ fn raw_control_characters_are_refused_without_being_shown() {
 
 /// Numbers that no checkpoint shape limits and that determine the memory of a model.
 #[test]
-fn numbers_of_config_json_that_size_computed_tables_have_a_range() {
+fn numbers_that_determine_the_size_of_computed_tables_have_a_range() {
     let config = |more: serde_json::Value| {
         let mut config = serde_json::json!({
             "vocab_size": 30, "hidden_size": 16, "d_model": 16, "num_attention_heads": 2, "num_heads": 2, "num_hidden_layers": 1,

@@ -70,7 +70,7 @@ fn refused<T>(result: Result<T, ModelError>) -> String {
 }
 
 #[test]
-fn the_small_description_is_right() {
+fn the_small_description_is_valid() {
     let model = build(TINY).expect("nothing is wrong with it");
     insta::assert_snapshot!(model.graph.text(), @r"
     token_ids = input(TokenIds) : [tokens]

@@ -41,7 +41,7 @@ fn attending(fields: &str) -> String {
 }
 
 #[test]
-fn distances_count_where_a_softmax_says_so() {
+fn a_softmax_has_an_optional_window_and_bias() {
     let fields = r#", causal: true, window: "4 - 1", bias: relative_bias(table: "biases", buckets: 8, reach: 20, bidirectional: true)"#;
     let graph = build(&attending(fields)).expect("it is right").graph.text();
     let line = "p = softmax(scale=1, causal, window=3, bias up to 20) s @biases : [2, pairs]";
@@ -114,7 +114,7 @@ refuses! {
 }
 
 #[test]
-fn weights_read_twice_are_one_node() {
+fn a_weight_read_twice_is_one_node() {
     let shared = TINY.replace("layers.{i}.weight", "shared");
     let model = build(&shared).expect("sharing is allowed");
     let weights = model.graph.topological().into_iter().filter(

@@ -76,7 +76,7 @@ fn build(name: &str, config: &Value, outputs: Option<&[&str]>) -> Model {
 }
 
 #[test]
-fn shipped_models_are_these_graphs() {
+fn shipped_models_match_their_snapshots() {
     for name in Description::shipped_names() {
         let all = Description::shipped(name)
             .expect("it is shipped")
@@ -98,7 +98,7 @@ fn shipped_models_are_these_graphs() {
 }
 
 #[test]
-fn parts_share_weights_and_meet_in_caches_only() {
+fn parts_share_only_weights_and_caches() {
     for name in TRANSLATORS {
         let model = build(name, &config(), Some(&["next_token_logits"]));
         let graph = &model.graph;
@@ -135,7 +135,7 @@ fn the_first_part_alone_is_a_plain_graph() {
 }
 
 #[test]
-fn every_layer_is_expected_to_be_so_many_launches() {
+fn every_layer_has_the_expected_launches() {
     for name in Description::shipped_names() {
         let written = WRITERS.iter().find(|(writer, ..)| writer == name);
         let other = OTHER_LAYERS.iter().find(|(other, _)| other == name);
@@ -153,7 +153,7 @@ fn every_layer_is_expected_to_be_so_many_launches() {
 }
 
 #[test]
-fn what_is_not_asked_for_is_not_in_the_graph() {
+fn outputs_that_are_not_requested_are_not_in_the_graph() {
     let default = build("bert", &config(), None);
     let names: Vec<&str> = default
         .graph
@@ -169,7 +169,7 @@ fn what_is_not_asked_for_is_not_in_the_graph() {
 }
 
 #[test]
-fn positions_start_after_the_padding_token_where_the_family_says_so() {
+fn positions_of_some_families_start_after_the_padding_token() {
     let model = build("roberta", &config(), None);
     assert_eq!(model.max_positions, Some(38));
     assert!(model.graph.text().contains("embedding(offset=2) positions"));
@@ -185,7 +185,7 @@ fn limits_of_the_inputs_are_known() {
 }
 
 #[test]
-fn positions_that_a_length_dependent_base_is_not_for_are_a_limit() {
+fn a_length_dependent_base_limits_the_positions() {
     let longest = |factor: Value, trained: Value| {
         let mut config = config();
         config["rotary_scaling_factor"] = factor;
@@ -208,7 +208,7 @@ fn every_family_is_limited_to_the_positions_of_config_json() {
 }
 
 #[test]
-fn keys_of_the_family_come_before_the_common_ones() {
+fn family_specific_keys_precede_common_ones() {
     let own = json!({
         "vocab_size": 10, "max_position_embeddings": 8, "dim": 8, "n_layers": 1, "n_heads": 2,
         "hidden_dim": 16, "hidden_size": 8, "activation": "relu",
@@ -328,7 +328,7 @@ fn a_description_refuses_checkpoints_of_other_models_and_names_the_one_for_them(
 }
 
 #[test]
-fn a_checkpoint_published_for_a_task_computes_that_by_default() {
+fn a_checkpoint_for_a_task_has_the_outputs_of_that_task_by_default() {
     let bert = Description::shipped("bert")
         .expect("it is shipped")
         .expect("it is right");
@@ -348,6 +348,6 @@ fn a_checkpoint_published_for_a_task_computes_that_by_default() {
 }
 
 #[test]
-fn a_description_that_is_not_shipped_is_none() {
+fn an_unknown_shipped_description_is_none() {
     assert!(Description::shipped("gpt5").is_none());
 }

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_that_is_there_is_no_error_and_one_that_cannot_start_is() {
+    fn an_existing_pool_is_accepted_and_a_failed_start_is_an_error() {
         let spawn = |_: rayon::ThreadBuilder| Err(std::io::Error::other("no thread left"));
         let failed = ThreadPoolBuilder::new()
             .num_threads(1)
@@ -161,7 +161,7 @@ mod tests {
     /// Also holds for pools started by a pinned thread.
     #[cfg(target_os = "linux")]
     #[test]
-    fn as_many_threads_as_cpus_have_one_each_and_others_have_all() {
+    fn threads_are_pinned_if_there_is_one_per_cpu() {
         use rustix::thread::{CpuSet, sched_getaffinity};
 
         let all = sched_getaffinity(Some(rustix::process::getpid())).expect("a mask");
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_ask_for_the_same_number_share_a_pool_and_work_runs_on_it() {
+    fn requests_for_the_same_number_of_threads_share_a_pool() {
         let of = |n| Threads::of(NonZeroUsize::new(n).expect("not 0")).expect("threads");
         let (a, b, c) = (of(3), of(3), of(2));
         let same = |a: &Threads, b: &Threads| match (&a.pool, &b.pool) {

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bucket_is_due_at_once_and_an_exact_shape_when_it_comes_again_where_it_was() {
+    fn a_bucket_is_due_at_once_and_an_exact_shape_at_its_second_occurrence() {
         let key = |n| (Extents::of(&[n]).unwrap(), false, 0);
         let site = |address| Site {
             plan: Arc::new(Plan {

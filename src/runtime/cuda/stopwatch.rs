@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_holds_the_same_in_every_chain_and_another_holds_something_else() {
+    fn equal_tensors_have_equal_values_in_every_chain() {
         let of = |name| {
             values(
                 Fill::ACTIVATION,

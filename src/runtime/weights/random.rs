@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_that_no_memory_holds_is_an_error_with_its_name_and_bytes() {
+    fn a_tensor_larger_than_memory_is_an_error_with_its_name_and_bytes() {
         let text = |dims: &[u64]| {
             let weights = RandomWeights::new(1);
             weights.read("table", dims).unwrap_err().to_string()

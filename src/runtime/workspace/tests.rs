@@ -81,7 +81,7 @@ fn workspace(program: &Program, choice: &AllocatorChoice, capacity: u64) -> Work
 }
 
 #[test]
-fn the_chunks_are_those_that_the_plan_names_under_every_allocator() {
+fn every_allocator_creates_the_chunks_of_its_plan() {
     let program = program();
     for choice in choices() {
         let mut workspace = workspace(&program, &choice, u64::MAX);
@@ -151,7 +151,7 @@ fn chunks_of_earlier_batches_make_room_for_a_batch_that_needs_them() {
 }
 
 #[test]
-fn a_batch_beyond_the_declared_maximum_is_refused_with_both() {
+fn a_batch_beyond_the_declared_maximum_is_rejected() {
     let program = program();
     let maximum = Extents::of(&[512; 8]).unwrap();
     let choice = AllocatorChoice::Maximum(maximum);
@@ -172,7 +172,7 @@ fn a_batch_beyond_the_declared_maximum_is_refused_with_both() {
 }
 
 #[test]
-fn a_policy_that_cannot_be_is_refused() {
+fn an_invalid_policy_is_rejected() {
     let policy = ChunkPolicy {
         default_chunk: 1000,
         ..ChunkPolicy::default()

@@ -69,7 +69,7 @@ fn the_listing_of_turbos_scheduler_would_lose_a_request() {
 
 proptest! {
     #[test]
-    fn turbos_partition_is_the_best_of_all(
+    fn turbos_partition_is_optimal(
         mut lens in prop::collection::vec(1_u32..300, 1..=10),
         batch in 0_u64..500,
         most in 1_usize..=10,
@@ -85,7 +85,7 @@ proptest! {
     }
 
     #[test]
-    fn turbos_partition_keeps_to_the_memory(
+    fn turbos_partition_respects_the_memory(
         mut lens in prop::collection::vec(1_u32..300, 1..=30),
         tokens in 299_u64..900,
     ) {
@@ -158,7 +158,7 @@ proptest! {
     }
 
     #[test]
-    fn slots_are_as_long_as_the_longest_that_utility_chose_and_hold_what_is_in_them(
+    fn slots_are_as_long_as_the_longest_dominant_request_and_hold_their_requests(
         lens in prop::collection::vec(1_u32..60, 1..60),
         length in 60_u32..200,
     ) {
@@ -279,7 +279,7 @@ fn online_optimum(arrivals: &[(u32, usize, usize)], rooms: &mut [u32; 3]) -> f64
 }
 
 #[test]
-fn requests_go_into_the_first_row_with_room_and_the_first_without_one_ends_it() {
+fn first_fit_stops_at_the_first_request_without_room() {
     let order = [5_u32, 4, 6, 1, 9, 1].into_iter().zip(0..);
     let rows = first_fit(order, 2, 10);
     let ids: Vec<Vec<i32>> = rows
@@ -328,7 +328,7 @@ fn lazy_waits_for_a_full_batch_a_timeout_or_half_of_the_latency() {
 }
 
 #[test]
-fn requests_join_slots_whose_own_have_finished() {
+fn requests_join_slots_whose_requests_have_finished() {
     let settings = Settings {
         rows: 1,
         length: 40,

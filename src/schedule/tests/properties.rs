@@ -118,7 +118,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn every_request_ends_once_within_the_memory_and_equal_load_has_equal_decisions(
+    fn every_request_ends_once_within_the_memory_and_decisions_are_reproducible(
         arrivals in arrivals(),
         n_lanes in 1_usize..3,
         tokens in 300_u64..3000,
@@ -144,7 +144,7 @@ proptest! {
     }
 
     #[test]
-    fn a_request_larger_than_any_batch_is_refused_and_does_not_stop_the_others(
+    fn a_request_larger_than_any_batch_is_refused_without_blocking_others(
         mut arrivals in arrivals(),
         at in 0_usize..60,
     ) {
@@ -169,7 +169,7 @@ proptest! {
     }
 
     #[test]
-    fn senders_that_go_are_forgotten(
+    fn cancelled_requests_are_removed(
         arrivals in arrivals(),
         gone in prop::collection::vec(any::<bool>(), 60),
     ) {
@@ -209,7 +209,7 @@ proptest! {
 }
 
 #[test]
-fn nobody_starves_under_packed_at_full_load() {
+fn no_request_starves_under_packed_at_full_load() {
     // The device computes a million tokens per second and receives nine tenths of that. Short high-class requests with deadlines
     // arrive constantly, next to long ones of the lowest class from another tenant.
     let costs = Straight {
@@ -282,7 +282,7 @@ fn tenants_share_a_device_evenly_under_packed() {
 }
 
 #[test]
-fn a_tenant_that_comes_later_takes_turns_with_one_whose_requests_wait_for_long_under_packed() {
+fn a_new_tenant_takes_turns_with_a_backlogged_one_under_packed() {
     let costs = Straight::default();
     let mut packed = scheduler("packed", &Settings::default()).unwrap();
     let mut desk = Desk::new(&[u64::MAX], 1);
@@ -310,7 +310,7 @@ fn a_tenant_that_comes_later_takes_turns_with_one_whose_requests_wait_for_long_u
 }
 
 #[test]
-fn packed_gives_a_busy_lane_its_next_batch_only_when_it_is_worth_it() {
+fn packed_gives_a_busy_lane_its_next_batch_late_or_when_it_is_large() {
     let costs = Straight::default();
     let mut packed = scheduler("packed", &Settings::default()).unwrap();
     let mut desk = Desk::new(&[u64::MAX], 2);
@@ -340,7 +340,7 @@ fn packed_gives_a_busy_lane_its_next_batch_only_when_it_is_worth_it() {
 }
 
 #[test]
-fn packed_refuses_what_cannot_be_in_time() {
+fn packed_refuses_requests_that_would_be_late() {
     let costs = Straight::default();
     let mut packed = scheduler("packed", &Settings::default()).unwrap();
     let mut desk = Desk::new(&[u64::MAX], 1);
@@ -370,7 +370,7 @@ fn of_a_card() -> CostTable {
 }
 
 #[test]
-fn packed_meets_more_deadlines_than_any_other_at_every_load() {
+fn packed_meets_more_deadlines_than_the_others_at_every_load() {
     let costs = of_a_card();
     // Request lengths, requests per second that the card sustains, and time to deadline: up to a few batches.
     let loads = [

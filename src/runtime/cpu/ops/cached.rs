@@ -8,7 +8,7 @@ use super::attention::{
 use super::parallel::SharedOut;
 use super::parallel::for_row_blocks;
 use super::product::{Into, Operand, multiply};
-use super::rotary::turn;
+use super::rotary::rotate;
 use super::rows::RmsRows;
 use super::simd::{self, Running};
 use crate::kernels::attention::{Keys as Whose, MhaCached};
@@ -99,7 +99,7 @@ pub(super) fn prepare_attention(
             _ => out.copy_from_slice(x),
         }
         if let Some(rotation) = &spec.rotation {
-            turn(rotation, head, positions[token], out);
+            rotate(rotation, head, positions[token], out);
         }
     };
     for_row_blocks(queries, n * head, |first, out| {

@@ -103,7 +103,7 @@ pub(super) struct Scratch {
     /// `[keys, queries]` of a panel: scores, later the weights of the values.
     scores: Lines,
     /// Scaled and transposed queries of every panel: `[head, queries]`.
-    turned: Lines,
+    transposed_queries: Lines,
     /// Weighted sums of values of every panel: `[head, queries]`.
     sums: Lines,
     /// Maximum score and sum of exponentials of every query, as in [`Softmax`].
@@ -135,9 +135,9 @@ pub(super) struct Attend<'a, 'b> {
 #[derive(Clone, Copy)]
 enum Step {
     /// Scale and transpose the queries.
-    Turn,
+    Transpose,
     /// Process the queries against the gathered keys.
-    Meet { first: usize, end: usize },
+    Process { first: usize, end: usize },
     /// Write the results.
     Finish,
 }
@@ -148,13 +148,13 @@ impl WithSimd for Attend<'_, '_> {
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         self.begin(S::F32_LANES);
-        self.panels(simd, Step::Turn);
+        self.panels(simd, Step::Transpose);
         let seen = self.seen(&self.queries);
         // Blocks start at multiples of `KEYS`, so that the bits of a row do not depend on the partition into blocks of queries.
         for key in (seen.start / KEYS * KEYS..seen.end).step_by(KEYS) {
             let (first, end) = (key.max(seen.start), seen.end.min(key + KEYS));
             self.gather(first..end);
-            self.panels(simd, Step::Meet { first, end });
+            self.panels(simd, Step::Process { first, end });
         }
         self.panels(simd, Step::Finish);
     }
@@ -172,7 +172,10 @@ impl Attend<'_, '_> {
     fn begin(&mut self, lanes: usize) {
         let (head, scratch) = (self.head, &mut *self.scratch);
         let cols = self.queries.len().next_multiple_of(lanes);
-        scratch.turned.room::<f32>(head * cols).fill(0.0);
+        scratch
+            .transposed_queries
+            .room::<f32>(head * cols)
+            .fill(0.0);
         scratch.sums.room::<f32>(head * cols).fill(0.0);
         scratch.max.room(cols).fill(f32::NEG_INFINITY);
         scratch.total.room::<f32>(cols).fill(0.0);
@@ -210,12 +213,12 @@ impl Attend<'_, '_> {
         step: Step,
     ) {
         match step {
-            Step::Turn => self.turn::<S, N>(queries),
-            Step::Meet { first, end } => {
+            Step::Transpose => self.transpose::<S, N>(queries),
+            Step::Process { first, end } => {
                 let seen = self.seen(&queries);
                 let block = first.max(seen.start)..end.min(seen.end);
                 if !block.is_empty() {
-                    self.meet::<S, M, N>(simd, &queries, block, first);
+                    self.process::<S, M, N>(simd, &queries, block, first);
                 }
             }
             Step::Finish => self.finish::<S, N>(queries),
@@ -224,14 +227,15 @@ impl Attend<'_, '_> {
 
     /// Scales and transposes queries. Scores are exponents of two.
     #[inline(always)]
-    fn turn<S: Simd, const N: usize>(&mut self, queries: Range<usize>) {
+    fn transpose<S: Simd, const N: usize>(&mut self, queries: Range<usize>) {
         let (head, cols) = (self.head, N * S::F32_LANES);
         let at = (queries.start - self.queries.start) * head;
-        let turned = &mut self.scratch.turned.all_mut()[at..][..head * cols];
+        let transposed_queries =
+            &mut self.scratch.transposed_queries.all_mut()[at..][..head * cols];
         let scale = self.scale * std::f32::consts::LOG2_E;
         for (lane, query) in queries.enumerate() {
             let row = &self.q.data[query * self.q.row..][..head];
-            for (to, x) in zip(turned[lane..].iter_mut().step_by(cols), row) {
+            for (to, x) in zip(transposed_queries[lane..].iter_mut().step_by(cols), row) {
                 *to = scale * x;
             }
         }
@@ -250,7 +254,7 @@ impl Attend<'_, '_> {
 
     /// Adds the contribution of a block of keys to the sums. `first` is the first gathered key.
     #[inline(always)]
-    fn meet<S: Simd, const M: usize, const N: usize>(
+    fn process<S: Simd, const M: usize, const N: usize>(
         &mut self,
         simd: S,
         queries: &Range<usize>,
@@ -263,14 +267,15 @@ impl Attend<'_, '_> {
             keys,
             values,
             scores,
-            turned,
+            transposed_queries,
             sums,
             max,
             total,
         } = &mut *self.scratch;
         let of_block = (block.start - first) * head..(block.end - first) * head;
         let (k, values) = (&keys[of_block.clone()], &values[of_block]);
-        let turned = vectors::<S, N>(&turned.all()[at * head..][..head * cols]);
+        let transposed_queries =
+            vectors::<S, N>(&transposed_queries.all()[at * head..][..head * cols]);
         let sums = &mut sums.all_mut()[at * head..][..head * cols];
         let max = &mut vectors_mut::<S, N>(&mut max.all_mut()[at..][..cols])[0];
         let total = &mut vectors_mut::<S, N>(&mut total.all_mut()[at..][..cols])[0];
@@ -284,7 +289,7 @@ impl Attend<'_, '_> {
                 *row = &k[i.min(last) * head..][..head];
             }
             let mut products = [[simd.splat_f32s(0.0); N]; M];
-            add_products(simd, rows, turned, &mut products);
+            add_products(simd, rows, transposed_queries, &mut products);
             for (to, products) in zip(vectors_mut::<S, N>(scores), products) {
                 *to = products;
             }

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn an_output_slot_is_taken_until_its_ticket_was_waited_for_or_dropped() {
+    fn an_output_slot_is_taken_until_its_ticket_is_waited_for_or_dropped() {
         let (mut output_slot, waits) = output_slot(false);
         assert!(!output_slot.is_taken() && !output_slot.clear());
         let ticket = output_slot.detach(pieces(), 7).expect("there is memory");

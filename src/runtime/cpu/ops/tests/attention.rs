@@ -153,7 +153,7 @@ fn attention_softmax_is_the_softmax_of_scaled_scores() {
 }
 
 #[test]
-fn attention_masked_softmax_is_the_softmax_of_the_keys_that_count() {
+fn attention_masked_softmax_is_the_softmax_of_the_valid_keys() {
     for batch in batches() {
         let x = noise(HEADS as usize * batch.pairs(), 1);
         let kernel = AttentionSoftmax {
@@ -279,7 +279,7 @@ fn fused_attention_is_scores_softmax_and_context() {
 }
 
 #[test]
-fn fused_attention_reads_queries_keys_and_values_out_of_one_tensor() {
+fn fused_attention_reads_queries_keys_and_values_from_one_tensor() {
     for batch in batches() {
         let views = [packed(0), packed(1), packed(2)];
         let qkv = noise(n_elements(packed(0), batch.tokens()), 1);
@@ -297,7 +297,7 @@ fn fused_attention_reads_queries_keys_and_values_out_of_one_tensor() {
 }
 
 #[test]
-fn short_attention_refuses_a_longer_sequence() {
+fn short_attention_rejects_a_longer_sequence() {
     let batch = Batch::new(&[3, 5]);
     let views = [OWN_ROWS; 3];
     let x = noise(batch.tokens() * WIDTH as usize, 1);
@@ -326,7 +326,7 @@ fn short_attention_refuses_a_longer_sequence() {
 }
 
 #[test]
-fn windows_and_biases_by_distance_agree_with_the_references() {
+fn windows_and_position_biases_agree_with_the_references() {
     let is_one = |k: &KernelSpec| match k {
         KernelSpec::MhaOnline(k) => k.dtype == F32 && !k.of.by.is_none(),
         KernelSpec::MhaCached(k) => k.dtype == F32 && !k.by.is_none(),

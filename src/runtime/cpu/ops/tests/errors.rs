@@ -200,7 +200,7 @@ fn columns_past_the_end_of_a_row_are_an_error() {
 }
 
 #[test]
-fn sizes_of_zero_are_no_panic() {
+fn sizes_of_zero_do_not_panic() {
     let extents = Batch::new(&[1]).extents;
     let spec = KernelSpec::Combine(Combine {
         how: How::Sum,

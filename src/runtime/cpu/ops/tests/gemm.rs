@@ -164,7 +164,7 @@ fn products_residual_and_norm_are_those_of_the_reference() {
 }
 
 #[test]
-fn what_a_gemm_leaves_and_what_normalises_by_it_are_those_of_the_references() {
+fn row_statistics_and_deferred_layer_norms_agree_with_the_references() {
     let (rows, n, k) = (5, 136, 24);
     let extents = Batch::new(&[1]).extents.with_rows(rows as u64);
     for bias in [true, false] {
@@ -245,7 +245,7 @@ fn reference(spec: &KernelSpec, extents: &Extents, operands: Vec<Vec<f32>>) -> V
 }
 
 #[test]
-fn what_attention_reads_of_a_projection_is_that_of_the_reference() {
+fn a_projection_prepared_for_attention_agrees_with_the_reference() {
     let (tokens, k) = (5, 24);
     let prepare = PrepareAttention {
         heads: 2,

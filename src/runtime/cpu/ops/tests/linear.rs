@@ -106,7 +106,7 @@ fn packed_f32_weights_give_the_product() {
 }
 
 #[test]
-fn bf16_products_are_those_of_rounded_factors_whatever_the_other_rows() {
+fn bf16_products_are_those_of_rounded_factors_independent_of_other_rows() {
     if !Products::Bf16.is_supported() {
         eprintln!("this CPU has no bf16 products: nothing was tested");
         return;
@@ -135,7 +135,7 @@ fn integers(row: &[f32], largest: f32) -> (f64, Vec<f64>) {
 }
 
 #[test]
-fn int8_products_are_those_of_integers_with_a_scale_for_each_row_whatever_the_other_rows() {
+fn int8_products_are_those_of_scaled_integers_independent_of_other_rows() {
     let largest = PackedWeight::largest_integer() as f32;
     for layer in layers() {
         let Layer { n, k, .. } = layer;
@@ -187,7 +187,7 @@ fn alone_as_among_others(layer: &Layer, packed: &PackedWeight, among_others: &[f
 }
 
 #[test]
-fn what_is_not_finite_stays_so_in_its_row_and_its_column() {
+fn non_finite_values_stay_in_their_row_and_column() {
     for products in [Products::F32, Products::Bf16, Products::Int8] {
         if !products.is_supported() {
             eprintln!("this CPU has no products in {products}: they were not tested");

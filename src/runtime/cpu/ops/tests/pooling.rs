@@ -28,7 +28,7 @@ fn unit_rows(x: &[f64], width: usize, eps: f64) -> Vec<f64> {
 }
 
 #[test]
-fn a_token_of_a_sequence_is_its_first_or_last_row() {
+fn first_and_last_token_select_a_row_of_each_sequence() {
     for (batch, which) in batches()
         .into_iter()
         .flat_map(|batch| [(batch.clone(), Which::First), (batch, Which::Last)])
@@ -121,7 +121,7 @@ fn mean_pool_normalize_is_a_mean_of_length_one() {
 }
 
 #[test]
-fn l2_normalize_divides_by_the_norm_but_by_no_less_than_eps() {
+fn l2_normalize_divides_by_the_norm_or_eps() {
     for width in WIDTHS {
         let mut x = noise(5 * width, 1);
         // A row of zeros, and a row whose norm is below eps.

@@ -397,7 +397,7 @@ fn attention_to_huge_scores_neither_overflows_nor_vanishes() {
 }
 
 #[test]
-fn attention_with_biases_by_distance_is_its_definition_on_every_instruction_set() {
+fn attention_with_position_biases_is_its_definition_on_every_instruction_set() {
     let (table, slope) = (noise(2 * 20 + 1, 4), [0.5]);
     let biases = [
         (Bias::Table { reach: 20 }, &table[..]),
@@ -430,7 +430,7 @@ fn attention_with_biases_by_distance_is_its_definition_on_every_instruction_set(
 
 /// Queries that see a NaN, or whose scores are undefined, have NaN results, and no other queries do.
 #[test]
-fn attention_to_what_is_no_number_gives_nan() {
+fn attention_to_nan_gives_nan() {
     let (len, head) = (300, 8);
     let [q, k, v] = [1, 2, 3].map(|seed| noise(len * head, seed));
     let check = |q: &[f32], k: &[f32], v: &[f32], is_nan: &dyn Fn(usize) -> bool| {

@@ -143,7 +143,7 @@ mod tests {
     use crate::kernels::beam_search::BeamStep;
 
     #[test]
-    fn every_number_of_a_row_has_a_place_of_its_own() {
+    fn every_value_of_a_row_has_its_own_position() {
         let room = LoopRoom {
             rows: 3,
             width: 8,

@@ -331,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_that_stay_neighbours_move_at_once_and_never_onto_themselves() {
+    fn adjacent_rows_move_together_and_never_onto_themselves() {
         let run = |from, to, rows| Run { from, to, rows };
         let moves = |all: &[usize]| -> Vec<(usize, usize)> {
             all.iter()
