@@ -184,7 +184,7 @@ fn a_batch_that_no_memory_holds_leaves_the_session_usable_under_every_allocator(
         let mut session = engine.session_with(&choice).expect("a session");
         let message = error(session.run(&huge));
         assert!(
-            message.contains("of host memory that the intermediate tensors need could not be had; send fewer tokens at once"),
+            message.contains("of host memory that the intermediate tensors need could not be allocated; send fewer tokens at once"),
             "{name}: {message}"
         );
         assert_eq!(session.memory().activations, 0, "{name}");

@@ -211,7 +211,7 @@ fn another_storage_type_than_the_artifacts_is_refused() {
     without_code(DType::F16)
         .write(&file)
         .expect("it is written");
-    assert_snapshot!(folder.text(&from_file(&file, &folder).err().expect("an error")), @"the CPU executor computes in f32, but the program stores f16; ask for f32, or for a CUDA device");
+    assert_snapshot!(folder.text(&from_file(&file, &folder).err().expect("an error")), @"the CPU executor computes in f32, but the program stores f16; use f32, or a CUDA device");
 }
 
 #[test]

@@ -352,13 +352,13 @@ fn a_file_that_is_not_whole_is_refused() {
     let bytes = std::fs::read(folder.file("model.safetensors")).expect("it was written");
     // In the length of the header, in the header, and in the data.
     folder.write("model.safetensors", &bytes[..5]);
-    assert_snapshot!(folder.load_error(), @"`[dir]/model.safetensors` is no whole safetensors file: header too small; download it again");
+    assert_snapshot!(folder.load_error(), @"`[dir]/model.safetensors` is not a complete safetensors file: header too small; download it again");
     folder.write("model.safetensors", &bytes[..100]);
-    assert_snapshot!(folder.load_error(), @"`[dir]/model.safetensors` is no whole safetensors file: invalid header length; download it again");
+    assert_snapshot!(folder.load_error(), @"`[dir]/model.safetensors` is not a complete safetensors file: invalid header length; download it again");
     folder.write("model.safetensors", &bytes[..bytes.len() - 1]);
-    assert_snapshot!(folder.load_error(), @"`[dir]/model.safetensors` is no whole safetensors file: incomplete metadata, file not fully covered; download it again");
+    assert_snapshot!(folder.load_error(), @"`[dir]/model.safetensors` is not a complete safetensors file: incomplete metadata, file not fully covered; download it again");
     folder.write("model.safetensors", "");
-    assert_snapshot!(folder.load_error(), @"`[dir]/model.safetensors` is no whole safetensors file: header too small; download it again");
+    assert_snapshot!(folder.load_error(), @"`[dir]/model.safetensors` is not a complete safetensors file: header too small; download it again");
 }
 
 #[test]
@@ -368,16 +368,16 @@ fn a_file_of_another_kind_is_refused() {
         "model.safetensors",
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0",
     );
-    assert_snapshot!(folder.load_error(), @"`[dir]/model.safetensors` is no whole safetensors file: header too large; download it again");
+    assert_snapshot!(folder.load_error(), @"`[dir]/model.safetensors` is not a complete safetensors file: header too large; download it again");
     let noise: Vec<u8> = (0..4096u32)
         .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
         .collect();
     folder.write("model.safetensors", noise);
-    assert_snapshot!(folder.load_error(), @"`[dir]/model.safetensors` is no whole safetensors file: header too large; download it again");
+    assert_snapshot!(folder.load_error(), @"`[dir]/model.safetensors` is not a complete safetensors file: header too large; download it again");
     let mut header = 9u64.to_le_bytes().to_vec();
     header.extend_from_slice(b"{\"a\": 12}");
     folder.write("model.safetensors", header);
-    assert_snapshot!(folder.load_error(), @"`[dir]/model.safetensors` is no whole safetensors file: invalid JSON in header: invalid type: integer `12`, expected struct TensorInfo at line 1 column 9; download it again");
+    assert_snapshot!(folder.load_error(), @"`[dir]/model.safetensors` is not a complete safetensors file: invalid JSON in header: invalid type: integer `12`, expected struct TensorInfo at line 1 column 9; download it again");
 }
 
 #[test]
@@ -407,10 +407,10 @@ fn a_shard_that_the_index_does_not_name_is_not_read() {
 
 #[test]
 fn a_bad_index_is_named() {
-    assert_snapshot!(sharded("{").load_error(), @"`[dir]/model.safetensors.index.json` is no index of shards: EOF while parsing an object at line 1 column 1; expected an object with a `weight_map`");
-    assert_snapshot!(sharded("{\"map\": {}}").load_error(), @"`[dir]/model.safetensors.index.json` is no index of shards: there is no `weight_map`; expected an object with a `weight_map`");
-    assert_snapshot!(sharded("{\"weight_map\": []}").load_error(), @"`[dir]/model.safetensors.index.json` is no index of shards: there is no `weight_map`; expected an object with a `weight_map`");
-    assert_snapshot!(sharded("{\"weight_map\": {\"a\": 1}}").load_error(), @"`[dir]/model.safetensors.index.json` is no index of shards: `a` names no file; expected an object with a `weight_map`");
+    assert_snapshot!(sharded("{").load_error(), @"`[dir]/model.safetensors.index.json` is not an index of shards: EOF while parsing an object at line 1 column 1; expected an object with a `weight_map`");
+    assert_snapshot!(sharded("{\"map\": {}}").load_error(), @"`[dir]/model.safetensors.index.json` is not an index of shards: there is no `weight_map`; expected an object with a `weight_map`");
+    assert_snapshot!(sharded("{\"weight_map\": []}").load_error(), @"`[dir]/model.safetensors.index.json` is not an index of shards: there is no `weight_map`; expected an object with a `weight_map`");
+    assert_snapshot!(sharded("{\"weight_map\": {\"a\": 1}}").load_error(), @"`[dir]/model.safetensors.index.json` is not an index of shards: `a` names no file; expected an object with a `weight_map`");
 }
 
 #[test]
@@ -418,7 +418,7 @@ fn an_index_names_files_beside_it_only() {
     for name in ["../evil", "..", "/etc/passwd", "a/b", ".", "", ".hidden"] {
         let index = json!({"weight_map": {"a": name}}).to_string();
         let expected = format!(
-            "`[dir]/model.safetensors.index.json` is no index of shards: `{name}` is no plain file name; expected an object with a `weight_map`"
+            "`[dir]/model.safetensors.index.json` is not an index of shards: `{name}` is not a plain file name; expected an object with a `weight_map`"
         );
         assert_eq!(sharded(index).load_error(), expected);
     }

@@ -460,7 +460,7 @@ fn nothing_of_the_current_folder_is_run() {
     let (success, _, errors) = cli.output_with(&run, &variables);
     assert!(!success);
     let words: Vec<&str> = errors.split_whitespace().filter(|w| *w != "│").collect();
-    assert_snapshot!(words.join(" "), @"× libcuda is not loaded: LD_LIBRARY_PATH has an empty entry, which means the current folder, and that contains `libcuda.so`; remove the extra colon. The loader would run what others put there; the CPU works without");
+    assert_snapshot!(words.join(" "), @"× libcuda is not loaded: LD_LIBRARY_PATH has an empty entry, which means the current folder, and that contains `libcuda.so`; remove the extra colon. The loader could run code that others put there; the CPU works without it");
 }
 
 #[cfg(unix)]
@@ -549,7 +549,7 @@ fn a_device_that_is_not_there_is_named() {
     } else if !presence.devices.is_empty() {
         let n = presence.devices.len();
         let expected =
-            format!("× there is no CUDA device 99; the driver shows {n}, counted from 0");
+            format!("× CUDA device 99 does not exist; the driver reports {n}, counted from 0");
         assert_eq!(on("cuda:99"), expected);
     }
 }
@@ -586,10 +586,10 @@ fn bad_batches_are_refused() {
 fn a_bad_checkpoint_is_refused_before_anything_else() {
     let cli = Cli::new();
     cli.0.write("model.safetensors", "");
-    assert_snapshot!(cli.ids_error("[[1]]"), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × `./model.safetensors` is no whole safetensors file: header too small; download it again");
+    assert_snapshot!(cli.ids_error("[[1]]"), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × `./model.safetensors` is not a complete safetensors file: header too small; download it again");
     cli.0
         .write("config.json", tiny_config().to_string().replace("16", "15"));
-    assert_snapshot!(cli.ids_error("[[1]]"), @r#"× shapes that cannot be: `layer.0.query_heads` (split_heads): a width of 15 does not divide into 2 heads; operands are `layer.0.query` [tokens, 15] ╭─[bert.ron:75:21] 74 bias: "encoder.layer.{i}.attention.self.value.bias")), 75 Let("query_heads", split_heads(x: "query", heads: "heads")), · ──────┬────── · ╰── computed here 76 Let("key_heads", split_heads(x: "key", heads: "heads")), ╰──── help: `layer.0.query` holds 15 values for each token"#);
+    assert_snapshot!(cli.ids_error("[[1]]"), @r#"× shapes do not match: `layer.0.query_heads` (split_heads): a width of 15 does not divide into 2 heads; operands are `layer.0.query` [tokens, 15] ╭─[bert.ron:75:21] 74 bias: "encoder.layer.{i}.attention.self.value.bias")), 75 Let("query_heads", split_heads(x: "query", heads: "heads")), · ──────┬────── · ╰── computed here 76 Let("key_heads", split_heads(x: "key", heads: "heads")), ╰──── help: `layer.0.query` holds 15 values for each token"#);
 }
 
 /// Timings by which one kernel takes far longer than any other, in a file.

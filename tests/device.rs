@@ -745,7 +745,7 @@ fn a_third_batch_in_flight_is_refused_and_tickets_outlive_their_session() {
     );
     assert_eq!(
         error.to_string(),
-        "two batches of the session are in flight, and it takes no third; wait for the ticket of one of them first"
+        "the session already has two batches in flight; wait for the ticket of one of them first"
     );
     // A batch that the model refuses takes no place, and changes nothing.
     assert!(session.submit(&batch(&[513])).is_err());

@@ -71,9 +71,9 @@ fn a_description_that_is_not_for_the_folder_names_the_one_that_is() {
         .build();
     assert_snapshot!(folder.text(&built.err().expect("it is refused")), @"config.json: `model_type` is `xlm-roberta`, but the description `bert` is for `bert`");
     change(&folder, "config.json", json!({"model_type": "gpt_neox"}));
-    assert_snapshot!(refused(&folder), @"no description that comes with gemmule is for the `model_type` `gpt_neox` of config.json");
+    assert_snapshot!(refused(&folder), @"no shipped description supports the `model_type` `gpt_neox` of config.json");
     change(&folder, "config.json", json!({"model_type": null}));
-    assert_snapshot!(refused(&folder), @"config.json has no `model_type`, so no description can be chosen by it");
+    assert_snapshot!(refused(&folder), @"config.json has no `model_type`, so no description can be selected");
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn dense_modules_are_held_to_their_weights() {
         change(&folder, "2_Dense/config.json", changes);
         refused(&folder)
     };
-    assert_snapshot!(with(json!({"in_features": 30})), @"shapes that cannot be: `2_Dense.product` (linear): the input is 32 wide, but the weight takes 30; operands are `1_Pooling.mean` [batch, 32], `2_Dense/linear.weight` [24, 30]");
+    assert_snapshot!(with(json!({"in_features": 30})), @"shapes do not match: `2_Dense.product` (linear): the input is 32 wide, but the weight takes 30; operands are `1_Pooling.mean` [batch, 32], `2_Dense/linear.weight` [24, 30]");
     assert_snapshot!(with(json!({"out_features": null})), @"`[dir]/2_Dense/config.json`: there is no `out_features`");
     assert_snapshot!(with(json!({"activation_function": "torch.nn.modules.activation.SiLU"})), @r#"`[dir]/2_Dense/config.json`: `activation_function` is "torch.nn.modules.activation.SiLU"; expected Identity, Tanh, ReLU or GELU of torch.nn"#);
     assert_snapshot!(with(json!({"activation_function": "mine.Tanh"})), @r#"`[dir]/2_Dense/config.json`: `activation_function` is "mine.Tanh"; expected a class of torch"#);
@@ -481,7 +481,7 @@ fn tokens_behind_the_end_of_a_sequence_have_no_rows() {
     let padded: [&[u32]; 2] = [&[0, 40, 30, 7, 7, 7], &[0, 9, 7, 12, 7]];
     assert_eq!(pooled(&padded), pooled(&[&[0, 40, 30, 7], &[0, 9, 7]]));
     let error = run(&["last_hidden_state", "text_embeds"], &padded).expect_err("refused");
-    assert_snapshot!(error.to_string(), @"sequence 0 ends with its token 3, and 2 more follow, for which the outputs have rows; leave them out, or ask for outputs of whole sequences alone");
+    assert_snapshot!(error.to_string(), @"sequence 0 ends with its token 3, and 2 more tokens follow, for which the requested outputs would have rows; remove them, or request only outputs with one row per sequence");
     // Without the pooled row every token has its own.
     let all = run(&["last_hidden_state"], &padded).expect("it runs");
     assert_eq!(
@@ -590,5 +590,5 @@ fn a_padding_token_in_a_text_is_refused_where_positions_leave_it_out() {
         .expect("a session")
         .run(&batch)
         .expect_err("refused");
-    assert_snapshot!(error.to_string(), @"sequence 1, token 2: the id 1 is the model's padding token, for which it counts no position; take it out of the sequence");
+    assert_snapshot!(error.to_string(), @"sequence 1, token 2: the id 1 is the model's padding token, which has no position; remove it from the sequence");
 }

@@ -126,12 +126,12 @@ fn weights_that_no_memory_holds_are_an_error() {
     config["vocab_size"] = json!(20_000_000);
     shell.0.write("large.json", config.to_string());
     let run = "gemmule run bert --config large.json --random-weights 1 --device cpu --ids ids.json";
-    assert_snapshot!(shell.error(&format!("ulimit -v 1000000; {run}")), @"× there is no memory for the tensor `embeddings.word_embeddings.weight`, which takes 1280000000 bytes; are its sizes right? Free memory, or use a smaller model");
+    assert_snapshot!(shell.error(&format!("ulimit -v 1000000; {run}")), @"× out of memory for the tensor `embeddings.word_embeddings.weight`, which takes 1280000000 bytes; are its sizes right? Free memory, or use a smaller model");
     // 2⁴⁰ elements, the most that a description may have of one.
     config["vocab_size"] = json!(1 << 20);
     config["hidden_size"] = json!(1 << 20);
     shell.0.write("large.json", config.to_string());
-    assert_snapshot!(shell.error(&format!("ulimit -v 1000000; {run}")), @"× there is no memory for the tensor `embeddings.word_embeddings.weight`, which takes 4398046511104 bytes; are its sizes right? Free memory, or use a smaller model");
+    assert_snapshot!(shell.error(&format!("ulimit -v 1000000; {run}")), @"× out of memory for the tensor `embeddings.word_embeddings.weight`, which takes 4398046511104 bytes; are its sizes right? Free memory, or use a smaller model");
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn names_do_not_steer_a_terminal() {
     shell
         .0
         .write("evil.ron", format!("Model(name: \"{evil}\")"));
-    assert_snapshot!(shell.error("gemmule check evil.ron"), @"× line 1, column 15 has the raw control character U+001B; leave it out, or write it as an escape in a string");
+    assert_snapshot!(shell.error("gemmule check evil.ron"), @"× line 1, column 15 has the raw control character U+001B; remove it, or write it as an escape in a string");
     shell.0.write(&format!("{evil}.ron"), "Model(");
     assert_snapshot!(shell.error("gemmule check a*.ron"), @r"× this is not RON: the file ends too early ╭─[a\u{1b}[2J\u{9b}31m\u{202e}b.ron:1:7] 1 Model( ╰──── help: a description is one `Model(…)`, and all its brackets are closed");
     assert_snapshot!(shell.error(&format!("gemmule check '{evil}'")), @r"× there is no description `a\u{1b}[2J\u{9b}31m\u{202e}b`: it is neither a file nor shipped; shipped are bert, jina_bert, roberta, xlm_roberta_xl, distilbert, albert, electra, mpnet, nomic_bert, gte, deberta_v2, modernbert, gemma3_text, clip_text, gpt2, llama, qwen3, marian, bart, mbart, m2m_100, t5, vae");
@@ -239,7 +239,7 @@ fn names_do_not_steer_a_terminal() {
     let mut config = tiny_config();
     config["hidden_act"] = json!(evil);
     shell.0.write("evil.json", config.to_string());
-    assert_snapshot!(shell.error("gemmule check bert --config evil.json"), @r#"× the activation `a\u{1b}[2J\u{9b}31m\u{202e}b` is not known ╭─[bert.ron:44:17] 43 activations: { 44 "act": [Key("hidden_act"), "gelu"], · ────────┬──────── · ╰── config.json gives `a\u{1b}[2J\u{9b}31m\u{202e}b` 45 }, ╰──── help: another function in its place would be another model; there are `gelu`, `gelu_python`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `tanh`, `silu`, `swish` and `quick_gelu`"#);
+    assert_snapshot!(shell.error("gemmule check bert --config evil.json"), @r#"× the activation `a\u{1b}[2J\u{9b}31m\u{202e}b` is not known ╭─[bert.ron:44:17] 43 activations: { 44 "act": [Key("hidden_act"), "gelu"], · ────────┬──────── · ╰── config.json gives `a\u{1b}[2J\u{9b}31m\u{202e}b` 45 }, ╰──── help: a different function would change the model; the known ones are `gelu`, `gelu_python`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `tanh`, `silu`, `swish` and `quick_gelu`"#);
     // A description may spell such a name with escapes: its graph is shown, and an error quotes it escaped.
     let named = include_str!("../models/bert.ron")
         .replace("\"embeddings.LayerNorm.bias\"", "\"evil\\u{1b}[2J\\u{9b}\"");

@@ -104,7 +104,7 @@ fn an_ordinary_session_takes_no_padding_for_tokens() {
     let ordinary = builder("bert").build().expect("it loads");
     let padded = batch(&[4, 4, 2]).with_padding().expect("it fits");
     let mut session = ordinary.session().expect("a session");
-    assert_snapshot!(session.run(&padded).expect_err("it is padded"), @"sequence 2 has 2 tokens and 2 of padding, which an ordinary session would take for tokens; run the batch as it was before `with_padding`, or build the engine with `Padding::Kept`");
+    assert_snapshot!(session.run(&padded).expect_err("it is padded"), @"sequence 2 has 2 tokens and 2 of padding, which this session would treat as tokens; run the batch without `with_padding`, or build the engine with `Padding::Kept`");
     assert!(session.time(&padded, 0, 1).is_err());
     assert!(ordinary.footprint(&padded).is_err());
     // Where no sequence got any, there is nothing to tell apart.

@@ -1,4 +1,4 @@
-//! A checked description and config.json to a [`Graph`].
+//! Builds a [`Graph`] from a checked description and a config.json.
 
 mod operator;
 mod unroll;
@@ -27,10 +27,11 @@ use crate::{
     tensor::{SequenceEnd, Shape},
 };
 
-/// Elements of a table that is computed when weights are loaded, 128 MiB in f32: no shape in a checkpoint limits it.
+/// Maximum number of elements of a table that is computed when weights are loaded (128 MiB in f32). No shape in a checkpoint
+/// limits it.
 const MAX_COMPUTED: u64 = 1 << 25;
 
-/// More elements than any tensor of a checkpoint; below it, counts of bytes cannot overflow.
+/// Maximum number of elements of a tensor, larger than any in a checkpoint. It prevents byte counts from overflowing.
 const MAX_ELEMENTS: u64 = 1 << 40;
 
 pub(super) fn model(
@@ -62,25 +63,25 @@ pub(super) fn model(
         end: None,
         expectations: Vec::new(),
     };
-    // What modules compute is not the description's value of that name.
+    // An output that modules compute differs from the description's output of that name.
     let computed = computed(modules).filter(|name| outputs.contains(name));
     let pooled = computed.is_some();
     let described = |name: &At<String>| {
         let name = name.value.as_str();
         outputs.contains(&name) && computed != Some(name)
     };
-    // What modules start from is known where its part is built.
+    // The start value of the modules is known once its part is built.
     let start = states(ast, modules).filter(|_| pooled);
     let starts = |part: &PartOf| {
         let mut values = part.outputs.iter().map(|(_, value)| value);
         start.filter(|start| values.any(|value| value.span == start.span))
     };
     builder.expect(&ast.expect);
-    let asked = |part: &PartOf| {
+    let is_built = |part: &PartOf| {
         starts(part).is_some() || part.outputs.iter().any(|(name, _)| described(name))
     };
-    // A part comes before those that read what it leaves.
-    let last = ast.parts.iter().rposition(asked);
+    // Build a part if a requested output is in it or in a later part.
+    let last = ast.parts.iter().rposition(is_built);
     let mut names = Vec::new();
     let mut of_modules = None;
     for (nth, part) in ast.parts.iter().enumerate() {
@@ -114,7 +115,7 @@ pub(super) fn model(
             of_modules = Some(builder.modules(ast, modules)?);
         }
     }
-    // Where one part is built there is nothing to tell apart.
+    // With a single part, names need no distinction.
     if names.len() > 1 {
         builder.graph.set_parts(names);
     }
@@ -136,35 +137,35 @@ pub(super) struct Builder<'a> {
     pub(super) graph: Graph,
     /// Values by name, innermost body last.
     scopes: Vec<HashMap<&'a str, NodeId>>,
-    /// `layer.3.` inside the fourth iteration.
+    /// Prefix of value names, such as `layer.3.` in the fourth iteration.
     prefix: String,
     weights: HashMap<String, (NodeId, Range<usize>)>,
-    /// What else a weight may be called.
+    /// Alternative names of weights.
     other_names: BTreeMap<String, Vec<String>>,
-    /// Tensors of heads, and the tables that they are tied to.
+    /// Tied head tensors and their tables.
     ties: &'a [(String, String)],
-    /// Those that the checkpoint has with other values than the table's.
+    /// Tied tensors for which the checkpoint has values that differ from the table.
     own: &'a BTreeSet<String>,
-    /// Those that are not read, by their tables.
+    /// Tied tensors that are not read, by table.
     tied: BTreeMap<String, String>,
-    /// Every node's name, and where the description gives it.
+    /// Name of every node, with its source position.
     names: HashMap<String, Range<usize>>,
-    /// The part that is built.
+    /// Index of the part under construction.
     part: u32,
     inputs: HashMap<(u32, Meta), NodeId>,
-    /// The part, heads and elements of a head of each cache by its name.
+    /// Part, number of heads and head size of each cache, by name.
     caches: HashMap<String, (u32, u32, u32)>,
-    /// The fewest ids that the tables of an input have rows for.
+    /// Minimum number of ids that the tables of an input have rows for.
     rows: HashMap<Meta, u32>,
-    /// The token id that positions are not counted for.
+    /// Token id that gets no position.
     skipped: Option<u32>,
-    /// The token that ends a sequence.
+    /// Token that ends a sequence.
     end: Option<SequenceEnd>,
     expectations: Vec<Expectation>,
 }
 
 impl<'a> Builder<'a> {
-    /// Begins a part, whose values are named after it where there are several.
+    /// Begins a part. Its values are prefixed with its name if there are several parts.
     fn enter(&mut self, part: &PartOf, names: &mut Vec<Part>) {
         let Some((name, stream)) = &part.named else {
             return;
@@ -186,7 +187,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// A name from outside a `Repeat` takes the new value there; others are of this body.
+    /// Binds a name. A name from outside a `Repeat` is updated there; other names belong to this body.
     fn bind(&mut self, name: &'a str, id: NodeId) {
         if let Some((inner, outer)) = self.scopes.split_last_mut() {
             match outer.iter_mut().find_map(|scope| scope.get_mut(name)) {
@@ -245,7 +246,7 @@ impl<'a> Builder<'a> {
             .help(words.join("; "))
     }
 
-    /// A node's name is unique, weights included.
+    /// Registers a node's name, which must be unique, including weights.
     fn claim(&mut self, name: &str, place: &Range<usize>) -> Result<(), ModelError> {
         let Some(before) = self.names.insert(name.to_owned(), place.clone()) else {
             return Ok(());
@@ -254,7 +255,7 @@ impl<'a> Builder<'a> {
             what: "name",
             name: name.to_owned(),
         };
-        // A value takes its name after the weights that it reads: the order of the file is another one.
+        // A value is named after the weights that it reads, so this order may differ from that of the file.
         let (first, again) = match before.start <= place.start {
             true => (&before, place),
             false => (place, &before),
@@ -273,7 +274,7 @@ impl<'a> Builder<'a> {
         }
         let name = INPUTS.iter().find(|&&(_, m)| m == meta);
         let name = name.map_or_else(|| format!("{meta:?}"), |&(n, _)| n.to_owned());
-        // Each part has a batch of its own.
+        // Each part has its own batch.
         let name = match self.part {
             0 => name,
             part => format!("{name}.{part}"),
@@ -284,14 +285,14 @@ impl<'a> Builder<'a> {
         Ok(id)
     }
 
-    /// A computed table of positions, one node for each style and size.
+    /// Returns the node of a computed position table, one per style and size.
     fn sinusoid(
         &mut self,
         style: Sinusoid,
         [rows, width]: [u64; 2],
         (of_rows, place): (&At<Expr>, &At<Expr>),
     ) -> Result<NodeId, ModelError> {
-        // A quotient of half the width less one is in the frequencies.
+        // The frequencies divide by half of the width minus one.
         if width < 4 || !width.is_multiple_of(2) {
             let problem = Problem::OutOfRange {
                 what: "the width of a table of sines and cosines".to_owned(),
@@ -311,7 +312,7 @@ impl<'a> Builder<'a> {
         self.computed(name, expr, &place.span)
     }
 
-    /// Refuses a table of more elements than are computed.
+    /// Returns an error if a computed table has too many elements.
     fn check_computed(&self, what: &str, dims: &[u64], place: &At<Expr>) -> Result<(), ModelError> {
         let elements = dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
         if elements.is_some_and(|n| n <= MAX_COMPUTED) {
@@ -325,7 +326,7 @@ impl<'a> Builder<'a> {
         Err(self.values.about(problem, &[place], "too large".to_owned()))
     }
 
-    /// The node of a computed weight, one for each name.
+    /// Returns the node of a computed weight, one per name.
     fn computed(
         &mut self,
         name: String,
@@ -340,8 +341,8 @@ impl<'a> Builder<'a> {
         Ok(id)
     }
 
-    /// The tensor of a linear layer: the head's own where `pattern` is the table that the head is tied to, and the
-    /// checkpoint has other values for the head.
+    /// Returns the tensor of a linear layer. If `pattern` is a table that a head is tied to and the checkpoint has other values
+    /// for the head, this is the head's own tensor.
     fn untied<'p>(&mut self, pattern: &'p At<Pattern>) -> Result<Cow<'p, At<Pattern>>, ModelError> {
         let names = self.values.names_of(pattern)?;
         let first = names.first().map(String::as_str).unwrap_or_default();
@@ -355,7 +356,7 @@ impl<'a> Builder<'a> {
         Ok(Cow::Borrowed(pattern))
     }
 
-    /// One node per tensor of the checkpoint, however often it is read.
+    /// Returns the node of a tensor. Each tensor of the checkpoint has one node, however often it is read.
     fn weight(&mut self, pattern: &At<Pattern>, dims: &[u64]) -> Result<NodeId, ModelError> {
         self.tensor(pattern, dims, |name, dims| WeightExpr::Stored {
             name,
@@ -363,7 +364,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// A matrix `[out, in]` that is stored as `[in, out]`.
+    /// Returns a matrix `[out, in]` that is stored as `[in, out]`.
     fn transposed(
         &mut self,
         pattern: &At<Pattern>,
@@ -375,7 +376,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Rows of a matrix `[of, in]`: `out` of them, from one on.
+    /// Returns `out` rows of a matrix `[of, in]`, starting at row `from`.
     fn rows(
         &mut self,
         pattern: &At<Pattern>,
@@ -406,7 +407,7 @@ impl<'a> Builder<'a> {
         )
     }
 
-    /// The node of a tensor, made by `expr` where it is new.
+    /// Returns the node of a tensor, and creates it with `expr` if it is new.
     fn tensor(
         &mut self,
         pattern: &At<Pattern>,
@@ -416,7 +417,7 @@ impl<'a> Builder<'a> {
         self.tensor_called(pattern, dims, str::to_owned, expr)
     }
 
-    /// As [`tensor`](Self::tensor), under another name than the tensor's where the node is of a part of it.
+    /// Like [`tensor`](Self::tensor), for nodes of a part of a tensor: `called` derives the node's name from the tensor's name.
     fn tensor_called(
         &mut self,
         pattern: &At<Pattern>,
@@ -469,7 +470,7 @@ impl<'a> Builder<'a> {
         Ok(id)
     }
 
-    /// The width that the weights of `op` on `x` must have.
+    /// Returns the width that the weights of `op` on `x` must have.
     fn width(
         &self,
         node: &str,
@@ -489,7 +490,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// The width of each of `heads` equal parts of `x`'s rows.
+    /// Returns the width of each of `heads` equal parts of the rows of `x`.
     fn part_of(
         &self,
         node: &str,
@@ -550,10 +551,10 @@ impl<'a> Builder<'a> {
             let error = self.file.error_elsewhere(Problem::NoTokens);
             return Err(error.help("start from `embedding(ids: \"token_ids\", …)`"));
         }
-        // Outputs that read no token take any: no table has a row for them.
+        // Outputs that read no tokens accept any token id, since no table has rows for them.
         let vocab = self.rows.get(&Meta::TokenIds).copied();
         let vocab = vocab.unwrap_or(i32::MAX as u32);
-        // An iteration that no chosen output needs is not in the graph, so nothing is expected of it.
+        // Iterations that no requested output needs are not in the graph, so their expectations do not apply.
         let nodes = self.graph.topological();
         let names = nodes.iter().map(|&id| self.graph.node(id).name.as_str());
         let scopes: HashSet<&str> = names

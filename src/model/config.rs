@@ -1,6 +1,6 @@
-//! Values of a description's names, from a checkpoint's `config.json`.
+//! Resolves the names of a description from a checkpoint's `config.json`.
 //!
-//! A value is found when it is first read, so that what no asked output needs may be missing.
+//! A value is resolved when it is first read, so values that no requested output needs may be missing.
 
 use std::{
     cell::RefCell,
@@ -16,22 +16,22 @@ use super::{
 };
 use crate::kernels::gemm::Activation;
 
-/// All that config.json gives to a description.
+/// Values that a description takes from config.json.
 pub(super) struct Values<'a> {
     pub(super) file: &'a File,
     ast: &'a Ast,
     pub(super) config: &'a Map<String, Value>,
     dims: RefCell<BTreeMap<String, u64>>,
     reals: RefCell<BTreeMap<String, f64>>,
-    /// Those of the loops around the statement at hand.
+    /// Current indices of the enclosing loops.
     indices: RefCell<Vec<(String, u64)>>,
 }
 
-/// Sizes are indices of kernels, which count in 32 bits.
+/// Maximum size of a dimension: kernels index with 32 bits.
 const MAX_SIZE: u64 = i32::MAX as u64;
 
-/// The value of a key, or of keys one inside the other, `text_config.hidden_size`, of which those inside of lists are places
-/// from 0 on, `layer_types.3`. A key with null is a key that is not there, as Hugging Face writes it.
+/// Returns the value of a key. The key may be a path such as `text_config.hidden_size`, with indices from 0 for lists,
+/// `layer_types.3`. A null value counts as absent, as in Hugging Face configs.
 pub(super) fn lookup<'c>(config: &'c Map<String, Value>, key: &str) -> Option<&'c Value> {
     let whole = config.get(key);
     let found = whole.or_else(|| {
@@ -46,7 +46,7 @@ pub(super) fn lookup<'c>(config: &'c Map<String, Value>, key: &str) -> Option<&'
 }
 
 impl Requirement {
-    /// Whether a config.json has the value, whichever outputs are asked for.
+    /// Returns whether a config.json meets the requirement, regardless of the requested outputs.
     pub(super) fn is_met_by(&self, config: &Map<String, Value>) -> bool {
         let applies = self.only.as_ref().is_none_or(|(key, has)| {
             has.contains(lookup(config, &key.value).unwrap_or(&Value::Null))
@@ -56,7 +56,7 @@ impl Requirement {
     }
 }
 
-/// The object that config.json must be.
+/// Returns config.json as an object.
 pub(super) fn object<'c>(
     file: &File,
     config: &'c Value,
@@ -64,12 +64,12 @@ pub(super) fn object<'c>(
     config.as_object().ok_or_else(|| {
         let found = kind(config);
         let error = file.error_elsewhere(Problem::ConfigNotAnObject { found });
-        error.help("give the config.json that is published beside the weights")
+        error.help("pass the config.json that is published with the weights")
     })
 }
 
 impl<'a> Values<'a> {
-    /// `outputs` decides which requirements hold.
+    /// Creates the values of a config.json that meets the requirements for `outputs`.
     pub fn new(
         file: &'a File,
         ast: &'a Ast,
@@ -93,12 +93,12 @@ impl<'a> Values<'a> {
         Ok(values)
     }
 
-    /// The dimensions that were read.
+    /// Dimensions that were read.
     pub fn dims(&self) -> BTreeMap<String, u64> {
         self.dims.borrow().clone()
     }
 
-    /// Begins an iteration of a loop with this index.
+    /// Begins a loop iteration with this index.
     pub fn push_index(&self, index: &str, value: u64) {
         self.indices.borrow_mut().push((index.to_owned(), value));
     }
@@ -112,8 +112,8 @@ impl<'a> Values<'a> {
         indices.iter().find(|(i, _)| i == name).map(|&(_, k)| k)
     }
 
-    /// Finds the values of these names that were not read before. A definition reads only those above it, so one pass
-    /// upwards finds what is needed and one downwards evaluates it, without recursion.
+    /// Resolves names that have not been read yet. A definition uses only definitions above it, so one upward pass finds those
+    /// that are needed and one downward pass evaluates them, without recursion.
     fn find<'n>(&self, names: impl IntoIterator<Item = &'n At<String>>) -> Result<(), ModelError> {
         let mut needed: HashSet<&str> = names.into_iter().map(|n| n.value.as_str()).collect();
         let known = |name: &str| {
@@ -149,7 +149,7 @@ impl<'a> Values<'a> {
         Ok(())
     }
 
-    /// The first origin that is there.
+    /// Returns the first origin that is present.
     fn chosen(&self, definition: &'a Definition) -> Option<&'a At<Origin>> {
         definition.origins.iter().find(|o| match &o.value {
             Origin::Key(key) | Origin::Length(key) => lookup(self.config, key).is_some(),
@@ -192,7 +192,7 @@ impl<'a> Values<'a> {
         self.evaluate(expr, span)
     }
 
-    /// As [`whole`](Self::whole), of names that were found.
+    /// Evaluates an expression like [`whole`](Self::whole), for names that are already resolved.
     fn evaluate(&self, expr: &Expr, span: &std::ops::Range<usize>) -> Result<u64, ModelError> {
         expr.whole(&|name| self.number(name))
             .map_err(|message| self.arithmetic(message, span, expr.names()))
@@ -217,7 +217,7 @@ impl<'a> Values<'a> {
         holds.map_err(|message| self.arithmetic(message, &condition.span, names))
     }
 
-    /// Whether the first body of a `When` is taken.
+    /// Returns whether the first body of a `When` is taken.
     pub fn holds(&self, test: &Test) -> Result<bool, ModelError> {
         match test {
             Test::Holds(condition) => self.condition(condition),
@@ -235,7 +235,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// What a weight is called in the iteration at hand: its name, then what else it may be called.
+    /// Returns the name of a weight in the current iteration, followed by its alternative names.
     pub fn names_of(&self, pattern: &At<Pattern>) -> Result<Vec<String>, ModelError> {
         let spellings = pattern.value.0.iter();
         let filled = spellings.map(|spelling| {
@@ -270,7 +270,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Names with their values, and the keys of config.json that these come from.
+    /// Lists names with their values and the config.json keys that these come from.
     fn in_words(&self, names: &[&'a At<String>]) -> Option<String> {
         let mut words: Vec<String> = Vec::new();
         let mut open: Vec<&At<String>> = names.iter().rev().copied().collect();
@@ -297,14 +297,14 @@ impl<'a> Values<'a> {
         (!words.is_empty()).then(|| format!("here {}", words.join(" and ")))
     }
 
-    /// What gives a name its value.
+    /// Returns the origin of a name's value.
     fn origin_of(&self, name: &str) -> Option<&'a Origin> {
         let mut definitions = self.ast.dims.iter().chain(&self.ast.reals);
         let definition = definitions.find(|d| d.name.value == name)?;
         self.chosen(definition).map(|origin| &origin.value)
     }
 
-    /// An error about the values of expressions, the first of which is at fault, with the names in them.
+    /// Creates an error about the values of expressions, the first of which is at fault. Its help lists the names in them.
     pub(super) fn about(
         &self,
         problem: Problem,
@@ -322,22 +322,22 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// An expression as written, without its quotes.
+    /// Returns the source text of an expression without quotes.
     fn text(&self, span: &std::ops::Range<usize>) -> &str {
         self.file.text()[span.clone()].trim_matches('"')
     }
 
-    /// How often a `Repeat` runs, or where its index starts.
+    /// Evaluates the iteration count of a `Repeat` or the first value of its index.
     pub fn count(&self, expr: &At<Expr>) -> Result<u64, ModelError> {
         self.whole(&expr.value, &expr.span)
     }
 
-    /// A size of a tensor.
+    /// Evaluates the size of a tensor.
     pub fn size(&self, expr: &At<Expr>) -> Result<u32, ModelError> {
         self.within(expr, 1)
     }
 
-    /// What is added to ids; it may be zero.
+    /// Evaluates the offset that is added to ids, which may be zero.
     pub fn offset(&self, expr: &At<Expr>) -> Result<u32, ModelError> {
         self.within(expr, 0)
     }
@@ -357,7 +357,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// An attribute in f32.
+    /// Evaluates an attribute as f32.
     pub fn real(&self, expr: &At<Expr>) -> Result<f32, ModelError> {
         let value = self.real_of(&expr.value, &expr.span)?;
         let real = value as f32;
@@ -373,11 +373,11 @@ impl<'a> Values<'a> {
         Ok(real)
     }
 
-    /// A small positive number that keeps a division sound.
+    /// Evaluates a small positive number that avoids a division by zero.
     pub fn eps(&self, expr: &At<Expr>) -> Result<f32, ModelError> {
         let eps = self.real(expr)?;
         if eps <= 0.0 {
-            // As written: what is too small for f32 is 0 in it.
+            // Show the value as written, because it may be rounded to 0 in f32.
             let value = self.real_of(&expr.value, &expr.span)?;
             let expected = match value > 0.0 {
                 true => "a number that is above 0 in f32, too",
@@ -394,7 +394,7 @@ impl<'a> Values<'a> {
         Ok(eps)
     }
 
-    /// `None` where the name is not defined, which the check of names excludes.
+    /// Returns the activation `name`; `None` if it is not defined, which the check of names excludes.
     pub fn activation(&self, name: &str) -> Result<Option<Activation>, ModelError> {
         let mut definitions = self.ast.activations.iter();
         let definition = definitions.find(|d| d.name.value == name);
@@ -465,7 +465,7 @@ impl<'a> Values<'a> {
         }
         let found = match (lookup(self.config, key), &requirement.default) {
             (Some(value), _) => short(value),
-            (None, Some(value)) => format!("not there, which is {}", short(value)),
+            (None, Some(value)) => format!("absent, which means {}", short(value)),
             (None, None) => return Ok(()),
         };
         let expected: Vec<String> = requirement.is.iter().map(short).collect();
@@ -491,7 +491,7 @@ impl<'a> Values<'a> {
         Err(error.help(help))
     }
 
-    /// Refuses keys for one value that are there with several.
+    /// Returns an error if keys for the same value are present with different values.
     fn require_equal(&self, keys: &[At<String>]) -> Result<(), ModelError> {
         let there = keys
             .iter()
@@ -567,7 +567,7 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// A number for a message, without hundreds of zeros.
+/// Formats a number for a message without long runs of zeros.
 fn number_in_words(value: f64) -> String {
     match value.abs() {
         size if size != 0.0 && !(1e-4..=1e7).contains(&size) => format!("{value:e}"),
@@ -575,7 +575,7 @@ fn number_in_words(value: f64) -> String {
     }
 }
 
-/// A JSON value for a message.
+/// Formats a JSON value for a message.
 fn short(value: &Value) -> String {
     match value {
         Value::Array(_) | Value::Object(_) => kind(value).to_owned(),

@@ -1,4 +1,4 @@
-//! RON to [`Ast`].
+//! Decodes RON to an [`Ast`].
 
 mod operator;
 
@@ -14,7 +14,7 @@ use super::{
 };
 use operator::{OPERATORS, operator, spelling};
 
-/// `Model(…)`.
+/// Decodes `Model(…)`.
 pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
     let expected = "`Model(name: …, dims: …, graph: […], outputs: …, default: […])`";
     let call = r.call("a description", expected, piece)?;
@@ -139,7 +139,7 @@ pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
     })
 }
 
-/// `Part(name: "encode", stream: "source", graph: […], outputs: {…})`.
+/// Decodes `Part(name: "encode", stream: "source", graph: […], outputs: {…})`.
 fn part<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<PartOf> {
     let expected = "`Part(name: \"…\", stream: \"…\", graph: […], outputs: {…})`";
     let call = r.call("an entry of `parts`", expected, piece)?;
@@ -157,7 +157,7 @@ fn part<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<PartOf> {
     })
 }
 
-/// `{"output": "value"}`.
+/// Decodes `{"output": "value"}`.
 fn outputs<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Vec<(At<String>, At<String>)>> {
     let outputs = r.map("output", piece)?.into_iter();
     outputs
@@ -174,7 +174,7 @@ fn each<'a, T>(
     r.list(what, piece)?.into_iter().map(decode).collect()
 }
 
-/// A list of at least one, or one by itself.
+/// Decodes a non-empty list, or a single item.
 fn one_or_more<'a, T>(
     r: Reader<'a>,
     what: &str,
@@ -191,14 +191,14 @@ fn one_or_more<'a, T>(
     }
 }
 
-/// A value of config.json, as `is:` writes it.
+/// Decodes a config.json value as written in `is:`.
 fn constant<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<serde_json::Value> {
     Ok(match piece.text {
         "true" => true.into(),
         "false" => false.into(),
         "null" => serde_json::Value::Null,
         _ if is_string(piece) => r.string("`is`", piece)?.value.into(),
-        // A list of its own stands in a list of what may be.
+        // A list value must be inside a list of alternatives.
         list if list.starts_with('[') && !list[1..].contains('[') => {
             each(r, "`is`", piece, |p| constant(r, p))?.into()
         }
@@ -218,7 +218,7 @@ fn constant<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<serde_json::Value> {
     })
 }
 
-/// `Must(key: "position_embedding_type", is: "absolute", outputs: […])`.
+/// Decodes `Must(key: "position_embedding_type", is: "absolute", outputs: […])`.
 fn requirement<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Requirement> {
     let expected = "`Must(key: \"…\", is: …)`";
     let call = r.call("an entry of `require`", expected, piece)?;
@@ -249,7 +249,7 @@ enum Kind {
     Activation,
 }
 
-/// `{ "name": origin, "other": [origin, …] }`.
+/// Decodes `{ "name": origin, "other": [origin, …] }`.
 fn definitions<'a>(
     r: Reader<'a>,
     args: &Args<'a>,
@@ -331,7 +331,7 @@ fn is_number(piece: Piece<'_>) -> bool {
     digits.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// A string `"hidden / heads"` or a bare number.
+/// Decodes an expression in a string, `"hidden / heads"`, or a bare number.
 fn expression<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Expr>> {
     let (text, start) = match is_number(piece) {
         true => (piece.text, piece.span().start),
@@ -344,7 +344,7 @@ fn expression<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Expr>> {
     Ok(At::new(expr, piece.span()))
 }
 
-/// `"embedding != hidden"`.
+/// Decodes a condition, `"embedding != hidden"`.
 fn condition<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Condition>> {
     let (text, start) = plain(r, "a condition", "a condition", piece)?;
     let condition = Condition::parse(text, start).map_err(|message| {
@@ -354,7 +354,7 @@ fn condition<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Condition>> {
     Ok(At::new(condition, piece.span()))
 }
 
-/// A string's text and where it starts, which is that of the file: it has no escapes.
+/// Returns the text of a string without escapes, and its position in the file.
 fn plain<'a>(
     r: Reader<'a>,
     what: &str,
@@ -511,7 +511,7 @@ fn when<'a>(r: Reader<'a>, call: Call<'a>) -> Decoded<When> {
     })
 }
 
-/// `found` must be one of `known`.
+/// Checks that `found` is one of `known`.
 fn word(r: Reader<'_>, what: &str, found: &At<String>, known: &[&'static str]) -> Decoded<()> {
     if known.contains(&found.value.as_str()) {
         return Ok(());

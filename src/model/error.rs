@@ -1,4 +1,4 @@
-//! What can be wrong with a description, shown with file, line, column and what would be right.
+//! Errors of descriptions, shown with file, line, column and a suggested fix.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -10,21 +10,21 @@ use crate::{
     tensor::{Shape, Size, Symbol},
 };
 
-/// The problem, without the place. Values are quoted as the user wrote them.
+/// A problem without its source position. Values are quoted as the user wrote them.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
     #[error("this is not RON: {message}")]
     Syntax { message: String },
     #[error("the description has {bytes} bytes; at most {limit} are read")]
     TooLong { bytes: usize, limit: usize },
-    #[error("line {line} has {bytes} bytes; at most {limit} are read, break it")]
+    #[error("line {line} has {bytes} bytes; at most {limit} are read; break it")]
     LongLine {
         line: usize,
         bytes: usize,
         limit: usize,
     },
     #[error(
-        "line {line}, column {column} has the raw control character U+{code:04X}; leave it out, or write it as an escape in a string"
+        "line {line}, column {column} has the raw control character U+{code:04X}; remove it, or write it as an escape in a string"
     )]
     Control {
         line: usize,
@@ -37,7 +37,7 @@ pub enum Problem {
         expected: String,
         found: String,
     },
-    /// An operator, statement or field that the language does not have.
+    /// An operator, statement or field that does not exist in the language.
     #[error("there is no {what} `{name}`")]
     Unknown { what: String, name: String },
     #[error("`{owner}` lacks the field `{field}`")]
@@ -84,7 +84,7 @@ pub enum Problem {
         found: String,
         expected: String,
     },
-    /// A checkpoint of another model than the description's.
+    /// A checkpoint of a different model than the description's.
     #[error(
         "config.json: `model_type` is `{found}`, but the description `{name}` is for {expected}"
     )]
@@ -102,17 +102,15 @@ pub enum Problem {
         found: String,
         expected: String,
     },
-    #[error("config.json has no `model_type`, so no description can be chosen by it")]
+    #[error("config.json has no `model_type`, so no description can be selected")]
     NoModelType,
-    #[error(
-        "no description that comes with gemmule is for the `model_type` `{found}` of config.json"
-    )]
+    #[error("no shipped description supports the `model_type` `{found}` of config.json")]
     UnknownModelType { found: String },
     #[error("{}the activation `{name}` is not known", key.as_ref().map(|key| format!("config.json: `{key}`: ")).unwrap_or_default())]
     Activation { name: String, key: Option<String> },
-    #[error("shapes that cannot be: {0}")]
+    #[error("shapes do not match: {0}")]
     Shape(GraphError),
-    #[error("the graph is not sound: {0}")]
+    #[error("the graph is invalid: {0}")]
     Graph(GraphError),
     #[error("`{name}`: `matmul` cannot multiply {a} by {b}{transposed}")]
     Matmul {
@@ -138,12 +136,12 @@ pub enum Problem {
     },
     #[error("the description has no output `{name}`")]
     UnknownOutput { name: String },
-    #[error("no output was asked for")]
+    #[error("no output was requested")]
     NoOutput,
 }
 
-/// A [`Problem`] with its place in the description and help. Print it with miette for the source
-/// line and the caret.
+/// A [`Problem`] with its position in the description and a help text. Print it with miette to show the source line and the
+/// caret.
 #[derive(Debug)]
 pub struct ModelError(Box<Inner>);
 
@@ -160,7 +158,7 @@ impl ModelError {
         &self.0.problem
     }
 
-    /// Bytes of the description that the problem is about; `None` where it is about another file.
+    /// Byte range in the description that the problem is about; `None` if it is about another file.
     pub fn span(&self) -> Option<Range<usize>> {
         let label = self.0.labels.first()?;
         Some(label.offset()..label.offset() + label.len())
@@ -171,7 +169,7 @@ impl ModelError {
         self
     }
 
-    /// Points at a second place.
+    /// Adds a label at a second position.
     pub(super) fn also(mut self, span: &Range<usize>, label: impl Into<String>) -> Self {
         let label = LabeledSpan::new_with_span(Some(label.into()), span.clone());
         self.0.labels.push(label);
@@ -202,7 +200,7 @@ impl Diagnostic for ModelError {
     }
 }
 
-/// A description's text under its file's name, shared by all errors about it.
+/// Source text and file name of a description, shared by all errors about it.
 #[derive(Clone, Debug)]
 pub(super) struct File(Arc<NamedSource<String>>);
 
@@ -215,7 +213,7 @@ impl File {
         self.0.inner()
     }
 
-    /// A problem at `span`; `label` stands at the caret.
+    /// Creates an error at `span`, with `label` at the caret.
     pub fn error(
         &self,
         problem: Problem,
@@ -225,7 +223,7 @@ impl File {
         self.error_elsewhere(problem).also(span, label)
     }
 
-    /// A problem that is not in the description's text.
+    /// Creates an error about something outside the description's text.
     pub fn error_elsewhere(&self, problem: Problem) -> ModelError {
         ModelError(Box::new(Inner {
             problem,
@@ -236,7 +234,7 @@ impl File {
     }
 }
 
-/// A value and the bytes of the description where it stands.
+/// A value and its byte range in the description.
 #[derive(Clone, Debug)]
 pub(super) struct At<T> {
     pub value: T,
@@ -249,7 +247,7 @@ impl<T> At<T> {
     }
 }
 
-/// "did you mean `x`?", where a candidate is near, and the candidates otherwise.
+/// Returns "did you mean `x`?" if a candidate is similar, and the list of candidates otherwise.
 pub(super) fn suggest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> String {
     let candidates: Vec<&str> = candidates.into_iter().collect();
     match nearest(name, &candidates) {
@@ -262,24 +260,24 @@ pub(super) fn suggest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a s
     }
 }
 
-/// What to write instead of an activation that is not known. A name that differs by more than its form is that of
-/// another function, as `silu` is not `gelu`: it is not offered.
+/// Returns the help for an unknown activation. Only a different spelling of the same name is suggested: another name, such as
+/// `silu` for `gelu`, is a different function.
 pub(super) fn other_activations(name: &str) -> String {
     let plain = |name: &str| name.to_lowercase().replace(['_', '-', ' '], "");
     let known = || ACTIVATIONS.iter().map(|&(n, _)| n);
     match known().find(|n| plain(n) == plain(name)) {
         Some(same) => format!("did you mean `{same}`?"),
         None => format!(
-            "another function in its place would be another model; there are {}",
+            "a different function would change the model; the known ones are {}",
             quoted(&known().collect::<Vec<_>>())
         ),
     }
 }
 
-/// The candidate that a typing error would turn into `name`.
+/// Returns the candidate that a typing error could turn into `name`.
 pub(super) fn nearest<'a>(name: &str, candidates: &[&'a str]) -> Option<&'a str> {
-    // The distance takes time with the product of the lengths, and a wrong name has any length:
-    // it is found only where a typing error can be the reason.
+    // The distance takes time proportional to the product of the lengths, and a wrong name may be arbitrarily long. It is
+    // computed only if a typing error is plausible.
     const LONGEST: usize = 96;
     let n = name.chars().count();
     if n > LONGEST {
@@ -298,7 +296,7 @@ pub(super) fn nearest<'a>(name: &str, candidates: &[&'a str]) -> Option<&'a str>
         .map(|(_, c)| c)
 }
 
-/// "`a`, `b` and `c`".
+/// Formats a list as "`a`, `b` and `c`".
 pub(super) fn quoted(names: &[&str]) -> String {
     let quoted: Vec<String> = names.iter().map(|n| format!("`{n}`")).collect();
     match quoted.as_slice() {
@@ -308,7 +306,7 @@ pub(super) fn quoted(names: &[&str]) -> String {
     }
 }
 
-/// A shape for people: "384 values for each token".
+/// Describes a shape in words: "384 values for each token".
 pub(super) fn words(shape: &Shape) -> String {
     let row = |s: &Size| match s.as_symbol() {
         Some(Symbol::Tokens) => Some("token"),

@@ -1,4 +1,4 @@
-//! `expect:` lines: what must be in the graph after the passes.
+//! Checks `expect:` lines: counts in the graph after the passes.
 
 use std::{
     borrow::Cow,
@@ -11,8 +11,8 @@ use crate::{
     kernels::gemm::{Activation, Epilogue},
 };
 
-/// What `expect:` can count: all launches, all GEMMs whatever their epilogue, or one operator by
-/// the name of [`Op::name`]; those with an activation apart.
+/// Names that `expect:` can count: all launches, all GEMMs with any epilogue, or one operator by [`Op::name`]. Operators with an
+/// activation are added by [`counted`].
 const COUNTED: [&str; 35] = [
     "launches",
     "gemms",
@@ -51,7 +51,7 @@ const COUNTED: [&str; 35] = [
     "mean_pool_normalize",
 ];
 
-/// What `expect:` can count.
+/// All names that `expect:` can count.
 pub(super) fn counted() -> Vec<String> {
     let with_activation = Activation::ALL.into_iter().flat_map(|activation| {
         let linear = |bias| Epilogue::new(bias, Some(activation));
@@ -69,13 +69,13 @@ pub(super) fn counted() -> Vec<String> {
         .collect()
 }
 
-/// One count that the fused graph must have.
+/// An expected count in the fused graph.
 ///
-/// A node belongs to a layer by its name, `layer.3.…`: a pass that merges nodes of one layer gives
-/// the result the name of one of them.
+/// The name of a node, `layer.3.…`, determines its layer. A pass that merges nodes of one layer gives the result the name of one
+/// of them.
 #[derive(Clone, Debug)]
 pub struct Expectation {
-    /// The iteration of a `Repeat`, such as `layer.3`; the whole graph, where `None`.
+    /// Iteration of a `Repeat`, such as `layer.3`; `None` for the whole graph.
     pub scope: Option<String>,
     /// `launches`, `gemms` or the name of an operator.
     pub what: String,
@@ -93,7 +93,7 @@ impl Expectation {
         }
     }
 
-    /// Compares with the counts of its scope.
+    /// Compares the expectation with the counts of its scope.
     fn compare(&self, counts: &Counts) -> Result<(), ModelError> {
         let found = match self.what.as_str() {
             "launches" => counts.by_operator.values().sum(),
@@ -122,7 +122,7 @@ impl Expectation {
     }
 }
 
-/// What a scope has.
+/// Counts of a scope.
 #[derive(Default)]
 struct Counts {
     by_operator: BTreeMap<Cow<'static, str>, usize>,
@@ -132,7 +132,7 @@ struct Counts {
 /// Counts once for all scopes, since there may be thousands, and compares.
 ///
 /// # Errors
-/// [`Problem::Expectation`] for the first that is not met, with the counts that are there.
+/// Returns [`Problem::Expectation`] for the first unmet expectation, with the actual counts.
 pub(super) fn check(expectations: &[Expectation], fused: &Graph) -> Result<(), ModelError> {
     let scopes = expectations.iter().map(|e| e.scope.as_deref());
     let mut counts: HashMap<Option<&str>, Counts> =
@@ -142,7 +142,7 @@ pub(super) fn check(expectations: &[Expectation], fused: &Graph) -> Result<(), M
         if !node.op.is_compute() {
             continue;
         }
-        // A node counts in the graph and in every scope that its name begins with.
+        // A node counts in the whole graph and in every scope that is a prefix of its name.
         let ends = node.name.match_indices('.').map(|(end, _)| end);
         let scopes = ends.map(|end| Some(&node.name[..end])).chain([None]);
         for scope in scopes {

@@ -1,19 +1,20 @@
-//! Arithmetic of a description: `hidden / heads`, `1 / sqrt(head)`, and conditions, `embedding != hidden`.
+//! Arithmetic expressions of a description, such as `hidden / heads` and `1 / sqrt(head)`, and conditions such as `embedding !=
+//! hidden`.
 //!
-//! Dimensions are whole numbers and every step is checked; a division that leaves a remainder is an
-//! error. Real attributes (`eps`, `scale`) are evaluated in f64.
+//! Dimensions are whole numbers, and every step is checked: a division with a remainder is an error. Real attributes (`eps`,
+//! `scale`) are evaluated in f64.
 
 use std::{fmt, ops::Range};
 
 use super::error::At;
 
-/// Longer or deeper than any real expression; it bounds recursion.
+/// Maximum length and depth, above any real expression. They bound the recursion.
 const MAX_LENGTH: usize = 200;
 const MAX_DEPTH: usize = 16;
 
 #[derive(Clone, Debug)]
 pub(super) enum Expr {
-    /// As written; whether it must be whole depends on the use.
+    /// A number as written. Its use determines whether it must be whole.
     Number(String),
     Name(At<String>),
     Binary(Operation, Box<Expr>, Box<Expr>),
@@ -21,7 +22,7 @@ pub(super) enum Expr {
     Sqrt(Box<Expr>),
 }
 
-/// A comparison of two whole numbers: what `When(holds: …)` asks.
+/// A comparison of two whole numbers in `When(holds: …)`.
 #[derive(Clone, Debug)]
 pub(super) struct Condition {
     pub left: Expr,
@@ -39,7 +40,7 @@ enum Relation {
     AtLeast,
 }
 
-/// Spellings of relations; a longer one stands before the one that it begins with.
+/// Spellings of relations. A longer one precedes its prefixes.
 const RELATIONS: [(&str, Relation); 6] = [
     ("==", Relation::Equal),
     ("!=", Relation::NotEqual),
@@ -55,12 +56,12 @@ pub(super) enum Operation {
     Subtract,
     Multiply,
     Divide,
-    /// What a division of whole numbers leaves.
+    /// Remainder of a division of whole numbers.
     Remainder,
 }
 
 impl Expr {
-    /// Reads `text`, which stands in the file from `start` on.
+    /// Parses `text`, which starts at byte `start` of the file.
     pub fn parse(text: &str, start: usize) -> Result<Self, String> {
         if text.len() > MAX_LENGTH {
             return Err(format!("it is longer than {MAX_LENGTH} characters"));
@@ -134,7 +135,7 @@ impl Expr {
                     Operation::Multiply => x * y,
                     Operation::Divide => x / y,
                     Operation::Remainder => {
-                        return Err(format!("{x} % {y} is for whole numbers alone"));
+                        return Err(format!("{x} % {y} is defined for whole numbers only"));
                     }
                 }
             }
@@ -143,7 +144,7 @@ impl Expr {
 }
 
 impl Condition {
-    /// Reads `text`, which stands in the file from `start` on.
+    /// Parses `text`, which starts at byte `start` of the file.
     pub fn parse(text: &str, start: usize) -> Result<Self, String> {
         if text.len() > MAX_LENGTH {
             return Err(format!("it is longer than {MAX_LENGTH} characters"));
@@ -172,7 +173,7 @@ impl Condition {
         })
     }
 
-    /// Names that it reads.
+    /// Names that the condition reads.
     pub fn names(&self) -> Vec<&At<String>> {
         [self.left.names(), self.right.names()].concat()
     }
@@ -190,7 +191,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Recursive descent: `sum = product {(+|-) product}`, `product = factor {(*|/|%) factor}`, `factor = -factor | …`.
+/// Recursive descent parser: `sum = product {(+|-) product}`, `product = factor {(*|/|%) factor}`, `factor = -factor | …`.
 struct Parser<'a> {
     text: &'a str,
     at: usize,
@@ -309,7 +310,7 @@ impl<'a> Parser<'a> {
         At::new(rest[..len].to_owned(), span)
     }
 
-    /// Digits with an optional fraction and exponent.
+    /// Reads digits with an optional fraction and exponent.
     fn number(&mut self) -> String {
         let mut text = self.word(|c| c.is_ascii_digit() || c == '.').value;
         let rest = &self.text.as_bytes()[self.at..];
@@ -353,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn real_expressions_know_roots_and_exponents() {
+    fn real_expressions_have_roots_and_exponents() {
         let none = |_: &str| None;
         let real = |text: &str| Expr::parse(text, 0).and_then(|e| e.real(&none));
         assert_eq!(real("1 / sqrt(64)"), Ok(0.125));

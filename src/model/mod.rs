@@ -1,173 +1,171 @@
-//! RON to graph: a description and a checkpoint's `config.json` become a [`Graph`].
+//! Turns a RON description and a checkpoint's `config.json` into a [`Graph`].
 //!
-//! Reading goes in three steps, each with its own errors: `reader` and `decode` make the syntax
-//! tree and keep the place of every word; `scope` checks every name; `build` takes the sizes from
-//! config.json and adds the operators to a graph, which infers shapes. All errors are
-//! [`ModelError`]s: miette shows them with file, line, column and a caret. No input makes this room
-//! panic, and the time it takes is bounded: sources, nesting, unrolled values and sizes have limits.
+//! Reading has three steps, each with its own errors. `reader` and `decode` build the syntax tree with the position of every
+//! token. `scope` checks every name. `build` takes the sizes from config.json and adds the operators to a graph, which infers
+//! shapes. All errors are [`ModelError`]s, which miette shows with file, line, column and a caret. No input causes a panic. The
+//! time is bounded by limits on source size, nesting, unrolled values and tensor sizes.
 //!
 //! # The language
 //!
 //! A file is one `Model(…)` in RON, with these fields:
 //!
-//! | field | holds |
+//! | field | meaning |
 //! |---|---|
-//! | `name` | the model's name |
-//! | `model_types` | the values of `model_type` in config.json that the description is for: other checkpoints are refused, and a folder is run by the shipped description that names its own. Any, if left out |
-//! | `architectures` | `{"BertForTokenClassification": ["token_logits"]}`: what is computed by default of checkpoints with this entry in config.json's `architectures`. If there are some, a checkpoint with another head is an error unless outputs are asked for |
-//! | `prefixes` | what published weight names may start with; `[""]` if left out |
-//! | `ties` | `{"lm_head.weight": "embed_tokens.weight"}`: the tensor of a head, and the table that it is tied to. A `linear` that reads the table reads the head's tensor in its place if the checkpoint has one with other values |
-//! | `ignores` | names of tensors, with one `*` for any text, that checkpoints have and that change no output; of other tensors that no output reads, loading warns |
-//! | `endings` | `{".weight": ".gamma"}`: what some checkpoints write instead of an ending; one, or a list |
-//! | `require` | `Must(key: "…", is: …)`: a key of config.json that, if there, has this value, or one of a list; of several shipped descriptions for one `model_type` a checkpoint has the first whose requirements it meets; with `default: …` the value that the model has without the key; with `where: "…", has: …` only where another key has a value, or one of a list; with `outputs: […]` only where one of them is asked for |
-//! | `equal` | lists of keys that are names of one value: those that are there agree |
+//! | `name` | name of the model |
+//! | `model_types` | supported values of `model_type` in config.json. Other checkpoints are rejected, and a checkpoint folder is run by the shipped description that lists its `model_type`. Any value if omitted |
+//! | `architectures` | `{"BertForTokenClassification": ["token_logits"]}`: default outputs of checkpoints with this entry in config.json's `architectures`. If the field is given, a checkpoint with another head is an error unless outputs are requested |
+//! | `prefixes` | prefixes that published weight names may have; `[""]` if omitted |
+//! | `ties` | `{"lm_head.weight": "embed_tokens.weight"}`: a head tensor and the table that it is tied to. A `linear` that reads the table reads the head tensor instead if the checkpoint has one with different values |
+//! | `ignores` | names of tensors that checkpoints have and that affect no output; one `*` matches any text. Loading warns about any other tensor that no output reads |
+//! | `endings` | `{".weight": ".gamma"}`: alternative of some checkpoints for an ending of weight names; one, or a list |
+//! | `require` | `Must(key: "…", is: …)`: a key of config.json that must have this value, or one of a list, if present. If several shipped descriptions support one `model_type`, the first whose requirements are met is used. `default: …` is the value of the model without the key. `where: "…", has: …` restricts the requirement to configs in which another key has a value, or one of a list. `outputs: […]` restricts it to these requested outputs |
+//! | `equal` | lists of keys for the same value; the keys that are present must agree |
 //! | `dims` | whole numbers by name |
 //! | `reals` | real numbers by name |
 //! | `activations` | activations by name |
 //! | `graph` | statements |
 //! | `outputs` | `{"output": "value"}` |
-//! | `parts` | instead of `graph` and `outputs`: a list of `Part(name: "…", stream: "…", graph: […], outputs: {…}, expect: {…})`, in the order in which they run |
-//! | `default` | the outputs that are built if none is asked for |
+//! | `parts` | instead of `graph` and `outputs`: a list of `Part(name: "…", stream: "…", graph: […], outputs: {…}, expect: {…})`, in execution order |
+//! | `default` | outputs that are built if none is requested |
 //! | `expect` | counts after the passes, in the whole graph |
 //!
-//! Parts run by themselves, each on batches of its own, whose tokens and positions are what its `embedding`s read. Their values are
-//! called `encode.…`, after the part, and are not seen by other parts, which meet in caches and share weights. Where only outputs of
-//! the first part are asked for, it is a plain graph.
+//! Each part runs separately on its own batches, from which its `embedding`s read tokens and positions. Its values are prefixed with the
+//! name of the part, `encode.…`, and are not visible in other parts. Parts exchange data through caches and share weights. If only outputs
+//! of the first part are requested, the graph has a single part.
 //!
-//! A number is `Key("key of config.json")`, `Length("key")` (entries of a list or an object), a
-//! number, an expression such as `"hidden / heads"`, or a list of these: the first that is there
-//! counts. A key with null is not there; `text_config.hidden_size` is a key inside another. Expressions have names (also the
-//! indices of the loops around them), `+ - * / %`, `sqrt(…)`, a sign and parentheses; in whole numbers every division must come
-//! out even, and `%` is what it would leave. A value is found when a statement reads it that an asked output needs, so that what only other outputs read may
-//! be missing.
+//! A number is `Key("key of config.json")`, `Length("key")` (entries of a list or an object), a number, an expression such as
+//! `"hidden / heads"`, or a list of these, of which the first one present applies. A key with the value null counts as absent;
+//! `text_config.hidden_size` is a nested key. Expressions may contain names (including the indices of the enclosing loops), `+ - * / %`,
+//! `sqrt(…)`, signs and parentheses. A division of whole numbers must have no remainder; `%` is the remainder. A value is resolved when a
+//! statement that a requested output needs reads it, so values for other outputs may be missing.
 //!
-//! An activation is `Key("…")`, or one of the names that config.json files have: `gelu` and `gelu_python` (exact), `gelu_new`,
-//! `gelu_pytorch_tanh` and `gelu_fast` (by tanh), `quick_gelu`, `relu`, `tanh`, `silu` and `swish`; or a list of these.
+//! An activation is `Key("…")`, or one of the names in config.json files: `gelu` and `gelu_python` (exact), `gelu_new`,
+//! `gelu_pytorch_tanh` and `gelu_fast` (tanh approximation), `quick_gelu`, `relu`, `tanh`, `silu` and `swish`; or a list of these.
 //!
 //! # Statements
 //!
-//! - `Let("name", operator(…))`. A name is given once.
-//! - `Repeat(times: "layers", from: 0, index: "i", name: "layer", body: […], expect: {…})`, any number of times, none included.
-//!   Inside, `Let` of a name from outside gives it the value that the next iteration, and what follows the loop, reads; other
-//!   names end with the iteration. Values of index 3 are called `layer.3.…` in the graph. `expect` counts in every iteration.
-//! - `When(key: "…", is: …, absent: "…", name: "…", body: […], otherwise: […], expect: {…}, expect_otherwise: {…})`: the one body where the key of config.json has the value,
-//!   or one of a list (absent is `null`), else the other, which may be left out. A key may have indices, `layer_types.{i}`, so that a
-//!   body depends on what config.json lists of its layer; where there is no such key, `absent` is a condition that decides, as
-//!   `"i % 3 == 0"` of the layer's number. `When(holds: "embedding != hidden", …)` compares two
-//!   sizes by `== != < <= > >=`. `Let` of a name from outside gives it its new value; a name that both bodies give goes on to
-//!   what follows. With `name`, values of either body are called `name.…` in the graph. `expect` counts where the first body is
-//!   taken, `expect_otherwise` where the other is, in the iteration around, or in the whole graph where there is none.
+//! - `Let("name", operator(…))` defines a value. A name is defined once.
+//! - `Repeat(times: "layers", from: 0, index: "i", name: "layer", body: […], expect: {…})` repeats a body; `times` may be 0. Inside, a `Let`
+//!   of an outer name assigns the value that the next iteration and the statements after the loop read. Other names end with the
+//!   iteration. Values of index 3 are called `layer.3.…` in the graph. `expect` counts in every iteration.
+//! - `When(key: "…", is: …, absent: "…", name: "…", body: […], otherwise: […], expect: {…}, expect_otherwise: {…})` selects a body: the first
+//!   if the key of config.json has the value, or one of a list (an absent key is `null`), else the optional second. A key may contain
+//!   indices, `layer_types.{i}`, so that a body depends on the layer's entry in config.json. If there is no such key, the condition
+//!   `absent` decides, for instance `"i % 3 == 0"`. `When(holds: "embedding != hidden", …)` compares two sizes by `== != < <= > >=`. A `Let`
+//!   of an outer name updates it. A name that both bodies define stays visible to later statements. With `name`, values of either body
+//!   are called `name.…` in the graph. `expect` applies if the first body is taken, `expect_otherwise` if the second is. They count in the
+//!   enclosing iteration, or in the whole graph if there is none.
 //!
-//! `expect` counts `launches` (all), `gemms` (of any epilogue), or an operator after the passes: those of the table below by
-//! their names (`gelu`, `gelu_tanh`, `relu`, `tanh`, `silu`, `quick_gelu`, `log1p_relu` of any activation), and `bias_linear`, `linear_gelu`,
-//! `bias_gelu_linear` and so on with the other activations, `scores` and `context` (what `matmul` becomes), `slice_columns`,
+//! `expect` counts `launches` (all), `gemms` (with any epilogue), or an operator after the passes: the operators of the table below by
+//! name (activations by their kind: `gelu`, `gelu_tanh`, `relu`, `tanh`, `silu`, `quick_gelu`, `log1p_relu`), `bias_linear`, `linear_gelu`,
+//! `bias_gelu_linear` and so on with the other activations, `scores` and `context` (the two forms of `matmul`), `slice_columns`,
 //! `embedding_layer_norm`, `residual_layer_norm`, `bias_residual_layer_norm`, `attention`, `mean_pool_normalize`.
 //!
 //! # Operators
 //!
-//! | operator | fields | result |
+//! | operator | fields (defaults) | result |
 //! |---|---|---|
-//! | `embedding` | `ids` (`token_ids`, `type_ids`, `positions`), `table` or `sinusoid` (`over_width`, `over_half`), `rows`, `width`, `offset` (0), `skips` (none) | rows of the table. `skips` is the padding token of models that count positions of the other tokens only: here there is no padding, and a sequence that holds it is refused. A `sinusoid` is computed: sines in the first half of the columns and cosines in the second, with frequencies `10000^(−2j / width)` or `10000^(−j / (width / 2 − 1))` |
-//! | `linear` | `x`, `out`, `weight`, `bias` (none), `stored` (`out_in`, `in_out`), `of` and `from` (none) | `x · weightᵀ + bias`, `out` wide; `stored` says how the checkpoint has the matrix. With `of` and `from`, the weight is rows `from ..` of a matrix of the checkpoint that has `of` rows |
-//! | `add_bias` | `x`, `bias` | a vector added to every row |
-//! | `add`, `multiply` | `a`, `b` | two values of one shape, element by element |
+//! | `embedding` | `ids` (`token_ids`, `type_ids`, `positions`), `table` or `sinusoid` (`over_width`, `over_half`), `rows`, `width`, `offset` (0), `skips` (none) | rows of the table. `skips` is the padding token of models that count only the positions of other tokens. Batches have no padding, so a sequence that contains it is rejected. A `sinusoid` table is computed: sines in the first half of the columns and cosines in the second, with frequencies `10000^(−2j / width)` or `10000^(−j / (width / 2 − 1))` |
+//! | `linear` | `x`, `out`, `weight`, `bias` (none), `stored` (`out_in`, `in_out`), `of` and `from` (none) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the weight is the rows from `from` on of a stored matrix with `of` rows |
+//! | `add_bias` | `x`, `bias` | adds a vector to every row |
+//! | `add`, `multiply` | `a`, `b` | sum or product of two values of the same shape, element by element |
 //! | `scale` | `x`, `by` | `by · x` |
 //! | `gelu` | `x`, `form` (`exact`, `tanh`) | pointwise: `x / 2 · (1 + erf(x / √2))`, or `x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 x³)))` |
 //! | `relu`, `tanh`, `silu`, `quick_gelu`, `log1p_relu` | `x` | pointwise: `max(x, 0)`, `tanh x`, `x / (1 + e^(−x))`, `x / (1 + e^(−1.702 x))` (CLIP), `ln(1 + max(x, 0))` (SPLADE) |
 //! | `activation` | `x`, `kind` (a name of `activations`) | pointwise |
-//! | `layer_norm` | `x`, `weight`, `bias` (none), `eps` | over the width: `(x − mean) / √(variance + eps) · weight + bias`, without the last where there is none |
-//! | `rms_norm` | `x`, `weight`, `eps`, `heads` (1), `plus_one` (`false`) | over the width, or over each of `heads` equal parts of it: `x / √(mean of x² + eps) · weight`, or `· (1 + weight)` (Gemma), of which the sum is taken once, when weights are loaded |
-//! | `rotary` | `x`, `heads`, `width`, `theta`, `scaling` (none), `longest` (none) | rotary positions of each head's first `width` columns, in halves (below); `scaling` is a key of config.json, or a list, of which the first that is there says how frequencies are scaled: `default`, `linear`, `llama3`, `yarn`, `ntk` (GTE: the base times the factor), or `dynamic`, by which nothing is scaled up to the positions of the training, and longer sequences are refused; so are those of more than `longest` positions |
-//! | `columns` | `x`, `from`, `width` | some columns of every row |
-//! | `same` | `x` | the value itself, by another name |
-//! | `cache` | `x`, `heads`, `name` | the rows of a sequence so far: those of this batch, and behind a KV cache those before. Keys and values of causal attention are kept in one. Of one row for each sequence it keeps one position, which only another part reads |
-//! | `cache` without `x` | `heads`, `width`, `name` | what an earlier part added to the cache of this name: the rows of a sequence's source. Attention to them is not causal |
+//! | `layer_norm` | `x`, `weight`, `bias` (none), `eps` | over the width: `(x − mean) / √(variance + eps) · weight + bias` |
+//! | `rms_norm` | `x`, `weight`, `eps`, `heads` (1), `plus_one` (`false`) | over the width, or over each of `heads` equal parts of it: `x / √(mean of x² + eps) · weight`, or `· (1 + weight)` (Gemma), where `1 + weight` is computed once when weights are loaded |
+//! | `rotary` | `x`, `heads`, `width`, `theta`, `scaling` (none), `longest` (none) | rotary positions of each head's first `width` columns, in halves (below). `scaling` is a key of config.json or a list of keys, of which the first one present specifies the frequency scaling: `default`, `linear`, `llama3`, `yarn`, `ntk` (GTE: the base times the factor) or `dynamic`. With `dynamic`, sequences of up to the trained number of positions are not scaled, and longer ones are rejected. Sequences of more than `longest` positions are rejected too |
+//! | `columns` | `x`, `from`, `width` | a range of columns of every row |
+//! | `same` | `x` | the value itself under another name |
+//! | `cache` | `x`, `heads`, `name` | the rows of a sequence so far: those of this batch, preceded by those in the KV cache. Keys and values of causal attention are cached. If `x` has one row per sequence, the cache holds one position, which only another part reads |
+//! | `cache` without `x` | `heads`, `width`, `name` | the rows that an earlier part appended to the cache of this name: those of a sequence's source. Attention to them is not causal |
 //! | `split_heads` | `x`, `heads` | `[tokens, heads·head]` → `[heads, tokens, head]` |
-//! | `merge_heads` | `x` | the way back |
-//! | `matmul` | `a`, `b`, `transpose_b` (`false`) | scores `a · bᵀ`, or sums of `b` weighted by `a`; each sequence by itself. The heads of `b` divide those of `a`: each serves a group of neighbours |
-//! | `position_table` | `table`, `width`, `span`, `reach` (none) | rows of a table `[2·span, width]` of the checkpoint by distance, `[2·R + 1, width]` for distances −R to R, where R is the first beyond which rows repeat; looked up once, when weights are loaded. Norms and `linear` may follow, then `relative_scores` |
-//! | `relative_scores` | `x`, `table`, `heads`, `of` (`query`, `key`) | `[heads, pairs]`: for query `i` and key `j` of a sequence `x[i] · table[j − i]` of each head, or with `key` `x[j] · table[j − i]` (disentangled attention); beyond the table its last rows |
-//! | `softmax` | `x`, `causal` (`false`), `window` (none), `bias` (none) | of scores, over the keys `j` of query `i`: `e^(s[i, j]) / Σ e^(s[i, k])`; causal: over those up to the query, `j ≤ i`; with a window: over those that are at most so many positions away, `abs(j − i) ≤ window`; both: over those before, at most so far |
-//! | `first_token`, `mean_pool`, `max_pool` | `x` | one row for each sequence |
-//! | `last_token` | `x`, `end` (none), `highest_end` (none) | the last row of each sequence. With `end`, the id of the token that ends a sequence, tokens behind its first place are padding, and are dropped before a run; if `end` is `highest_end`, the highest id of a sequence ends it |
-//! | `concat` | `of` (2 to 16 values) | values of one number of rows, side by side |
-//! | `l2_normalize` | `x`, `eps` | rows of length 1 |
-//! | `draw` | `mean`, `log_variance` | of one row for each sequence: `mean + exp(log_variance / 2) · noise`, a latent variable's; the noise is standard normal, by the sequence's seed |
-//! | `log_probability` | `x` | of logits of every token: the log-probability of each token given those before it, 0 of a sequence's first; an output, which no operator reads |
+//! | `merge_heads` | `x` | the inverse of `split_heads` |
+//! | `matmul` | `a`, `b`, `transpose_b` (`false`) | scores `a · bᵀ`, or sums of `b` weighted by `a`, separately for each sequence. The number of heads of `a` is a multiple of that of `b`; each head of `b` serves a group of adjacent heads |
+//! | `position_table` | `table`, `width`, `span`, `reach` (none) | rows of a table `[2·span, width]` of the checkpoint by distance: `[2·R + 1, width]` for distances −R to R, where R is the first distance after which rows repeat. Looked up once when weights are loaded. Norms and `linear` may follow, then `relative_scores` |
+//! | `relative_scores` | `x`, `table`, `heads`, `of` (`query`, `key`) | `[heads, pairs]`: `x[i] · table[j − i]` of each head for query `i` and key `j` of a sequence, or `x[j] · table[j − i]` with `key` (disentangled attention). Distances outside the table use its first or last row |
+//! | `softmax` | `x`, `causal` (`false`), `window` (none), `bias` (none) | of scores, over the keys `j` of query `i`: `e^(s[i, j]) / Σ e^(s[i, k])`. Causal: over keys `j ≤ i`. With a window: over keys with `abs(j − i) ≤ window`. Both restrictions can be combined |
+//! | `first_token`, `mean_pool`, `max_pool` | `x` | one row per sequence |
+//! | `last_token` | `x`, `end` (none), `highest_end` (none) | the last row of each sequence. `end` is the id of the token that ends a sequence. Tokens after its first occurrence are padding and are removed before a run. If `end` equals `highest_end`, the highest id of a sequence ends it |
+//! | `concat` | `of` (2 to 16 values) | values with the same number of rows, concatenated along the width |
+//! | `l2_normalize` | `x`, `eps` | rows scaled to length 1 |
+//! | `draw` | `mean`, `log_variance` | a latent variable, one row per sequence: `mean + exp(log_variance / 2) · noise`, where the noise is standard normal and depends on the sequence's seed |
+//! | `log_probability` | `x` | from logits of every token: the log-probability of each token given the tokens before it, 0 for a sequence's first. It must be an output, and no operator may read it |
 //!
-//! A `bias` of `softmax` is added to the scores that it is given, by the distance `d` of a key from its query, the key's position
-//! less the query's:
+//! A `bias` of `softmax` is added to its scores. It depends on the distance `d`, the position of the key minus that of the query:
 //!
-//! - `alibi`: `−slope · |d|`, with a slope for each head (ALiBi), computed: `2^(−8 (h + 1) / n)` for head `h` of `n`, where `n` is a
-//!   power of two; else those of the next smaller power, then every other one of the next larger.
-//! - `relative_bias(table: "…", buckets: …, reach: …, bidirectional: …)`: `table[bucket(d)][head]` of a weight `[buckets, heads]`
-//!   (T5). Of `b` buckets of a side (half of them where keys behind the query have their own, from bucket `buckets / 2` on; else
-//!   all, and keys behind share bucket 0) the first `b / 2` are of one distance each, and distance `|d|` beyond has bucket
+//! - `alibi`: `−slope · |d|` with a computed slope for each head (ALiBi): `2^(−8 (h + 1) / n)` for head `h` of `n`, if `n` is a power of
+//!   two. Otherwise the slopes of the next smaller power are followed by every other slope of the next larger power.
+//! - `relative_bias(table: "…", buckets: …, reach: …, bidirectional: …)`: `table[bucket(d)][head]` of a weight `[buckets, heads]` (T5). If
+//!   bidirectional, half of the buckets, from bucket `buckets / 2` on, are for keys after the query; otherwise all such keys share
+//!   bucket 0. Let `b` be the number of buckets of one side. The first `b / 2` buckets have one distance each, and a larger `|d|` has bucket
 //!   `b / 2 + ⌊log(2 |d| / b) / log(2 reach / b) · (b − b / 2)⌋`, at most `b − 1`.
 //!
-//! A `position_table` has row `span + r` for distance `d`, with `r = −d` at most `span − 1` and at least `−span`; with a `reach` that is
-//! so up to half of the span, `m = ⌊span / 2⌋`, and a farther `r` is `±(m + ⌈(m − 1) · log(|d| / m) / log((reach − 1) / m)⌉)` (DeBERTa).
+//! A `position_table` uses row `span + r` for distance `d`, with `r = −d` clamped to `−span ..= span − 1`. With a `reach`, this holds up to
+//! half of the span, `m = ⌊span / 2⌋`; a larger `|d|` has `r = ±(m + ⌈(m − 1) · log(|d| / m) / log((reach − 1) / m)⌉)` (DeBERTa).
 //!
-//! `rotary` turns the first `w` columns of each head in pairs, `x[j]` with `x[j + w / 2]`, by an angle that grows with the token's position
-//! `p` in its sequence, from 0 on. With frequencies `f[j] = theta^(−2j / w)` for `j` below `w / 2`, and `c = 1`:
+//! `rotary` rotates the first `w` columns of each head in pairs, `x[j]` with `x[j + w / 2]`, by an angle proportional to the token's
+//! position `p` in its sequence, counted from 0. With frequencies `f[j] = theta^(−2j / w)` for `j < w / 2`, and `c = 1`:
 //!
 //! ```text
 //! y[j]         = c · (x[j] · cos(p · f[j]) − x[j + w / 2] · sin(p · f[j]))
 //! y[j + w / 2] = c · (x[j + w / 2] · cos(p · f[j]) + x[j] · sin(p · f[j]))
 //! ```
 //!
-//! A `scaling` puts others for `f` and `c`. With `s` for its `factor` and `L` for `original_max_position_embeddings`:
+//! A `scaling` replaces `f` and `c`. With `s` as its `factor` and `L` as its `original_max_position_embeddings`:
 //!
-//! - `default`: the same.
+//! - `default`: no change.
 //! - `linear`: `f[j] / s`.
-//! - `dynamic`: the same, for sequences of at most `L` tokens, or `max_position_embeddings` where it does not say `L`.
+//! - `dynamic`: no change, for sequences of at most `L` tokens, or `max_position_embeddings` if `L` is not given.
 //! - `ntk`: `(s · theta)^(−2j / w) / s^(2 / w)`; with `mixed_b = b`, `f[j] / exp(a · (j + 1)^b)` where `a = ln(s) / (w / 2)^b`.
-//! - `llama3`: `(1 − r) · f[j] / s + r · f[j]`, where `r = (L · f[j] / 2π − low_freq_factor) / (high_freq_factor − low_freq_factor)`, at
-//!   least 0 and at most 1: of the turns within `L` positions, how far their number is from the low one to the high one.
-//! - `yarn` (Peng et al. 2023, arXiv:2309.00071): `r · f[j] / s + (1 − r) · f[j]`, where `r = (j − low) / (high − low)`, at least 0 and at
-//!   most 1. The pair that turns `n` times within `L` positions is `w · ln(L / 2πn) / (2 ln theta)`; `low` is that of `beta_fast` (32),
-//!   rounded down and at least 0, `high` that of `beta_slow` (1), rounded up and at most `w − 1`; neither is rounded where `truncate` is
-//!   `false`. `c` is `attention_factor`; else, where `s` is above 1, `(0.1 · mscale · ln(s) + 1) / (0.1 · mscale_all_dim · ln(s) + 1)` if there are
-//!   both, and `0.1 · ln(s) + 1` if not.
+//! - `llama3`: `(1 − r) · f[j] / s + r · f[j]`, where `r = (L · f[j] / 2π − low_freq_factor) / (high_freq_factor − low_freq_factor)`,
+//!   clamped to 0 … 1.
+//! - `yarn` (Peng et al. 2023, arXiv:2309.00071): `r · f[j] / s + (1 − r) · f[j]`, where `r = (j − low) / (high − low)`, clamped to 0 … 1. The
+//!   pair that completes `n` rotations within `L` positions is `w · ln(L / 2πn) / (2 ln theta)`. `low` is that pair for `beta_fast` (32),
+//!   rounded down and at least 0. `high` is that pair for `beta_slow` (1), rounded up and at most `w − 1`. Neither is rounded if
+//!   `truncate` is `false`. `c` is `attention_factor` if given. Otherwise, if `s > 1`, it is
+//!   `(0.1 · mscale · ln(s) + 1) / (0.1 · mscale_all_dim · ln(s) + 1)` if both keys are given, and `0.1 · ln(s) + 1` if not.
 //!
-//! `max_position_embeddings` of config.json limits the length of sequences also where no table does: for models with `rotary` or
-//! biases by distance. A `position_table` limits nothing, as farther distances have its last rows. The limit is the value of the key; for `linear` it is `s` times the value, for `yarn` `s · L`, rounded
-//! down, and for `dynamic` `L`. The lowest of several limits counts, those of `longest` and of tables included. Without the key there is
-//! no limit.
+//! `max_position_embeddings` of config.json also limits the length of sequences in models without a position table, if they use `rotary` or
+//! a position bias. A `position_table` has no limit, because larger distances use its last rows. The limit is the value of the key; for
+//! `linear` it is `s` times that value, for `yarn` `s · L`, rounded down, and for `dynamic` it is `L`. The lowest of several limits applies,
+//! including `longest` and position tables. Without the key there is no limit.
 //!
-//! Weights (`table`, `weight`, `bias`) are named as published, with an index or an expression in braces, `layers.{i}.w` or
-//! `h.{3 * i + 1}.w`. A list has further names under which a checkpoint may have the tensor: with every prefix and ending,
-//! the first that is there is read. A name that is read twice is one tensor. A further name with a slash, `sparse_linear/weight`, is that
-//! of a tensor in a file of its own beside the checkpoint, `sparse_linear.safetensors`.
+//! Weights (`table`, `weight`, `bias`) have their published names, with an index or an expression in braces, `layers.{i}.w` or
+//! `h.{3 * i + 1}.w`. A list gives alternative names of the tensor. All prefixes and endings are tried, and the first name that exists is
+//! used. A name that is read twice refers to the same tensor. An alternative name with a slash, `sparse_linear/weight`, refers to a tensor
+//! in a separate file of the checkpoint folder, `sparse_linear.safetensors`.
 //!
-//! # What it can describe, and what not
+//! # Supported models
 //!
-//! Transformers with absolute or rotary positions or biases by distance, LayerNorm or RMSNorm before or after (or both), full or
-//! causal attention, also within a window and with grouped-query heads, gates, pointwise activations of the list, any head: GPT-2, Llama, Mistral, Qwen3, Gemma 3's text
-//! model; encoders with decoders that attend to them: Marian, BART, mBART, M2M-100 and NLLB, T5;
-//! BERT and its like (RoBERTa, XLM-RoBERTa and its XL, CamemBERT, DistilBERT, ALBERT, ELECTRA, MPNet, NomicBERT, GTE, JinaBERT v2, ModernBERT, DeBERTa v2 and v3,
-//! EmbeddingGemma, CLIP's text tower, MiniLM, and checkpoints such as BGE and E5 that have their form). `gemmule models` lists what is shipped. A layer's body may
-//! depend on its number, and on what config.json lists of it (`When`); `examples/own_encoder.ron` is a ModernBERT with another window, order
-//! of layers and activation.
+//! Transformers with absolute or rotary positions or position biases, LayerNorm or RMSNorm before or after each part (or both), full or
+//! causal attention, optionally with a window and with grouped-query heads, gates, the pointwise activations above, and any head. These
+//! include GPT-2, Llama, Mistral, Qwen3 and Gemma 3's text model; the encoder-decoder models Marian, BART, mBART, M2M-100, NLLB and T5; and
+//! BERT and its relatives (RoBERTa, XLM-RoBERTa and its XL, CamemBERT, DistilBERT, ALBERT, ELECTRA, MPNet, NomicBERT, GTE, JinaBERT v2,
+//! ModernBERT, DeBERTa v2 and v3, EmbeddingGemma, CLIP's text tower, MiniLM, and checkpoints of the same architecture such as BGE and E5).
+//! `gemmule models` lists the shipped descriptions. The body of a layer may depend on its number and on its entry in config.json (`When`):
+//! `examples/own_encoder.ron` is a ModernBERT with a different window, layer order and activation.
 //!
-//! Outputs that others look for by their names: `sentence_embedding`, a row for each sequence; `sequence_logits`, of which a classifier's or
-//! ranker's scores come; `token_logits`; `sparse`, weights that are mostly 0: `[batch, vocabulary]` of SPLADE, a row for each sequence and
-//! an entry for each token of the vocabulary, or `[tokens, 1]` of BGE-M3, a weight for each token of the text, specials included; `colbert`,
-//! `[tokens, width]`, a vector of length 1 for each token, of which the first token's is not compared.
+//! Some outputs have a meaning for other parts of gemmule. `sentence_embedding` has a row for each sequence. `sequence_logits` are the
+//! source of a classifier's or ranker's scores. `token_logits` classify tokens. `sparse` contains sparse weights: `[batch, vocabulary]` (SPLADE), a row
+//! for each sequence with an entry for each token of the vocabulary, or `[tokens, 1]` (BGE-M3), a weight for each token of the text,
+//! including special tokens. `colbert`, `[tokens, width]`, has a vector of length 1 for each token; that of the first token is not
+//! compared.
 //!
-//! An output `next_token_logits`, one row for each sequence, is what a model writes by; `log_probability`, what it says of a text.
+//! `next_token_logits`, one row for each sequence, is the output for text generation. `log_probability` scores a text.
 //!
-//! What the language cannot say yet:
+//! The language does not support:
 //!
-//! - Convolutions (DeBERTa v2's largest, whose `conv_kernel_size` is refused), recurrences, mixtures of experts, images.
-//! - Softcapped logits and scores (Gemma 2), attention with sinks, dropped or merged tokens.
-//! - Relative keys and values that are added per distance to keys and values themselves (Shaw et al. 2018: BERT's `relative_key`), and
-//!   DeBERTa v1, whose one projection has biases of queries and values alone. Scores of `relative_scores` are stored: no kernel fuses
-//!   them into attention yet, so that memory grows with the square of the length.
-//! - Rotary positions of interleaved columns, and frequencies that depend on a sequence's length (`dynamic` beyond the training).
-//! - Pooling by a token that is found by its id: CLIP's is the last one, as its tokenizer ends a text. Means weighted by position or by
-//!   tokens, sums over tokens (SPLADE's first version), tokens of a prompt that pooling leaves out.
-//! - Values that are computed of weights alone are computed with every batch, as projections of distances are.
+//! - Convolutions (in the largest DeBERTa v2, whose `conv_kernel_size` is rejected), recurrences, mixtures of experts, images.
+//! - Softcapped logits and scores (Gemma 2), attention sinks, dropped or merged tokens.
+//! - Relative keys and values that are added to keys and values by distance (Shaw et al. 2018: BERT's `relative_key`), and DeBERTa v1,
+//!   whose single projection has biases only for queries and values. No kernel fuses `relative_scores` into attention yet, so the scores
+//!   are stored and their memory grows with the square of the length.
+//! - Rotary positions of interleaved columns, and frequencies that depend on a sequence's length (`dynamic` beyond the trained length).
+//! - Pooling by a token that is found by its id (CLIP's is the last one, since its tokenizer ends a text with it), means weighted by position
+//!   or by token, sums over tokens (SPLADE's first version), and excluding the tokens of a prompt from pooling.
+//! - Precomputed values that depend only on weights, such as projections of distances: they are recomputed for every batch.
 
 mod build;
 mod config;
@@ -195,22 +193,22 @@ use crate::{
 };
 use error::{File, quoted, suggest};
 
-/// A model's description: parsed, and every name in it checked. Sizes come with [`build`].
+/// A parsed model description with all names checked. Sizes are resolved by [`build`].
 ///
 /// [`build`]: Description::build
 #[derive(Clone, Debug)]
 pub struct Description {
     file: File,
     ast: syntax::Ast,
-    /// Tensors of tied heads that the checkpoint has with values of their own.
+    /// Tied head tensors for which the checkpoint has values of its own.
     own: BTreeSet<String>,
 }
 
 impl Description {
-    /// Reads a description; `name` is the file's name in errors.
+    /// Parses a description. `name` is the file name in errors.
     ///
     /// # Errors
-    /// Syntax, unknown operators and fields, undefined and twice-defined names, cycles.
+    /// Returns an error for invalid syntax, unknown operators and fields, undefined and duplicate names, and cycles.
     pub fn parse(name: &str, source: &str) -> Result<Self, ModelError> {
         let file = File::new(name, source);
         let ast = {
@@ -222,47 +220,47 @@ impl Description {
         Ok(Self { file, ast, own })
     }
 
-    /// The description for a checkpoint that has values of its own for these tensors of `ties`: linear layers read them in
-    /// place of the tables that they are tied to.
+    /// Returns the description for a checkpoint that has its own values for the tied tensors `own`. Linear layers read them
+    /// instead of the tables that they are tied to.
     pub fn with_own(self, own: BTreeSet<String>) -> Self {
         Self { own, ..self }
     }
 
-    /// The model's name as the description gives it.
+    /// Name of the model.
     pub fn name(&self) -> &str {
         &self.ast.name
     }
 
-    /// All outputs that can be asked for, in the order of the file.
+    /// All available outputs, in the order of the file.
     pub fn output_names(&self) -> Vec<&str> {
         let outputs = self.ast.outputs();
         outputs.map(|(name, _)| name.value.as_str()).collect()
     }
 
-    /// The outputs that nothing of another part is needed for: all of a model that is one graph, and those of the first part
-    /// of others.
+    /// Outputs that need no other part: all outputs of a model with a single graph, else those of the first part.
     pub fn outputs_without_source(&self) -> Vec<&str> {
         let first = self.ast.parts.first().into_iter();
         let outputs = first.flat_map(|part| &part.outputs);
         outputs.map(|(name, _)| name.value.as_str()).collect()
     }
 
-    /// The outputs that are built where none is asked for.
+    /// Outputs that are built if none is requested.
     pub fn default_outputs(&self) -> Vec<&str> {
         let outputs = self.ast.default_outputs.iter();
         outputs.map(|name| name.value.as_str()).collect()
     }
 
-    /// The values of `model_type` in config.json that the description is for; any, where there are none.
+    /// Values of `model_type` in config.json that the description supports; empty if it supports any.
     pub fn model_types(&self) -> &[String] {
         &self.ast.model_types
     }
 
-    /// The outputs that are built of a checkpoint where none is asked for: those of the first of its `architectures`
-    /// that the description names, else the default ones.
+    /// Returns the outputs that are built for a checkpoint if none is requested: those of the first entry of its `architectures`
+    /// that the description names, else the default outputs.
     ///
     /// # Errors
-    /// `architectures` that name a head, none of which is in the description, unless it names no architecture at all.
+    /// Returns an error if `architectures` names a head that the description lacks, unless the description names no
+    /// architectures.
     pub fn outputs_for(&self, config: &serde_json::Value) -> Result<Vec<&str>, ModelError> {
         let published = config.get("architectures").and_then(|a| a.as_array());
         let published = published.into_iter().flatten().filter_map(|a| a.as_str());
@@ -291,25 +289,25 @@ impl Description {
         }
     }
 
-    /// Whether a checkpoint writes texts: the description has the logits of a next token, and `architectures` does not say
-    /// that the checkpoint was trained for another task.
+    /// Returns whether a checkpoint generates text: the description has next-token logits, and `architectures` does not name
+    /// another task.
     pub fn writes(&self, config: &serde_json::Value) -> bool {
         let has_logits = self.output_names().contains(&NEXT_LOGITS);
         let outputs = self.outputs_for(config);
         let writes = outputs.is_ok_and(|outputs| {
-            // A decoder that reads a source has its logits in another part than the outputs that are built by default.
+            // A decoder that reads a source has its logits in a different part than the outputs that are built by default.
             outputs.contains(&NEXT_LOGITS) || outputs == self.default_outputs()
         });
         has_logits && writes
     }
 
-    /// The graph for the sizes of `config` (a checkpoint's config.json) with the asked outputs, or
-    /// those that are [computed by default](Self::outputs_for). What no output needs is not in the graph, and what only
-    /// such outputs read of `config` may be missing.
+    /// Builds the graph for the sizes of `config` (a checkpoint's config.json) with the requested `outputs`, or the [default
+    /// ones](Self::outputs_for). The graph contains only the values that these outputs need. Keys of `config` that only other
+    /// outputs use may be missing.
     ///
     /// # Errors
-    /// A `model_type` that the description is not for, dimensions without a value, values of a wrong type, requirements
-    /// that `config` does not meet, sizes without sense, shapes that do not fit, outputs that are not there.
+    /// Returns an error for an unsupported `model_type`, dimensions without a value, values of a wrong type, unmet requirements,
+    /// invalid sizes, shapes that do not match, and unknown outputs.
     pub fn build(
         &self,
         config: &serde_json::Value,
@@ -318,11 +316,12 @@ impl Description {
         self.build_with(config, outputs, &[])
     }
 
-    /// As [`build`](Self::build), with the output that these modules [compute](computed), most often [`EMBEDDING`] of the output
-    /// `last_hidden_state`, and by default that one alone. Without modules it is what the description says.
+    /// Builds like [`build`](Self::build), and adds the output that `modules` [compute](computed), usually [`EMBEDDING`] from the
+    /// output `last_hidden_state`. By default that output is the only one. Without modules, this is the same as `build`.
     ///
     /// # Errors
-    /// As `build`, a description without the output that they start from, and modules whose widths do not fit.
+    /// Returns the errors of `build`, and an error if the description lacks the output that the modules start from or a module's
+    /// width does not match.
     pub fn build_with(
         &self,
         config: &serde_json::Value,
@@ -339,7 +338,7 @@ impl Description {
         build::model(&self.file, &self.ast, config, &outputs, modules, &self.own)
     }
 
-    /// The outputs that are asked for, each known and named once.
+    /// Returns the requested outputs without duplicates, and checks that each is known.
     fn choose<'o>(
         &self,
         asked: &[&'o str],
@@ -368,28 +367,28 @@ impl Description {
     }
 }
 
-/// A description with sizes: what the passes start from.
+/// A description with sizes: the input of the passes.
 #[derive(Clone, Debug)]
 pub struct Model {
     pub name: String,
-    /// Unfused. Values are named as in the description, inside a `Repeat` as `layer.3.query`;
-    /// weights as in the checkpoint, without prefix.
+    /// Unfused graph. Values are named as in the description, with a prefix such as `layer.3.` inside a `Repeat`. Weights are
+    /// named as in the checkpoint, without prefix.
     pub graph: Graph,
-    /// What checkpoints may call its weights.
+    /// Spellings of the weight names in checkpoints.
     pub weight_names: WeightNames,
-    /// What must hold after the passes.
+    /// Counts that must hold after the passes.
     pub expectations: Vec<Expectation>,
-    /// The description's dimensions, those that were read.
+    /// The dimensions of the description that were read.
     pub dims: BTreeMap<String, u64>,
-    /// Token ids are below this.
+    /// Exclusive upper bound of token ids.
     pub vocab: u32,
-    /// The longest sequence that the position table has rows for, or that rotary positions are for; `None` without such a limit.
+    /// Maximum sequence length, from the position table or the rotary positions; `None` without a limit.
     pub max_positions: Option<u32>,
-    /// Type ids are below this; `None` where the model reads none.
+    /// Exclusive upper bound of type ids; `None` if the model reads none.
     pub type_rows: Option<u32>,
-    /// The token id that the model counts no position for, and that no sequence may hold.
+    /// Token id that gets no position. No sequence may contain it.
     pub skipped: Option<u32>,
-    /// The token that ends a sequence; those behind it are padding.
+    /// Token that ends a sequence. Later tokens are padding.
     pub end: Option<SequenceEnd>,
 }
 
@@ -397,14 +396,14 @@ impl Model {
     /// Checks all `expect:` lines on the graph after the passes.
     ///
     /// # Errors
-    /// The first that is not met, with what the graph has instead.
+    /// Returns the first unmet expectation, with the counts of the graph.
     pub fn check_expectations(&self, fused: &Graph) -> Result<(), ModelError> {
         expect::check(&self.expectations, fused)
     }
 }
 
-/// Whether the name of a class of transformers is that of a model with a head: `BertForQuestionAnswering`,
-/// `GPT2DoubleHeadsModel`, but not `BertModel`.
+/// Returns whether the name of a transformers class is that of a model with a head, such as `BertForQuestionAnswering` or
+/// `GPT2DoubleHeadsModel` rather than `BertModel`.
 fn has_head(class: &str) -> bool {
     let is_for = |at: usize| class[at + 3..].starts_with(|c: char| c.is_ascii_uppercase());
     class.contains("Head") || class.match_indices("For").any(|(at, _)| is_for(at))

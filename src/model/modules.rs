@@ -1,4 +1,4 @@
-//! What a sentence-transformers folder computes behind the transformer, as operators of the graph.
+//! Adds the modules of a sentence-transformers folder that follow the transformer to the graph.
 
 use super::{ModelError, Problem, build::Builder, error::At, syntax::Ast};
 use crate::{
@@ -6,29 +6,28 @@ use crate::{
     kernels::gemm::{Activation, Epilogue},
 };
 
-/// The output that most modules compute, of a description's output `last_hidden_state`.
+/// Output that most modules compute from a description's output `last_hidden_state`.
 pub const EMBEDDING: &str = "sentence_embedding";
-/// Weights of the vocabulary's entries, `[batch, vocabulary]`, or of tokens, `[tokens, 1]`.
+/// Output of sparse weights: of vocabulary entries, `[batch, vocabulary]`, or of tokens, `[tokens, 1]`.
 pub const SPARSE: &str = "sparse";
-/// The output that scores come from, and what descriptions compute themselves where there are no modules.
+/// Output that scores are computed from. Without modules, the description computes it itself.
 pub const LOGITS: &str = "sequence_logits";
-/// The output of a description that modules start from.
+/// Output of a description that most modules start from.
 pub(super) const STATES: &str = "last_hidden_state";
-/// That of modules that weigh the vocabulary.
+/// Output that modules for vocabulary weights start from.
 const TOKEN_LOGITS: &str = "mlm_logits";
-/// That of modules that ask which token comes next.
+/// Output that modules which score the next token start from.
 const NEXT_LOGITS: &str = "next_token_logits";
 
-/// `torch.nn.functional.normalize`, which is what `Normalize` calls, keeps the division sound by this.
+/// Epsilon of `torch.nn.functional.normalize`, which `Normalize` calls.
 const NORMALIZE_EPS: f32 = 1e-12;
 
-/// One entry of `modules.json`, with what its folder's config.json says. `folder` names values of the graph, and is where
-/// weights are found.
+/// An entry of `modules.json` with the config.json of its folder. `folder` prefixes the names of graph values and of weights.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Module {
     /// `[tokens, width]` → `[batch, modes · width]`.
     Pooling { folder: String, modes: Vec<Pooling> },
-    /// `[batch, inputs]` → `[batch, outputs]`, by `linear.weight` and `linear.bias` of its folder.
+    /// `[batch, inputs]` → `[batch, outputs]`, with `linear.weight` and `linear.bias` of its folder.
     Dense {
         folder: String,
         inputs: u32,
@@ -36,13 +35,13 @@ pub enum Module {
         bias: bool,
         activation: Option<Activation>,
     },
-    /// Rows of length 1.
+    /// Scales rows to length 1.
     Normalize { folder: String },
-    /// The first columns, as `truncate_dim` asks for.
+    /// Keeps the first columns (`truncate_dim`).
     Truncate { width: u32 },
-    /// `ln(1 + max(x, 0))` of the largest logit of each entry of the vocabulary, and of that again where `twice`.
+    /// `ln(1 + max(x, 0))` of the maximum logit of each vocabulary entry; applied a second time if `twice`.
     Splade { folder: String, twice: bool },
-    /// The logit of one token, less that of another if there is one, as the one logit of a sequence.
+    /// Logit of one token, minus that of another if `no` is given, as the single logit of a sequence.
     LogitScore {
         folder: String,
         yes: u32,
@@ -50,7 +49,7 @@ pub enum Module {
     },
 }
 
-/// One row for each sequence.
+/// Pooling to one row per sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     First,
@@ -60,7 +59,7 @@ pub enum Pooling {
 }
 
 impl Module {
-    /// The folder of its weights, where it has some.
+    /// Returns the folder of the module's weights, if it has any.
     pub fn weights(&self) -> Option<&str> {
         match self {
             Module::Dense { folder, .. } => Some(folder),
@@ -73,7 +72,7 @@ impl Module {
     }
 }
 
-/// The output that these modules compute; none, where there are none.
+/// Returns the output that `modules` compute, or `None` if there are none.
 pub fn computed(modules: &[Module]) -> Option<&'static str> {
     Some(match modules.first()? {
         Module::Splade { .. } => SPARSE,
@@ -82,7 +81,7 @@ pub fn computed(modules: &[Module]) -> Option<&'static str> {
     })
 }
 
-/// The output of a description that these modules start from.
+/// Returns the name of the output that `modules` start from.
 fn start(modules: &[Module]) -> &'static str {
     match modules.first() {
         Some(Module::Splade { .. }) => TOKEN_LOGITS,
@@ -91,7 +90,7 @@ fn start(modules: &[Module]) -> &'static str {
     }
 }
 
-/// The value of a description that these modules start from.
+/// Returns the value of a description that `modules` start from.
 pub(super) fn states<'a>(ast: &'a Ast, modules: &[Module]) -> Option<&'a At<String>> {
     let start = start(modules);
     let found = ast.outputs().find(|(name, _)| name.value == start);
@@ -99,7 +98,7 @@ pub(super) fn states<'a>(ast: &'a Ast, modules: &[Module]) -> Option<&'a At<Stri
 }
 
 impl Builder<'_> {
-    /// The value of the output that modules compute.
+    /// Adds the modules and returns the value of their output.
     pub(super) fn modules(&mut self, ast: &Ast, modules: &[Module]) -> Result<NodeId, ModelError> {
         let Some(states) = states(ast, modules) else {
             let name = start(modules).to_owned();

@@ -1,10 +1,11 @@
-//! Which statements of a graph the asked outputs need, so that nothing is read from config.json for the others.
+//! Finds the statements that the requested outputs need, so that config.json is not read for the others.
 
 use std::collections::HashSet;
 
 use super::syntax::{Operator, Statement, given};
 
-/// The statements from which `wanted` values are computed, and if asked for what goes into caches, in order. A `Repeat` and a `When` count as a whole.
+/// Returns, in order, the statements that compute the `wanted` values, and those that append to caches if `caches`. A `Repeat` or
+/// a `When` counts as a whole.
 pub(super) fn needed<'a>(
     body: &'a [Statement],
     wanted: impl Iterator<Item = &'a str>,
@@ -23,7 +24,7 @@ pub(super) fn needed<'a>(
     kept
 }
 
-/// Names that a statement may give a value: its own, and those from outside that its bodies update.
+/// Names that a statement may assign: its own, and outer names that its bodies update.
 fn writes(statement: &Statement) -> Vec<&str> {
     let mut names = Vec::new();
     let mut open = vec![std::slice::from_ref(statement)];
@@ -40,7 +41,7 @@ fn writes(statement: &Statement) -> Vec<&str> {
     names
 }
 
-/// Whether a statement adds to a cache.
+/// Returns whether a statement appends to a cache.
 fn appends(statement: &Statement) -> bool {
     let mut open = vec![std::slice::from_ref(statement)];
     while let Some(body) = open.pop() {
@@ -58,7 +59,7 @@ fn appends(statement: &Statement) -> bool {
     false
 }
 
-/// Adds the values that the statements read.
+/// Collects the values that the statements read.
 fn reads<'a>(body: &'a [Statement], into: &mut HashSet<&'a str>) {
     let mut open = vec![body];
     while let Some(body) = open.pop() {

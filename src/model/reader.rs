@@ -1,7 +1,7 @@
-//! RON with positions.
+//! Reads RON with source positions.
 //!
-//! The `ron` crate gives values without their places. So a description is read level by level as
-//! [`RawValue`]s, which are slices of the source: a slice knows where it starts.
+//! The `ron` crate returns values without positions. A description is therefore read level by level as [`RawValue`]s. These are
+//! slices of the source, so their positions are known.
 
 use std::{fmt, ops::Range};
 
@@ -16,25 +16,25 @@ use serde::{
 
 use super::error::{At, File, ModelError, Problem, suggest};
 
-/// Far above any real description; it bounds the time that reading takes.
+/// Maximum size of a description in bytes, far above any real one. It bounds the time to read it.
 const MAX_BYTES: usize = 1 << 17;
 
-/// Errors show the line with a mark below, and the reporter counts its columns, up to four for a
-/// tab, in 16 bits.
+/// Maximum length of a line in bytes. Errors show the line with a marker below, and the reporter counts columns in 16 bits, with
+/// up to four per tab.
 const MAX_LINE: usize = 1 << 13;
 
-/// Longer than any name of a real description; names of values inside loops are made of several,
-/// once for each iteration, so this bounds the memory that building takes.
+/// Maximum length of a name, longer than in any real description. Value names inside loops are concatenated once per iteration,
+/// so this bounds the memory to build a graph.
 const MAX_NAME: usize = 64;
 
-/// Characters that no description has, and that a terminal obeys where a message shows them: control
-/// characters but tab and the ends of lines, and those that override the direction of text.
+/// Returns whether a terminal would interpret the character when a message shows it: control characters except tab and line ends,
+/// and overrides of the text direction. No valid description contains them.
 fn is_raw_control(c: char) -> bool {
     let overrides = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     overrides || (c.is_control() && !matches!(c, '\t' | '\r' | '\n'))
 }
 
-/// A value's RON text, without surrounding spaces and comments.
+/// RON text of a value, without surrounding white space and comments.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece<'a> {
     pub text: &'a str,
@@ -47,7 +47,7 @@ impl Piece<'_> {
     }
 }
 
-/// `name(field: value, …)` or `name(value, …)`.
+/// A call: `name(field: value, …)` or `name(value, …)`.
 pub(super) struct Call<'a> {
     pub name: At<String>,
     fields: Fields<'a>,
@@ -58,7 +58,7 @@ enum Fields<'a> {
     Positional(Vec<&'a RawValue>),
 }
 
-/// Named fields of a call, all of which its owner has.
+/// Named fields of a call, all known to its owner.
 pub(super) struct Args<'a> {
     owner: At<String>,
     fields: Vec<(At<String>, Piece<'a>)>,
@@ -71,7 +71,7 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The whole file as one value; its syntax is checked to the last byte.
+    /// Returns the whole file as one value. The syntax is checked to the last byte.
     pub fn whole(file: &'a File) -> Result<(Self, Piece<'a>), ModelError> {
         let reader = Self { file };
         let text = file.text();
@@ -92,7 +92,7 @@ impl<'a> Reader<'a> {
         if let Some((at, c)) = text.char_indices().find(|&(_, c)| is_raw_control(c)) {
             let (before, line) = (&text[..at], text[..at].matches('\n').count() + 1);
             let column = before.chars().rev().take_while(|&c| c != '\n').count() + 1;
-            // Without the line itself, as showing it would do what the character asks for.
+            // Do not show the line, because the terminal would interpret the character.
             return Err(file.error_elsewhere(Problem::Control {
                 line,
                 column,
@@ -105,7 +105,7 @@ impl<'a> Reader<'a> {
 
     fn piece(&self, raw: &'a RawValue) -> Piece<'a> {
         let text = raw.trim().get_ron();
-        // `text` borrows from the file's text, so it starts not before it.
+        // `text` is a slice of the file's text, so it does not start before it.
         let start = text.as_ptr() as usize - self.file.text().as_ptr() as usize;
         Piece { text, start }
     }
@@ -122,8 +122,8 @@ impl<'a> Reader<'a> {
         Ok(raws.into_iter().map(|r| self.piece(r)).collect())
     }
 
-    /// Entries of `{ "name": value, … }` in the order of the file; a name stands once, and is one
-    /// in the sense of [`name`](Self::name).
+    /// Returns the entries of `{ "name": value, … }` in the order of the file. Names are unique and valid according to
+    /// [`name`](Self::name).
     pub fn map(
         &self,
         what: &'static str,
@@ -132,7 +132,7 @@ impl<'a> Reader<'a> {
         self.entries(what, piece, Self::name)
     }
 
-    /// As [`map`](Self::map), with any texts for names.
+    /// Like [`map`](Self::map), with arbitrary strings as names.
     pub fn texts(
         &self,
         what: &'static str,
@@ -184,7 +184,7 @@ impl<'a> Reader<'a> {
         Ok(At::new(self.parse(piece)?, piece.span()))
     }
 
-    /// A name that a description gives: letters, digits and underscores, not too many.
+    /// Returns a name that a description defines: letters, digits and underscores, up to the maximum length.
     pub fn name(&self, what: &str, piece: Piece<'a>) -> Result<At<String>, ModelError> {
         let name = self.string(what, piece)?;
         let starts = name.value.starts_with(|c: char| c.is_ascii_alphabetic());
@@ -208,7 +208,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// `name(…)`; `expected` says what may stand here.
+    /// Returns a call `name(…)`. `expected` describes the valid forms.
     pub fn call(
         &self,
         what: &str,
@@ -290,7 +290,7 @@ impl<'a> Reader<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// The fields by name; any but `known` is an error.
+    /// Returns the named fields. A field that is not in `known` is an error.
     pub fn named(self, reader: Reader<'a>, known: &[&'static str]) -> Result<Args<'a>, ModelError> {
         let raws = match self.fields {
             Fields::Named(raws) => raws,
@@ -304,7 +304,7 @@ impl<'a> Call<'a> {
         let mut fields: Vec<(At<String>, Piece<'a>)> = Vec::with_capacity(raws.len());
         for (name, value) in raws {
             let value = reader.piece(value);
-            // RON gives a field's name without its place; it is the last such word before its value.
+            // RON returns a field's name without position. It is the last occurrence of the name before the value.
             let start = reader.file.text()[..value.start]
                 .rfind(&name)
                 .unwrap_or(value.start);
@@ -329,7 +329,7 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Exactly `N` values without names.
+    /// Returns exactly `N` positional values.
     pub fn positional<const N: usize>(
         self,
         reader: Reader<'a>,
@@ -381,14 +381,14 @@ impl<'a> Args<'a> {
     }
 }
 
-/// Whether a piece is a string rather than a number, a word or a call.
+/// Returns whether a piece is a string rather than a number, a word or a call.
 pub(super) fn is_string(piece: Piece<'_>) -> bool {
     ["\"", "r\"", "r#"]
         .iter()
         .any(|start| piece.text.starts_with(start))
 }
 
-/// Byte offset of a position, which counts lines and characters from 1.
+/// Byte offset of a position, whose lines and characters count from 1.
 fn offset(text: &str, position: Position) -> usize {
     let lines = text.split_inclusive('\n');
     let before: usize = lines
@@ -400,7 +400,7 @@ fn offset(text: &str, position: Position) -> usize {
     before + column.map_or(line.len(), |(at, _)| at)
 }
 
-/// Pairs of a map, in order and with repetitions.
+/// Pairs of a map, in order and with duplicates.
 struct Entries<'a>(Vec<(&'a RawValue, &'a RawValue)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Entries<'a> {

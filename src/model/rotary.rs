@@ -1,5 +1,5 @@
-//! Frequencies of rotary position embeddings, and the published ways to scale them to longer texts, as transformers'
-//! `modeling_rope_utils` computes them.
+//! Frequencies of rotary position embeddings, and the published ways to scale them for longer sequences, computed like
+//! transformers' `modeling_rope_utils`.
 
 use std::{f64::consts::TAU, ops::Range};
 
@@ -11,7 +11,7 @@ use super::{
     expr::Expr,
 };
 
-/// Keys of the published objects: what a kind does not read, it must not have.
+/// Keys of the published objects. Each kind rejects keys that it does not read.
 const COMMON: [&str; 4] = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
 const KINDS: [(&str, &[&str]); 6] = [
     ("default", &[]),
@@ -42,16 +42,16 @@ const KINDS: [(&str, &[&str]); 6] = [
     ),
 ];
 
-/// More columns than any head has. Each rotary operator keeps a frequency for each pair of them.
+/// Maximum number of rotated columns, larger than any head. Each rotary operator keeps one frequency per pair of columns.
 const MAX_COLUMNS: u32 = 4096;
 
-/// How rotary positions turn columns.
-pub(super) struct Turning {
-    /// Radians from one position to the next for each pair of columns.
+/// Parameters of a rotary embedding.
+pub(super) struct RotaryParams {
+    /// Radians per position for each pair of columns.
     pub frequencies: Vec<f32>,
-    /// Of what is turned.
+    /// Factor of the rotated values.
     pub factor: f32,
-    /// Maximum number of positions that the model supports with these frequencies; `None` where config.json has no limit.
+    /// Maximum number of positions that the model supports with these frequencies; `None` if config.json has no limit.
     pub positions: Option<u32>,
 }
 
@@ -59,13 +59,13 @@ pub(super) struct Turning {
 const POSITIONS: &str = "max_position_embeddings";
 
 impl Values<'_> {
-    /// How the first `width` columns of a head are turned.
+    /// Returns the rotation of the first `width` columns of a head.
     pub fn rotary(
         &self,
         width: &At<Expr>,
         theta: &At<Expr>,
         scaling: &[At<String>],
-    ) -> Result<Turning, ModelError> {
+    ) -> Result<RotaryParams, ModelError> {
         let columns = self.size(width)?;
         if columns % 2 != 0 || columns > MAX_COLUMNS {
             let problem = Problem::OutOfRange {
@@ -107,14 +107,14 @@ impl Values<'_> {
                 published.scale(plain, width, theta)?
             }
         };
-        Ok(Turning {
+        Ok(RotaryParams {
             frequencies: frequencies.into_iter().map(|f| f as f32).collect(),
             factor: factor as f32,
             positions,
         })
     }
 
-    /// Value of `max_position_embeddings` in config.json, where it is there.
+    /// Value of `max_position_embeddings` in config.json, if present.
     pub fn positions(&self, span: &Range<usize>) -> Result<Option<u32>, ModelError> {
         let Some(value) = lookup(self.config, POSITIONS) else {
             return Ok(None);
@@ -136,7 +136,7 @@ fn scaled_positions(positions: f64, factor: f64) -> u32 {
     (positions * factor).floor().clamp(1.0, f64::from(i32::MAX)) as u32
 }
 
-/// An object of config.json that says how frequencies are scaled.
+/// An object of config.json that specifies the frequency scaling.
 struct Published<'a> {
     values: &'a Values<'a>,
     key: &'a At<String>,
@@ -161,7 +161,7 @@ impl Published<'_> {
         }
         let published = self.values.positions(&self.key.span)?;
         match kind {
-            // The key counts the positions before the scaling.
+            // The key gives the number of positions before scaling.
             "linear" => {
                 let factor = self.above_zero("factor")?;
                 let positions = published.map(|n| scaled_positions(f64::from(n), factor));
@@ -174,16 +174,16 @@ impl Published<'_> {
                 let positions = scaled_positions(original, self.above_zero("factor")?);
                 Ok((all, attention, Some(positions)))
             }
-            // The key counts the positions after the scaling.
+            // The key gives the number of positions after scaling.
             "ntk" => self.ntk(width, theta).map(|all| (all, 1.0, published)),
             "llama3" => self.llama3(plain).map(|all| (all, 1.0, published)),
-            // Beyond the original positions, frequencies depend on the length of the sequence, and cached keys would change.
+            // Beyond the original positions, frequencies depend on the length of the sequence, so cached keys would change.
             "dynamic" => Ok((plain, 1.0, Some(self.trained_positions()?))),
             _ => Ok((plain, 1.0, published)),
         }
     }
 
-    /// One of [`KINDS`], with no key that it does not read.
+    /// Returns the kind, one of [`KINDS`], and checks that the object has no key that the kind does not read.
     fn kind(&self) -> Result<&'static str, ModelError> {
         let field = match self.object.contains_key("rope_type") {
             true => "rope_type",
@@ -210,7 +210,7 @@ impl Published<'_> {
         }
     }
 
-    /// Low frequencies over `factor`, high ones as they are, those between in between.
+    /// Divides low frequencies by `factor`, keeps high ones and interpolates between them.
     fn llama3(&self, plain: Vec<f64>) -> Result<Vec<f64>, ModelError> {
         let factor = self.above_zero("factor")?;
         let low = self.above_zero("low_freq_factor")?;
@@ -227,13 +227,13 @@ impl Published<'_> {
         Ok(plain.into_iter().map(scaled).collect())
     }
 
-    /// Fixed scaling of the base, `(factor · theta)^(−2j / width) / factor^(2 / width)`, by which the last frequency is that of
-    /// `linear` and the first ones hardly change (NTK-aware scaling, as the code published with GTE has it); and with `mixed_b`,
+    /// Scales the base, `(factor · theta)^(−2j / width) / factor^(2 / width)`: the last frequency equals that of `linear`, and
+    /// the first ones hardly change (NTK-aware scaling, as in the code published with GTE). With `mixed_b` the frequencies are
     /// `theta^(−2j / width) / exp(a (j + 1)^b)` with `a = ln(factor) / (width / 2)^b`.
     fn ntk(&self, width: f64, theta: f64) -> Result<Vec<f64>, ModelError> {
         let factor = self.above_zero("factor")?;
         let mixed = self.number("mixed_b")?;
-        // The published code scales nothing by such a factor.
+        // The published code does not scale by such a factor.
         if factor <= 1.0 {
             return Err(self.refuse("factor", "a number above 1"));
         }
@@ -250,7 +250,7 @@ impl Published<'_> {
             .collect())
     }
 
-    /// YaRN (Peng et al. 2023).
+    /// YaRN scaling (Peng et al. 2023).
     fn yarn(&self, plain: Vec<f64>, width: f64, theta: f64) -> Result<(Vec<f64>, f64), ModelError> {
         let factor = self.above_zero("factor")?;
         let positions = self.above_zero("original_max_position_embeddings")?;
@@ -288,7 +288,7 @@ impl Published<'_> {
         Ok((all, attention))
     }
 
-    /// Number of positions up to which `dynamic` scales nothing.
+    /// Number of positions up to which `dynamic` does not scale.
     fn trained_positions(&self) -> Result<u32, ModelError> {
         const ORIGINAL: &str = "original_max_position_embeddings";
         if let Some(original) = self.number(ORIGINAL)? {

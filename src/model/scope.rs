@@ -1,7 +1,7 @@
-//! Checks every name of a description: values, dimensions, indices, outputs.
+//! Checks every name of a description: values, dimensions, indices and outputs.
 //!
-//! A value is named once. Inside a `Repeat`, `Let` of a name from outside gives that name its value
-//! for the next iteration and for what follows the loop; all other names end with the iteration.
+//! A value name is unique. Inside a `Repeat`, a `Let` of an outer name assigns the value that the next iteration and the
+//! statements after the loop read. All other names end with the iteration.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -62,12 +62,12 @@ struct Names<'a> {
     indices: Vec<&'a str>,
     /// Values defined so far, innermost body last.
     scopes: Vec<HashMap<&'a str, &'a Range<usize>>>,
-    /// Values of bodies that have ended: no longer visible.
+    /// Values of bodies that have ended and are no longer visible.
     ended: HashMap<&'a str, &'a Range<usize>>,
 }
 
 impl<'a> Names<'a> {
-    /// Names in a definition must stand above it.
+    /// Checks that a definition uses only names defined above it.
     fn definition(
         &self,
         what: &'static str,
@@ -100,7 +100,7 @@ impl<'a> Names<'a> {
         Ok(())
     }
 
-    /// A size that no index takes part in: it is known before the loops around it are unrolled.
+    /// Checks that a size uses no index, since it is needed before the enclosing loops are unrolled.
     fn fixed(&self, expr: &Expr) -> Result<(), ModelError> {
         for name in expr.names() {
             if self.indices.contains(&name.value.as_str()) {
@@ -109,7 +109,9 @@ impl<'a> Names<'a> {
                     name: name.value.clone(),
                 };
                 let error = self.file.error(problem, &name.span, "an index");
-                return Err(error.help("how often a `Repeat` runs does not depend on an index"));
+                return Err(
+                    error.help("the number of iterations of a `Repeat` cannot depend on an index")
+                );
             }
         }
         self.numbers(expr.names(), false)
@@ -147,7 +149,7 @@ impl<'a> Names<'a> {
 
     fn body(&mut self, body: &'a [Statement]) -> Result<(), ModelError> {
         self.scopes.push(HashMap::new());
-        // Names that this body has given, its own and those it hands on.
+        // Names that this body defines, including those that nested bodies pass on.
         let mut given: HashMap<&str, &Range<usize>> = HashMap::new();
         for (i, statement) in body.iter().enumerate() {
             match statement {
@@ -176,7 +178,7 @@ impl<'a> Names<'a> {
             return Err(self
                 .file
                 .error(problem, &name.span, "this is an input of the model")
-                .help("inputs are there without definition; choose another name"));
+                .help("inputs need no definition; choose another name"));
         }
         if let Some(before) = given.insert(key, &name.span) {
             let (what, name_) = ("value", key.to_owned());
@@ -218,7 +220,7 @@ impl<'a> Names<'a> {
         }
         self.body(&when.body)?;
         self.body(&when.otherwise)?;
-        // A name from outside has its new value already, whichever body is taken.
+        // An outer name already has its new value, whichever body is taken.
         for name in when.given_by_both() {
             let is_outer = |s: &HashMap<&str, _>| s.contains_key(name.value.as_str());
             if !self.scopes.iter().any(is_outer) {
@@ -327,7 +329,7 @@ impl<'a> Names<'a> {
         Ok(())
     }
 
-    /// Why `value`, read in the definition of `name`, is not there.
+    /// Creates the error for `value`, which the definition of `name` reads but which is not available.
     fn undefined(&self, name: &At<String>, value: &At<String>, later: &[Statement]) -> ModelError {
         let wanted = value.value.as_str();
         if wanted == name.value {
@@ -380,7 +382,7 @@ impl<'a> Names<'a> {
         error.help(suggest(wanted, known))
     }
 
-    /// Parts, their streams and all outputs have names of their own.
+    /// Checks that parts, streams and outputs have unique names.
     fn parts(&self, ast: &Ast) -> Result<(), ModelError> {
         let unique = |what: &'static str, all: Vec<&At<String>>| {
             let mut seen: HashMap<&str, &Range<usize>> = HashMap::new();
@@ -443,7 +445,7 @@ impl<'a> Names<'a> {
     }
 }
 
-/// The definition of a value in this body.
+/// Returns the definition of a value in this body.
 fn find<'b>(body: &'b [Statement], wanted: &str) -> Option<(&'b At<String>, &'b Operator)> {
     body.iter().find_map(|statement| match statement {
         Statement::Let { name, op } if name.value == wanted => Some((name, &op.value)),
@@ -451,7 +453,7 @@ fn find<'b>(body: &'b [Statement], wanted: &str) -> Option<(&'b At<String>, &'b 
     })
 }
 
-/// Whether the value `from`, defined in this body, is computed from `target`.
+/// Returns whether the value `from`, defined in this body, depends on `target`.
 fn reaches(body: &[Statement], from: &str, target: &str) -> bool {
     let defined: HashMap<&str, &Operator> = body
         .iter()

@@ -1,4 +1,4 @@
-//! The descriptions that come with the crate, and which of them a checkpoint's `config.json` is for.
+//! The descriptions that come with the crate, and their selection by a checkpoint's `config.json`.
 
 use serde_json::{Map, Value};
 
@@ -8,7 +8,7 @@ use super::{
     error::{File, quoted},
 };
 
-/// Name and source.
+/// Names and sources of the shipped descriptions.
 macro_rules! shipped {
     ($($name:literal),*) => {
         &[$(($name, include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/models/", $name, ".ron")))),*]
@@ -41,7 +41,7 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "vae"
 ];
 
-/// Names of [`SHIPPED`], in its order.
+/// Names of [`SHIPPED`], in the same order.
 const NAMES: [&str; SHIPPED.len()] = {
     let mut names = [""; SHIPPED.len()];
     let mut i = 0;
@@ -53,27 +53,27 @@ const NAMES: [&str; SHIPPED.len()] = {
 };
 
 impl Description {
-    /// A description that comes with the crate; `None` where there is none of this name.
+    /// Parses a shipped description. Returns `None` if there is none with this name.
     pub fn shipped(name: &str) -> Option<Result<Self, ModelError>> {
         let source = Self::shipped_source(name)?;
         Some(Self::parse(&format!("{name}.ron"), source))
     }
 
-    /// The text of a shipped description, to start one's own from.
+    /// Source text of a shipped description, as a starting point for a new one.
     pub fn shipped_source(name: &str) -> Option<&'static str> {
         let found = SHIPPED.iter().find(|(n, _)| *n == name);
         found.map(|&(_, source)| source)
     }
 
-    /// Names that [`shipped`](Self::shipped) takes.
+    /// Names that [`shipped`](Self::shipped) accepts.
     pub fn shipped_names() -> &'static [&'static str] {
         &NAMES
     }
 
-    /// The shipped description for a checkpoint, by the `model_type` of its config.json.
+    /// Selects the shipped description for a checkpoint by the `model_type` of its config.json.
     ///
     /// # Errors
-    /// A config.json without a `model_type`, or with one that none is for.
+    /// Returns an error if config.json has no `model_type` or an unsupported one.
     pub fn for_config(config: &Value) -> Result<Self, ModelError> {
         let file = File::new("config.json", "");
         let config = object(&file, config)?;
@@ -91,7 +91,7 @@ impl Description {
         }
     }
 
-    /// Whether a config.json meets what is required of all checkpoints.
+    /// Returns whether a config.json meets the requirements that apply to all outputs.
     fn takes(&self, config: &Map<String, Value>) -> bool {
         let of_all = self.ast.requirements.iter().filter(|r| r.outputs.is_none());
         of_all
@@ -99,7 +99,7 @@ impl Description {
             .all(|requirement| requirement.is_met_by(config))
     }
 
-    /// Refuses the config.json of another model than this is for; one without a `model_type` is taken at the user's word.
+    /// Returns an error if config.json is for another model. A config.json without a `model_type` is accepted.
     pub(super) fn check_model_type(&self, config: &Value) -> Result<(), ModelError> {
         let types = self.model_types();
         let found = lookup(object(&self.file, config)?, "model_type").and_then(Value::as_str);
@@ -124,8 +124,9 @@ impl Description {
     }
 }
 
-/// The shipped description for a `model_type`: of several, the first whose requirements `config` meets, since some checkpoints
-/// say the type of another model and tell by a key that they are none. Where it meets nobody's, the first, which will say why.
+/// Returns the shipped description for a `model_type`. Some checkpoints use the `model_type` of another model and differ in a
+/// key, so the first description whose requirements `config` meets is chosen. If there is none, the first one is returned, which
+/// then reports the unmet requirement.
 fn described_by(
     model_type: &str,
     config: &Map<String, Value>,

@@ -1,4 +1,4 @@
-//! What a description consists of.
+//! Syntax tree of a description.
 
 use std::collections::HashSet;
 
@@ -11,46 +11,46 @@ use crate::{
     kernels::{Meta, attention::Side, gemm::Activation},
 };
 
-/// A description as written, each part with its place.
+/// A parsed description. Each part has its source position.
 #[derive(Clone, Debug)]
 pub(super) struct Ast {
     pub name: String,
-    /// What config.json calls the models that this describes; any, where empty.
+    /// Supported values of `model_type` in config.json; empty for any.
     pub model_types: Vec<String>,
-    /// What is computed by default of checkpoints of an architecture.
+    /// Default outputs of checkpoints by architecture.
     pub architectures: Vec<(String, Vec<At<String>>)>,
     pub prefixes: Vec<String>,
-    /// An ending of weight names, and what some checkpoints write in its place.
+    /// Endings of weight names, and the alternatives that some checkpoints use.
     pub endings: Vec<(String, Vec<String>)>,
-    /// The tensor of a head, and the table that the head is tied to.
+    /// Tied head tensors and their tables.
     pub ties: Vec<(String, String)>,
-    /// Names of tensors that change no output of the model, with one `*` for any text.
+    /// Names of tensors that do not affect any output. One `*` matches any text.
     pub ignores: Vec<String>,
     pub requirements: Vec<Requirement>,
-    /// Keys that are names of one value: those that are there agree.
+    /// Groups of keys for the same value. The keys that are present must agree.
     pub equal: Vec<Vec<At<String>>>,
     pub dims: Vec<Definition>,
     pub reals: Vec<Definition>,
     pub activations: Vec<Definition>,
-    /// One without a name where the file has `graph:`, else those of `parts:` in their order.
+    /// The parts in order. A file with `graph:` has one unnamed part, a file with `parts:` has named ones.
     pub parts: Vec<PartOf>,
     pub default_outputs: Vec<At<String>>,
     pub expect: Vec<Count>,
 }
 
-/// A graph that runs by itself.
+/// A graph that runs on its own.
 #[derive(Clone, Debug)]
 pub(super) struct PartOf {
-    /// Its name and its stream, where there are several.
+    /// Name and stream, if the description has several parts.
     pub named: Option<(At<String>, At<String>)>,
     pub body: Vec<Statement>,
-    /// Name of the output, name of the value.
+    /// Output name and value name.
     pub outputs: Vec<(At<String>, At<String>)>,
     pub expect: Vec<Count>,
 }
 
 impl Ast {
-    /// The outputs of all parts, in the order of the file.
+    /// Outputs of all parts, in the order of the file.
     pub fn outputs(&self) -> impl Iterator<Item = &(At<String>, At<String>)> {
         self.parts.iter().flat_map(|part| &part.outputs)
     }
@@ -61,15 +61,15 @@ impl Ast {
 pub(super) struct Requirement {
     pub key: At<String>,
     pub is: Vec<serde_json::Value>,
-    /// The value that the model has without the key; one of `is`, where `None`.
+    /// Value of the model if the key is absent; `None` means one of `is`.
     pub default: Option<serde_json::Value>,
-    /// Only where another key has one of these values.
+    /// Another key and its values for which the requirement applies.
     pub only: Option<(At<String>, Vec<serde_json::Value>)>,
-    /// Only where one of these outputs is asked for; always, where `None`.
+    /// Outputs for which the requirement applies; `None` for all.
     pub outputs: Option<Vec<At<String>>>,
 }
 
-/// A named number or activation; the first origin that is there gives its value.
+/// A named number or activation. Its value is that of the first origin that is present.
 #[derive(Clone, Debug)]
 pub(super) struct Definition {
     pub name: At<String>,
@@ -78,12 +78,12 @@ pub(super) struct Definition {
 
 #[derive(Clone, Debug)]
 pub(super) enum Origin {
-    /// The value of a key of config.json.
+    /// Value of a key in config.json.
     Key(String),
-    /// The number of entries of a list or an object of config.json.
+    /// Number of entries of a list or an object in config.json.
     Length(String),
     Expr(Expr),
-    /// An activation by its name.
+    /// An activation by name.
     Word(String),
 }
 
@@ -97,43 +97,43 @@ pub(super) enum Statement {
 #[derive(Clone, Debug)]
 pub(super) struct Repeat {
     pub times: At<Expr>,
-    /// The first value of the index; 0, where `None`.
+    /// First value of the index; `None` means 0.
     pub from: Option<At<Expr>>,
     pub index: At<String>,
-    /// Values of iteration 3 are called `label.3.…` in the graph.
+    /// Prefix of value names: values of iteration 3 are called `label.3.…` in the graph.
     pub label: At<String>,
     pub body: Vec<Statement>,
     pub expect: Vec<Count>,
 }
 
-/// One of two bodies, by config.json or by sizes.
+/// A choice between two bodies, by config.json or by sizes.
 #[derive(Clone, Debug)]
 pub(super) struct When {
     pub test: Test,
-    /// Values of either body are called `label.…` in the graph, where there is one.
+    /// Prefix of value names: values of either body are called `label.…` in the graph.
     pub label: Option<At<String>>,
     pub body: Vec<Statement>,
     pub otherwise: Vec<Statement>,
-    /// What counts where the one body or the other is taken.
+    /// Expected counts if the first body is taken.
     pub expect: Vec<Count>,
     pub expect_otherwise: Vec<Count>,
 }
 
 #[derive(Clone, Debug)]
 pub(super) enum Test {
-    /// The key of config.json has one of these values; absent and null are the value `null`.
+    /// The key of config.json has one of these values. An absent key counts as `null`.
     Key {
-        /// With indices of the loops around.
+        /// Key with indices of the enclosing loops.
         key: At<Spelling>,
         is: Vec<serde_json::Value>,
-        /// What decides where the key is not there.
+        /// Condition that decides if the key is absent.
         absent: Option<At<Condition>>,
     },
     Holds(At<Condition>),
 }
 
 impl When {
-    /// Names that both bodies give, in the order of the first: what follows may read them.
+    /// Names that both bodies define, in the order of the first. Later statements may read them.
     pub fn given_by_both(&self) -> Vec<&At<String>> {
         let other: HashSet<&str> = given(&self.otherwise).map(|n| n.value.as_str()).collect();
         let names = given(&self.body);
@@ -141,7 +141,7 @@ impl When {
     }
 }
 
-/// Names that a body gives, with those of both bodies of a `When` inside.
+/// Names that a body defines. A nested `When` contributes the names that both of its bodies define.
 pub(super) fn given(body: &[Statement]) -> impl Iterator<Item = &At<String>> {
     body.iter().flat_map(|statement| match statement {
         Statement::Let { name, .. } => vec![name],
@@ -150,26 +150,26 @@ pub(super) fn given(body: &[Statement]) -> impl Iterator<Item = &At<String>> {
     })
 }
 
-/// What an embedding looks rows up in.
+/// Table of an embedding.
 #[derive(Clone, Debug)]
 pub(super) enum Table {
     Stored(At<Pattern>),
-    /// Computed: `sinusoid`.
+    /// A computed table (`sinusoid`).
     Sinusoid(Sinusoid),
 }
 
-/// What is added to scores by the distance between query and key.
+/// Position bias of attention scores, a function of the distance between query and key.
 #[derive(Clone, Debug)]
 pub(super) enum ByDistance {
-    /// `relative_bias`: a table with a row for each bucket of distances.
+    /// `relative_bias`: a table with one row per bucket of distances.
     Relative {
         table: At<Pattern>,
         buckets: At<Expr>,
-        /// The distance from which on all share a bucket.
+        /// Distance from which on all distances share a bucket.
         reach: At<Expr>,
         bidirectional: bool,
     },
-    /// `alibi`: slopes that are computed.
+    /// `alibi`: computed slopes.
     Alibi,
 }
 
@@ -182,7 +182,7 @@ pub(super) enum Operator {
         rows: At<Expr>,
         width: At<Expr>,
         offset: Option<At<Expr>>,
-        /// A token id that positions are not counted for.
+        /// Token id that gets no position.
         skips: Option<At<Expr>>,
     },
     Linear {
@@ -192,7 +192,7 @@ pub(super) enum Operator {
         out: At<Expr>,
         /// Whether the weight is stored as `[in, out]`.
         in_out: bool,
-        /// The rows that the stored matrix has and the first of them that are the weight's, where it is a part of one.
+        /// Number of rows of the stored matrix and the weight's first row, if the weight is a part of a matrix.
         part: Option<(At<Expr>, At<Expr>)>,
     },
     AddBias {
@@ -207,16 +207,16 @@ pub(super) enum Operator {
         x: At<String>,
         by: At<Expr>,
     },
-    /// `gelu`, `relu`, `tanh`.
+    /// An activation by its own operator, such as `gelu`, `relu` or `tanh`.
     Activate {
         x: At<String>,
         kind: Activation,
     },
-    /// `activation`: the kind stands under `activations`.
     Multiply {
         a: At<String>,
         b: At<String>,
     },
+    /// `activation`, whose kind is defined under `activations`.
     NamedActivation {
         x: At<String>,
         kind: At<String>,
@@ -231,7 +231,7 @@ pub(super) enum Operator {
         x: At<String>,
         weight: At<Pattern>,
         eps: At<Expr>,
-        /// Equal parts of a row, each normalised by itself.
+        /// Number of equal parts of a row that are normalized separately.
         heads: Option<At<Expr>>,
         /// Whether 1 is added to the weight.
         plus_one: bool,
@@ -239,18 +239,18 @@ pub(super) enum Operator {
     Rotary {
         x: At<String>,
         heads: At<Expr>,
-        /// Columns of a head that are turned, its first.
+        /// Number of leading columns of a head that are rotated.
         width: At<Expr>,
         theta: At<Expr>,
-        /// Keys of config.json of which the first that is there says how frequencies are scaled.
+        /// Keys of config.json. The first one present specifies the frequency scaling.
         scaling: Vec<At<String>>,
-        /// The most positions of a sequence for which this is what the model computes.
+        /// Maximum number of positions for which the model computes this.
         longest: Option<At<Expr>>,
     },
     Cache {
         x: At<String>,
         heads: At<Expr>,
-        /// What the rows are kept under, with the indices of the loops around.
+        /// Cache name, with indices of the enclosing loops.
         name: At<Pattern>,
     },
     /// `cache` without `x`.
@@ -276,7 +276,7 @@ pub(super) enum Operator {
         table: At<Pattern>,
         width: At<Expr>,
         span: At<Expr>,
-        /// The distance whose logarithm has the last row; no logarithms, where `None`.
+        /// Distance whose logarithm maps to the last row; `None` without logarithms.
         reach: Option<At<Expr>>,
     },
     RelativeScores {
@@ -287,9 +287,9 @@ pub(super) enum Operator {
     },
     Softmax {
         x: At<String>,
-        /// Whether a query attends to the keys up to its own only.
+        /// Whether a query attends only to keys up to its own position.
         causal: bool,
-        /// How far a key may be from its query; any distance, where `None`.
+        /// Maximum distance between query and key; `None` for any.
         window: Option<At<Expr>>,
         bias: Option<ByDistance>,
     },
@@ -313,9 +313,9 @@ pub(super) enum Operator {
     },
     LastToken {
         x: At<String>,
-        /// The id of the token that ends a sequence, behind which all is padding.
+        /// Id of the token that ends a sequence. Later tokens are padding.
         end: Option<At<Expr>>,
-        /// The value of `end` that stands for the highest id of each sequence.
+        /// Value of `end` that selects the highest id of each sequence instead.
         highest_end: Option<At<Expr>>,
     },
     Concat {
@@ -335,7 +335,7 @@ pub(super) enum Operator {
 }
 
 impl Operator {
-    /// The values that the operator reads.
+    /// Values that the operator reads.
     pub fn values(&self) -> Vec<&At<String>> {
         match self {
             Operator::Embedding { .. }
@@ -370,7 +370,7 @@ impl Operator {
         }
     }
 
-    /// The sizes, in whole numbers.
+    /// Sizes of the operator, which are whole numbers.
     pub fn sizes(&self) -> Vec<&At<Expr>> {
         match self {
             Operator::Embedding {
@@ -418,7 +418,7 @@ impl Operator {
         }
     }
 
-    /// The attributes that are real numbers.
+    /// Attributes that are real numbers.
     pub fn reals(&self) -> Vec<&At<Expr>> {
         match self {
             Operator::Scale { by, .. } => vec![by],
@@ -430,7 +430,7 @@ impl Operator {
         }
     }
 
-    /// The names with indices: of weights that the operator reads, and of a cache.
+    /// Names with indices: of the weights that the operator reads, and of a cache.
     pub fn weights(&self) -> Vec<&At<Pattern>> {
         match self {
             Operator::Embedding {
@@ -452,12 +452,12 @@ impl Operator {
     }
 }
 
-/// A weight's published name, with the indices of the loops around it: `layer.{i}.weight`. What else
-/// checkpoints call it stands behind, in the order in which the names are looked for.
+/// Published name of a weight with indices of the enclosing loops, such as `layer.{i}.weight`, followed by alternative names in
+/// lookup order.
 #[derive(Clone, Debug)]
 pub(super) struct Pattern(pub Vec<Spelling>);
 
-/// One name, with expressions of indices and dimensions in braces.
+/// A name with expressions of indices and dimensions in braces.
 #[derive(Clone, Debug)]
 pub(super) struct Spelling(Vec<Part>);
 
@@ -467,11 +467,11 @@ enum Part {
     Number(Expr),
 }
 
-/// Longer than any published name. A name in a loop is filled in once for each iteration.
+/// Maximum length of a name, longer than any published one. A name in a loop is expanded once per iteration.
 const MAX_SPELLING: usize = 256;
 
 impl Spelling {
-    /// Reads `text`, which stands in the file from `start` on; the error says what was expected.
+    /// Parses `text`, which starts at byte `start` of the file. The error describes the expected form.
     pub fn parse(text: &str, start: usize) -> Result<Self, String> {
         if text.is_empty() {
             return Err("at least one character".to_owned());
@@ -496,7 +496,7 @@ impl Spelling {
         Ok(Self(parts))
     }
 
-    /// The name `text`, braces included.
+    /// Creates a fixed name, in which braces have no meaning.
     pub fn literal(text: &str) -> Self {
         Self(vec![Part::Text(text.to_owned())])
     }
@@ -508,7 +508,7 @@ impl Spelling {
         })
     }
 
-    /// The name, given the numbers of the iteration at hand.
+    /// Expands the name with the numbers of the current iteration.
     pub fn fill(&self, lookup: &impl Fn(&str) -> Option<u64>) -> Result<String, String> {
         let mut name = String::new();
         for part in &self.0 {
@@ -521,14 +521,14 @@ impl Spelling {
     }
 }
 
-/// One entry of `expect:`.
+/// An entry of `expect:`.
 #[derive(Clone, Debug)]
 pub(super) struct Count {
     pub what: At<String>,
     pub n: usize,
 }
 
-/// An activation by the name that config.json gives it.
+/// Returns the activation with this name in config.json.
 pub(super) fn activation(name: &str) -> Option<Activation> {
     ACTIVATIONS
         .iter()
@@ -550,17 +550,17 @@ pub(super) const ACTIVATIONS: [(&str, Activation); 10] = [
     ("quick_gelu", Activation::QuickGelu),
 ];
 
-/// Inputs of a model, by the names that descriptions use.
+/// Model inputs by the names that descriptions use.
 pub(super) const INPUTS: [(&str, Meta); 3] = [
     ("token_ids", Meta::TokenIds),
     ("type_ids", Meta::TypeIds),
     ("positions", Meta::Positions),
 ];
 
-/// What a decoder returns.
+/// Result of a decoder.
 pub(super) type Decoded<T> = Result<T, ModelError>;
 
-/// The problem of a value with a wrong form.
+/// Creates a problem about a value with a wrong form.
 pub(super) fn form(what: &str, expected: impl Into<String>, found: &str) -> Problem {
     Problem::Form {
         what: what.to_owned(),

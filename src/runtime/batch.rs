@@ -1,4 +1,4 @@
-//! Token ids with their lengths: what a run takes.
+//! Batches of token ids: the input of a run.
 
 mod data;
 mod error;
@@ -11,23 +11,23 @@ pub use error::BatchError;
 
 use crate::tensor::{Extents, LengthsError, SequenceEnd};
 
-/// What a model accepts of token ids.
+/// Limits of a model on token ids and lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Token ids lie below this.
+    /// Exclusive upper bound of token ids.
     pub vocabulary: u32,
-    /// Segment ids lie below this; `None` where the model has no segments.
+    /// Exclusive upper bound of segment ids; `None` if the model has no segments.
     pub segments: Option<u32>,
-    /// A token id that the model counts no position for, its padding token: no sequence may hold it.
+    /// Padding token id that the model assigns no position. No sequence may contain it.
     pub skipped: Option<u32>,
-    /// Maximum number of tokens of a sequence, by a table of positions or `max_position_embeddings`; `None` without a limit.
+    /// Maximum number of tokens of a sequence, from the position table or `max_position_embeddings`; `None` if unlimited.
     pub longest: Option<u32>,
-    /// The token that ends a sequence; those behind it are padding.
+    /// Token that ends a sequence. Later tokens are padding.
     pub end: Option<SequenceEnd>,
 }
 
 impl Limits {
-    /// The token id that a drawn number stands for: any that a sequence may hold.
+    /// Maps a random number to a token id that a sequence may contain.
     pub fn token_id(&self, drawn: u64) -> u32 {
         let vocabulary = self.vocabulary.max(1);
         let id = (drawn % u64::from(vocabulary)) as u32;
@@ -46,46 +46,46 @@ pub struct Batch {
     lens: Vec<u32>,
     extents: Extents,
     padded: Option<Padded>,
-    /// Tokens of each sequence that are no padding, where [`Batch::with_padding`] added some.
+    /// Number of tokens of each sequence without padding, if [`Batch::with_padding`] added padding.
     valid_lens: Option<Vec<u32>>,
     past: Option<Past>,
-    /// Of each sequence's noise; zeros, where `None`.
+    /// Noise seed of each sequence; `None` means zeros.
     seeds: Option<Vec<u64>>,
 }
 
-/// Where the tokens of sequences that go on lie in a KV cache.
+/// Locations of cached tokens in a KV cache, for sequences that continue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Past {
-    /// Tokens of each sequence before those of the batch.
+    /// Number of cached tokens of each sequence, excluding the tokens of the batch.
     pub cached: Vec<u32>,
-    /// The slot of each token of each sequence, those of the batch included, one sequence after another.
+    /// Cache slot of each token of each sequence, including the tokens of the batch, concatenated by sequence.
     pub slots: Vec<u32>,
-    /// Blocks of the cache.
+    /// Number of blocks in the cache.
     pub blocks: u64,
-    /// What another part of the model left of the source of each sequence, where the model has such a part.
+    /// Cached sources of the sequences, if the model is an encoder-decoder.
     pub sources: Option<Sources>,
 }
 
-/// Where the keys of the sequences' sources lie in a KV cache.
+/// Locations of the keys of the sequences' sources in a KV cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sources {
-    /// Tokens of the source of each sequence.
+    /// Number of tokens of each sequence's source.
     pub lens: Vec<u32>,
-    /// The slot of each token of each source, one sequence after another; sequences may share slots.
+    /// Cache slot of each token of each source, concatenated by sequence. Sequences may share slots.
     pub slots: Vec<u32>,
 }
 
-/// The padded form that a batch came in, kept so that a device packs it by itself.
+/// Padded form in which a batch was passed. It is kept because a CUDA device packs such a batch itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Padded {
-    /// `[batch, longest]`, columns beyond the longest sequence cut off.
+    /// `[batch, longest]`: columns beyond the longest sequence are removed.
     pub token_ids: Vec<u32>,
     pub type_ids: Vec<u32>,
     pub mask: Vec<u32>,
 }
 
 impl Batch {
-    /// A batch of sequences, each a list of token ids.
+    /// Creates a batch from sequences of token ids.
     pub fn from_sequences<S: AsRef<[u32]>>(sequences: &[S]) -> Result<Self, BatchError> {
         let lens: Vec<u32> = sequences
             .iter()
@@ -98,7 +98,7 @@ impl Batch {
         Self::from_packed(ids, &lens)
     }
 
-    /// A batch that is packed already: all ids one after another, and the length of each sequence.
+    /// Creates a batch from the concatenated ids of all sequences and the length of each sequence.
     pub fn from_packed(token_ids: Vec<u32>, lens: &[u32]) -> Result<Self, BatchError> {
         let extents = Extents::of(lens)?;
         if extents.tokens != token_ids.len() as u64 {
@@ -119,11 +119,12 @@ impl Batch {
         })
     }
 
-    /// A padded batch: `token_ids` and `mask` are `[batch, width]`; the mask is 1 on tokens, which
-    /// come first in every row (ByteTransformer III.D).
+    /// Creates a batch from padded input. `token_ids` and `mask` are `[batch, width]`. The mask is 1 for tokens and 0 for
+    /// padding; the tokens come first in every row (ByteTransformer III.D).
     ///
     /// # Errors
-    /// Ids that are no whole rows, a mask of another length, with other values than 0 and 1, or with a hole.
+    /// Returns an error if the ids are not a whole number of rows, or if the mask has another length, a value other than 0 and 1,
+    /// or a 1 after a 0.
     pub fn from_padded(token_ids: &[u32], mask: &[u32], width: usize) -> Result<Self, BatchError> {
         if width == 0 || token_ids.is_empty() {
             return Err(LengthsError::Empty.into());
@@ -178,7 +179,7 @@ impl Batch {
         Ok(batch)
     }
 
-    /// Adds segment ids, one per token, in packed order. Without them every token is in segment 0.
+    /// Adds segment ids, one per token in packed order. The default is segment 0 for all tokens.
     pub fn with_type_ids(mut self, type_ids: Vec<u32>) -> Result<Self, BatchError> {
         let (expected, found) = (self.token_ids.len(), type_ids.len());
         if expected != found {
@@ -201,10 +202,10 @@ impl Batch {
         Ok(self)
     }
 
-    /// The batch as the next tokens of sequences that lie in a KV cache.
+    /// Marks the batch as the next tokens of sequences in a KV cache.
     ///
     /// # Errors
-    /// Another number of sequences or slots than the batch has.
+    /// Returns an error if the number of sequences or slots differs from that of the batch.
     pub fn with_past(mut self, past: Past) -> Result<Self, BatchError> {
         let (expected, found) = (self.lens.len(), past.cached.len());
         if expected != found {
@@ -246,10 +247,10 @@ impl Batch {
         Ok(self)
     }
 
-    /// Seeds of the noise that a model draws for its sequences (`draw` in a description); each is 0 where this is not called.
+    /// Sets the noise seed of each sequence, for models that draw noise (`draw` in a description). The default is 0.
     ///
     /// # Errors
-    /// Another number of seeds than the batch has sequences.
+    /// Returns an error if the number of seeds differs from the number of sequences.
     pub fn with_seeds(mut self, seeds: Vec<u64>) -> Result<Self, BatchError> {
         let (expected, found) = (self.lens.len(), seeds.len());
         if expected != found {
@@ -264,20 +265,20 @@ impl Batch {
         Ok(self)
     }
 
-    /// The batch as one for a part of a model that has several.
+    /// Selects the part of the model that the batch is for, if the model has several.
     pub fn for_part(mut self, part: u32) -> Self {
         self.extents.part = part;
         self
     }
 
-    /// Tokens of a sequence in the cache.
+    /// Number of cached tokens of a sequence.
     fn cached(&self, sequence: usize) -> u32 {
         self.past.as_ref().map_or(0, |past| past.cached[sequence])
     }
 
-    /// The batch with every sequence padded to the longest, at its end and with ids of 0, so that all
-    /// have one length. [`valid_lens`](Self::valid_lens) then says how many tokens of each are its
-    /// own. Only a session that keeps padding runs it. An error where so many tokens do not fit one run.
+    /// Returns the batch with every sequence padded at its end to the length of the longest, with id 0.
+    /// [`valid_lens`](Self::valid_lens) then returns the number of tokens without padding. Only a session that keeps padding
+    /// accepts such a batch. Returns an error if the padded batch exceeds the maximum number of tokens of a run.
     pub fn with_padding(&self) -> Result<Self, BatchError> {
         let longest = self.extents.longest as usize;
         let pad = |ids: &[u32]| -> Vec<u32> {
@@ -304,7 +305,7 @@ impl Batch {
         })
     }
 
-    /// Whether no sequence has padding that [`with_padding`](Self::with_padding) added.
+    /// Returns an error if [`with_padding`](Self::with_padding) added padding to any sequence.
     pub(crate) fn check_unpadded(&self) -> Result<(), BatchError> {
         let mut lens = self.lens.iter().zip(self.own_lens()).enumerate();
         match lens.find(|(_, (len, valid))| len != valid) {
@@ -317,7 +318,7 @@ impl Batch {
         }
     }
 
-    /// Length of each sequence, padding that [`with_padding`](Self::with_padding) added included.
+    /// Length of each sequence, including padding added by [`with_padding`](Self::with_padding).
     pub fn lens(&self) -> &[u32] {
         &self.lens
     }
@@ -330,7 +331,7 @@ impl Batch {
         self.padded.as_ref()
     }
 
-    /// Checks every id and length against what the model has tables for.
+    /// Checks all ids and lengths against the limits of the model.
     pub fn check(&self, limits: &Limits) -> Result<(), BatchError> {
         if let Some(limit) = limits.longest
             && let Some((sequence, len)) = self
@@ -362,10 +363,10 @@ impl Batch {
         }
     }
 
-    /// The batch without the tokens behind the one that ends each sequence. A sequence that lacks it stays as it is.
+    /// Returns the batch without the tokens after each sequence's end token. A sequence without an end token is unchanged.
     ///
     /// # Errors
-    /// None for a batch that [`check`](Self::check) takes.
+    /// Never fails for a batch that passes [`check`](Self::check).
     pub fn ended(&self, end: Option<SequenceEnd>) -> Result<Cow<'_, Self>, BatchError> {
         let Some(end) = end.filter(|_| self.past.is_none() && self.valid_lens.is_none()) else {
             return Ok(Cow::Borrowed(self));
@@ -404,7 +405,7 @@ impl Batch {
         })
     }
 
-    /// The sequence that a packed token lies in, and its index there.
+    /// Returns the sequence that contains a packed token, and the token's index in the sequence.
     fn place(&self, at: usize) -> (usize, usize) {
         let (mut sequence, mut token) = (0, at);
         for (i, &n) in self.lens.iter().enumerate() {
@@ -439,12 +440,12 @@ mod tests {
         assert_eq!(padded.positions(), [0, 1, 0]);
         assert_eq!(packed.cu_lens(), [0, 2, 3]);
         assert_eq!(packed.pair_offsets(), [0, 4, 5]);
-        // The third column is padding in every row, so it is cut off.
+        // The third column is padding in every row, so it is removed.
         assert_eq!(padded.padded().unwrap().mask, [1, 1, 1, 0]);
     }
 
     #[test]
-    fn a_padded_batch_remembers_which_tokens_are_its_own() {
+    fn a_padded_batch_records_the_lengths_without_padding() {
         let packed = Batch::from_sequences(&[vec![5, 6, 7], vec![8]]).unwrap();
         let packed = packed.with_type_ids(vec![0, 1, 1, 1]).unwrap();
         let padded = packed.with_padding().unwrap();
@@ -455,7 +456,7 @@ mod tests {
         assert_eq!(padded.valid_lens(), [3, 1]);
         assert_eq!(padded.extents().pairs, 18);
         assert_eq!(packed.valid_lens(), [3, 1]);
-        // Padding again adds none.
+        // Padding again has no effect.
         assert_eq!(padded.with_padding().unwrap(), padded);
         // 2²³ + 1 tokens fit one run; padded to three times 2²³ − 1 they do not.
         let long = (1 << 23) - 1;
@@ -464,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_batches_say_what_is_wrong() {
+    fn invalid_batches_are_errors() {
         let text = |r: Result<Batch, BatchError>| {
             r.and_then(|b| b.check(&LIMITS)).unwrap_err().to_string()
         };
@@ -472,12 +473,12 @@ mod tests {
         insta::assert_snapshot!(text(Batch::from_sequences(&none)), @"the batch is empty; expected at least one sequence");
         insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1], vec![]])), @"sequence 1 has no tokens; expected at least one token in every sequence");
         insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1, 2], vec![3, 100]])), @"sequence 1, token 1: the token id 100 is outside the table of 100 rows; expected an id below 100");
-        insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1, 2], vec![3, 99]])), @"sequence 1, token 1: the id 99 is the model's padding token, for which it counts no position; take it out of the sequence");
+        insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1, 2], vec![3, 99]])), @"sequence 1, token 1: the id 99 is the model's padding token, which has no position; remove it from the sequence");
         insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1; 5]])), @"sequence 0 has 5 tokens, but the model has 4 positions; shorten or split it");
         insta::assert_snapshot!(text(Batch::from_packed(vec![1, 2, 3], &[1, 1])), @"the lengths add up to 2, but 3 token ids were given");
         insta::assert_snapshot!(text(Batch::from_padded(&[1, 2, 3], &[1, 0, 1], 3)), @"row 0 of the mask has a hole at column 2: a 1 follows a 0; expected ones, then zeros");
         insta::assert_snapshot!(text(Batch::from_padded(&[1, 2], &[1, 2], 2)), @"row 0, column 1 of the mask is 2; expected 0 or 1");
-        insta::assert_snapshot!(text(Batch::from_padded(&[1, 2, 3, 4, 5], &[1; 5], 2)), @"5 token ids are no whole rows of width 2; expected a multiple of 2, with 0 where a row has padding");
+        insta::assert_snapshot!(text(Batch::from_padded(&[1, 2, 3, 4, 5], &[1; 5], 2)), @"5 token ids do not fill rows of width 2; expected a multiple of 2, with 0 where a row has padding");
         insta::assert_snapshot!(text(Batch::from_padded(&[1, 2, 3, 4], &[1; 6], 2)), @"mask: expected 4 values, one per token id, found 6");
         insta::assert_snapshot!(text(Batch::from_padded(&[1, 2], &[0, 0], 2)), @"sequence 0 has no tokens; expected at least one token in every sequence");
         insta::assert_snapshot!(text(Batch::from_sequences(&[[1]]).unwrap().with_type_ids(vec![2])), @"sequence 0, token 0: the segment id 2 is outside the table of 2 rows; expected an id below 2");

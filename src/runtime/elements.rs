@@ -1,9 +1,9 @@
-//! Bytes of tensors of every element type, little-endian.
+//! Conversion between tensors and little-endian bytes of every element type.
 
 use super::weights::{decode, decode_into, encode};
 use crate::{kernels::HostTensor, tensor::Element};
 
-/// The bytes of a tensor whose elements are stored as `element`. Values are rounded to it.
+/// Encodes a tensor as `element`. Values are rounded to that type.
 pub fn encode_tensor(tensor: &HostTensor, element: Element) -> Vec<u8> {
     match (tensor, element) {
         (HostTensor::Real(values), Element::Value(dtype)) => encode(values, dtype),
@@ -23,14 +23,14 @@ fn encode_indices(values: impl Iterator<Item = i64>, element: Element) -> Vec<u8
     }
 }
 
-/// Elements as f32. Trailing bytes that make no element are ignored.
+/// Decodes elements to f32. Trailing bytes of an incomplete element are ignored.
 pub fn decode_values(bytes: &[u8], element: Element) -> Vec<f32> {
     let mut values = Vec::new();
     extend_values(&mut values, bytes, element);
     values
 }
 
-/// Appends elements as f32, as [`decode_values`] reads them.
+/// Decodes elements like [`decode_values`], and appends them to `values`.
 pub fn extend_values(values: &mut Vec<f32>, bytes: &[u8], element: Element) {
     match element {
         Element::Value(dtype) => decode_into(values, bytes, dtype),
@@ -41,7 +41,7 @@ pub fn extend_values(values: &mut Vec<f32>, bytes: &[u8], element: Element) {
     }
 }
 
-/// Elements as integers. Trailing bytes that make no element are ignored.
+/// Decodes elements to integers. Trailing bytes of an incomplete element are ignored.
 pub fn decode_indices(bytes: &[u8], element: Element) -> Vec<i64> {
     match element {
         Element::Value(dtype) => {
@@ -68,7 +68,7 @@ mod tests {
     use crate::tensor::DType;
 
     #[test]
-    fn elements_of_every_type_come_back() {
+    fn elements_of_every_type_round_trip() {
         let indices = HostTensor::Index(vec![-3, 0, 70_000]);
         for element in [Element::I32, Element::I64] {
             let bytes = encode_tensor(&indices, element);

@@ -1,7 +1,7 @@
-//! Runs programs: on the CPU and on CUDA devices, with the weights that they need.
+//! Runs programs on the CPU and on CUDA devices, and loads their weights.
 //!
-//! An executor comes in two parts. What never changes after loading (weights, modules) is shared;
-//! a session owns what a run touches (chunks, a stream), so that sessions run side by side.
+//! An executor has two parts. Immutable state (weights, modules) is shared. A session owns the mutable state of a run (memory
+//! chunks, a stream), so several sessions can run concurrently.
 
 pub mod batch;
 pub mod cpu;

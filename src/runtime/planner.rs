@@ -1,4 +1,4 @@
-//! Places the intermediate tensors of a program for a batch.
+//! Plans the memory of a program's intermediate tensors for a batch.
 
 use std::{
     num::NonZeroUsize,
@@ -15,8 +15,8 @@ use crate::{
     tensor::Extents,
 };
 
-/// Shapes whose plans are kept.
-const REMEMBERED: NonZeroUsize = NonZeroUsize::new(256).expect("256 is not zero");
+/// Number of shapes whose plans are cached.
+const CACHED_PLANS: NonZeroUsize = NonZeroUsize::new(256).expect("256 is not zero");
 
 #[derive(Debug, thiserror::Error)]
 pub enum PlannerError {
@@ -48,20 +48,19 @@ fn in_words(e: &Extents) -> String {
     )
 }
 
-/// Which allocator places the intermediate tensors of a session.
+/// Allocator for the intermediate tensors of a session.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum AllocatorChoice {
-    /// Chunks that stay from one request to the next (TurboTransformers 4.2, with the changes that
-    /// [`ChunkAllocator`] lists).
+    /// Chunks that persist between requests (TurboTransformers 4.2, with the changes listed at [`ChunkAllocator`]).
     Chunk(ChunkPolicy),
-    /// TurboTransformers 4.2 to the letter.
+    /// TurboTransformers 4.2 without changes.
     Turbo,
-    /// One arena, made anew for every request (Pisarchyk and Lee 2020).
+    /// One arena, reallocated for every request (Pisarchyk and Lee 2020).
     Gsoc,
-    /// Size bins and reuse in operator order, as frameworks without a planner do.
+    /// Size bins with reuse in operator order, like a framework's caching allocator.
     Caching,
-    /// Memory for the largest batch, planned once (LightSeq 2.3). A batch with more sequences,
-    /// tokens, or pairs of tokens than these, or a longer one, is an error.
+    /// Memory for the largest batch, planned once (LightSeq 2.3). A batch with more sequences, tokens or token pairs than this
+    /// maximum, or with a longer sequence, is an error.
     Maximum(Extents),
 }
 
@@ -72,10 +71,10 @@ impl Default for AllocatorChoice {
 }
 
 impl AllocatorChoice {
-    /// An allocator for a session of `program`, which holds nothing yet.
+    /// Creates an empty allocator for a session of `program`.
     ///
     /// # Errors
-    /// A chunk policy that cannot be, or a maximum whose sizes are beyond what is planned for.
+    /// Returns an error if the chunk policy is invalid or the sizes of the maximum overflow.
     pub fn allocator(&self, program: &Program) -> Result<Box<dyn Allocator>, PlannerError> {
         Ok(match self {
             Self::Chunk(policy) => Box::new(ChunkAllocator::new(*policy)?),
@@ -86,7 +85,7 @@ impl AllocatorChoice {
         })
     }
 
-    /// The declared maximum, where there is one.
+    /// Returns the declared maximum, if any.
     pub fn maximum(&self) -> Option<&Extents> {
         match self {
             Self::Maximum(maximum) => Some(maximum),
@@ -94,7 +93,7 @@ impl AllocatorChoice {
         }
     }
 
-    /// Refuses a batch beyond the declared maximum.
+    /// Returns an error if the batch exceeds the declared maximum.
     fn check(&self, batch: &Extents) -> Result<(), PlannerError> {
         match self.maximum() {
             Some(m)
@@ -113,16 +112,17 @@ impl AllocatorChoice {
     }
 }
 
-/// What a batch needs, before it runs.
+/// Memory requirement of a batch, computed before it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
     /// Bytes of the chunks that the plan uses.
     pub chunks: u64,
-    /// Largest sum of the sizes of the batch itself that are alive at one launch: no plan needs less.
+    /// Lower bound of any plan in bytes: the maximum over all launches of the sizes of the live tensors, for the extents of the
+    /// batch itself.
     pub lower_bound: u64,
 }
 
-/// The allocator of one session, with the plans of shapes seen before.
+/// Allocator of one session, with cached plans of earlier shapes.
 pub struct Planner {
     choice: AllocatorChoice,
     allocator: Box<dyn Allocator>,
@@ -131,7 +131,7 @@ pub struct Planner {
 }
 
 impl Default for Planner {
-    /// With the chunk allocator.
+    /// Creates a planner with the chunk allocator.
     fn default() -> Self {
         Self::with(
             AllocatorChoice::default(),
@@ -141,10 +141,10 @@ impl Default for Planner {
 }
 
 impl Planner {
-    /// A planner for sessions of `program`, which holds nothing yet.
+    /// Creates an empty planner for sessions of `program`.
     ///
     /// # Errors
-    /// Those of [`AllocatorChoice::allocator`].
+    /// Returns the errors of [`AllocatorChoice::allocator`].
     pub fn new(program: &Program, choice: &AllocatorChoice) -> Result<Self, PlannerError> {
         Ok(Self::with(*choice, choice.allocator(program)?))
     }
@@ -153,15 +153,15 @@ impl Planner {
         Self {
             choice,
             allocator,
-            cache: PlanCache::new(REMEMBERED),
+            cache: PlanCache::new(CACHED_PLANS),
             planning: Duration::ZERO,
         }
     }
 
-    /// The plan for a batch; afterwards the owner of the chunks follows [`Planner::held`].
+    /// Returns the plan of a batch. The owner of the chunks must then apply [`Planner::held`].
     ///
     /// # Errors
-    /// A batch beyond the declared maximum, or sizes beyond what is planned for.
+    /// Returns an error if the batch exceeds the declared maximum or its sizes overflow.
     pub fn plan(&mut self, program: &Program, e: &Extents) -> Result<Arc<Plan>, PlannerError> {
         let began = Instant::now();
         self.choice.check(e)?;
@@ -178,37 +178,36 @@ impl Planner {
         Ok(plan)
     }
 
-    /// Which allocator it plans with.
+    /// Returns the allocator that the planner uses.
     pub fn choice(&self) -> &AllocatorChoice {
         &self.choice
     }
 
-    /// Size of every chunk that is to exist, by chunk id; 0 where there is none.
+    /// Required size of every chunk in bytes, by chunk id; 0 if the chunk does not exist.
     pub fn held(&self) -> &[u64] {
         self.allocator.held()
     }
 
-    /// The cost in bytes of the last batch that was planned.
+    /// Returns the memory statistics of the batch that was planned last, in bytes.
     pub fn last_request(&self) -> RequestStats {
         self.allocator.last_request()
     }
 
-    /// How long the last plan took, or finding that of a shape seen before.
+    /// Returns the time that the last plan took, including cache lookups.
     pub fn planning(&self) -> Duration {
         self.planning
     }
 
-    /// Gives all chunks up, for instance after an allocation failed.
+    /// Releases all chunks, for instance after a failed allocation.
     pub fn release_all(&mut self) {
         self.allocator.release_all();
         self.cache.clear();
     }
 
-    /// What a batch would need of a session that holds nothing yet, and that plans it for the extents of
-    /// its `bucket`.
+    /// Returns the memory that an empty session needs for `batch` if it plans for the extents of `bucket`.
     ///
     /// # Errors
-    /// Those of [`Planner::new`] and [`Planner::plan`].
+    /// Returns the errors of [`Planner::new`] and [`Planner::plan`].
     pub fn footprint(
         program: &Program,
         choice: &AllocatorChoice,

@@ -1,34 +1,34 @@
-//! Which runs share a CUDA graph.
+//! Decides which runs share a CUDA graph.
 
 use crate::{program::Buckets, program::Program, tensor::Extents};
 
 use super::{AllocatorChoice, batch::Batch};
 
-/// What a session on a CUDA device replays as a graph instead of launching kernel by kernel. Results are the
-/// same bit for bit.
+/// Selects the batches that a CUDA session replays as a graph instead of launching kernel by kernel. The results are bitwise
+/// identical.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GraphChoice {
-    /// Batches of one [bucket](Buckets): they are planned and launched for its sizes. Batches that come
-    /// padded, and those under [`AllocatorChoice::Maximum`], are their own buckets.
+    /// One graph per [bucket](Buckets): batches are planned and launched for the sizes of their bucket. Padded batches and
+    /// batches under [`AllocatorChoice::Maximum`] are not rounded up.
     #[default]
     Buckets,
-    /// Batches of one shape: the same tokens, sequences, longest sequence and pairs of tokens.
+    /// One graph per exact shape: equal numbers of tokens, sequences and token pairs, and equal maximum length.
     Exact,
-    /// Nothing.
+    /// No graphs.
     Off,
 }
 
 impl GraphChoice {
-    /// The buckets that a session's batches are rounded up to.
+    /// Buckets that a session's batches are rounded up to.
     pub fn buckets(self, program: &Program, allocator: &AllocatorChoice) -> Buckets {
         match self {
-            // Whether a batch is within the declared maximum does not depend on its bucket.
+            // The check against the declared maximum uses the batch's own extents, not those of a bucket.
             Self::Buckets if allocator.maximum().is_none() => Buckets::of(program),
             _ => Buckets::none(),
         }
     }
 
-    /// The extents that a session on a CUDA device plans and launches a batch for.
+    /// Extents that a CUDA session plans and launches a batch for.
     pub fn planned_for(
         self,
         program: &Program,
@@ -39,20 +39,20 @@ impl GraphChoice {
     }
 }
 
-/// How often a session has replayed a graph.
+/// Graph statistics of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GraphUse {
-    /// Runs that replayed a graph made before.
+    /// Number of runs that replayed an existing graph.
     pub replayed: u64,
-    /// Runs that were launched kernel by kernel.
+    /// Number of runs that were launched kernel by kernel.
     pub launched: u64,
-    /// Graphs that were made, each of a run that was launched, while the device was at work on it.
+    /// Number of captured graphs. Each is captured from a launched run while the device executes that run.
     pub captured: u64,
-    /// Graphs that are held.
+    /// Number of graphs that the session holds.
     pub kept: usize,
 }
 
-/// What a batch that comes padded, or not, is planned and launched for.
+/// Returns the extents that a batch is planned and launched for. A padded batch is not rounded up.
 pub(super) fn extents_of(buckets: &Buckets, batch: &Batch) -> Extents {
     match batch.padded() {
         Some(_) => batch.extents(),

@@ -1,5 +1,4 @@
-//! The memory of the intermediate tensors of one session: the planner, and the chunks that follow
-//! it.
+//! Memory for the intermediate tensors of one session: a planner, and the chunks that it plans for.
 
 use std::{sync::Arc, time::Duration, time::Instant};
 
@@ -10,24 +9,23 @@ use crate::{
     tensor::Extents,
 };
 
-/// What managing the memory of one run took.
+/// Memory management cost of one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryWork {
-    /// Bytes of the chunks that the plan uses, that were allocated and released for it, and that
-    /// are held.
+    /// Bytes of the chunks that the plan uses, that were allocated and released for it, and that are held.
     pub request: RequestStats,
-    /// Making the plan, or finding that of a shape seen before.
+    /// Time to make the plan or to look it up.
     pub planning: Duration,
-    /// Freeing and allocating the chunks that differ from those of the run before.
+    /// Time to free and allocate the chunks that changed since the previous run.
     pub allocating: Duration,
 }
 
-/// Whoever has the memory of the chunks, on a host or a device.
+/// Owner of the chunks' memory, on the host or on a device.
 pub(super) trait ChunkOwner {
     type Error;
 
-    /// Frees and allocates so that the chunks have the sizes `held`, by chunk id; 0 means none.
-    /// Frees first. Returns whether any chunk has changed.
+    /// Frees and allocates chunks so that they have the sizes `held`, by chunk id; 0 means no chunk. Frees before it allocates.
+    /// Returns whether any chunk has changed.
     fn follow(&mut self, held: &[u64]) -> Result<bool, Self::Error>;
 
     /// Frees every chunk.
@@ -37,18 +35,18 @@ pub(super) trait ChunkOwner {
     fn bytes(&self) -> u64;
 }
 
-/// Why there is no room for a batch.
+/// Error of [`Workspace::make_room`].
 #[derive(Debug)]
 pub(super) enum NoRoom<E> {
     Plan(PlannerError),
-    /// Nothing is held any more, and the chunks, of `bytes` together, could not be had.
+    /// Allocating the chunks, `bytes` in total, failed. All chunks are released.
     Memory {
         bytes: u64,
         source: E,
     },
 }
 
-/// A planner with the chunks that it plans for.
+/// A planner and the chunks that it plans for.
 pub(super) struct Workspace<C> {
     planner: Planner,
     chunks: C,
@@ -64,12 +62,10 @@ impl<C: ChunkOwner> Workspace<C> {
         }
     }
 
-    /// Plans a batch and makes its chunks exist. Returns the plan, and whether any chunk has
-    /// changed since the plan before.
+    /// Plans a batch and allocates its chunks. Returns the plan, and whether any chunk has changed since the previous plan.
     ///
-    /// Where an allocation fails while chunks of earlier batches are held, all are given back and
-    /// the batch is planned again: what it needs by itself may fit. Where that fails too nothing
-    /// is held any more, so that a smaller batch has all of the memory.
+    /// If an allocation fails while chunks of earlier batches are held, all chunks are released and the batch is planned again,
+    /// since it may fit alone. If that fails too, no chunk is held, so a smaller batch can use all of the memory.
     pub(super) fn make_room(
         &mut self,
         program: &Program,
@@ -109,7 +105,7 @@ impl<C: ChunkOwner> Workspace<C> {
         }
     }
 
-    /// Gives all chunks back.
+    /// Releases all chunks.
     pub(super) fn release(&mut self) {
         self.chunks.clear();
         self.planner.release_all();
@@ -123,7 +119,7 @@ impl<C: ChunkOwner> Workspace<C> {
         &self.chunks
     }
 
-    /// The memory management of the last batch.
+    /// Memory management cost of the last batch.
     pub(super) fn work(&self) -> MemoryWork {
         self.work
     }

@@ -1,5 +1,5 @@
-//! The schedulers of TurboTransformers and TCB, put together of three choices: when to schedule, which requests, and how they are
-//! laid out.
+//! The schedulers of TurboTransformers and TCB, each composed of three policies: when to schedule, which requests to select and
+//! which layout to use.
 
 use std::collections::HashMap;
 
@@ -11,13 +11,13 @@ use super::{
     index::{Index, entry},
 };
 
-/// When requests are scheduled (TurboTransformers 5).
+/// Trigger of a scheduling decision (TurboTransformers 5).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum When {
-    /// As soon as the device is idle.
+    /// Schedule whenever the device is idle.
     Hungry,
-    /// When `most` requests wait or the first has waited for `timeout`; at once when its waiting and the time of a batch of all
-    /// pass half of `slo`.
+    /// Schedule once `most` requests are waiting or the oldest has waited for `timeout`. Schedule earlier if the waiting time of
+    /// the oldest plus the running time of a batch of all waiting requests reaches half of `slo`.
     Lazy {
         timeout: Micros,
         most: usize,
@@ -25,14 +25,14 @@ pub enum When {
     },
 }
 
-/// Which requests are served first.
+/// Selection policy: which requests run first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Which {
-    /// The first that came.
+    /// In order of arrival.
     Fcfs,
-    /// The shortest.
+    /// Shortest first.
     Sjf,
-    /// Those with the earliest deadline.
+    /// Earliest deadline first.
     Edf,
     /// By utility and deadline (TCB, algorithm 1), for `rows` rows of `length` tokens.
     Das {
@@ -40,43 +40,43 @@ pub enum Which {
         length: u32,
         dominance: f64,
     },
-    /// The same for the rows of [`How::Rows`], which are cut into slots (TCB, algorithm 2). With another layout there are no
-    /// slots, and requests are chosen for one row of any length, which is all that waits.
+    /// The same for the rows of [`How::Rows`], which are cut into slots (TCB, algorithm 2). Other layouts have no slots; then all
+    /// waiting requests are selected, for one row of unlimited length.
     SlottedDas { dominance: f64 },
 }
 
-/// How requests are laid out.
+/// Batch layout policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum How {
-    /// One request a batch.
+    /// One request per batch.
     Single,
-    /// Padded to the longest, at most so many.
+    /// Padded to the longest, at most `most` requests per batch.
     Padded { most: usize },
-    /// Padded, in batches by dynamic programming (TurboTransformers, algorithm 3). All that was chosen is scheduled at once; a
-    /// device runs the batches of short requests first.
+    /// Padded, split into batches by dynamic programming (TurboTransformers, algorithm 3). All selected requests are scheduled at
+    /// once. A device runs the batches of short requests first.
     Dp { most: usize },
     /// Rows of `length` tokens that several requests share (TCB 4.1). A request longer than a row is refused.
     Rows { rows: u32, length: u32 },
 }
 
-/// A scheduler of three choices.
+/// Scheduler composed of three policies.
 pub struct Composed {
     when: When,
     which: Which,
     how: How,
     index: Index,
-    /// The memory of the largest lane at the last decision: a request that needed less may need more than it has now.
+    /// Memory of the largest lane at the last decision. If it decreases, waiting requests may no longer fit.
     bytes: u64,
-    /// Slots of the batches that run, by lane.
+    /// Slots of the running batches, by lane.
     slots: HashMap<usize, Slots>,
-    /// What the decision at hand has for requests already.
+    /// Ids of the requests that the current decision has decided on.
     gone: Ids,
 }
 
 /// The slots of a running batch.
 struct Slots {
     length: u32,
-    /// How many requests of each slot have not finished.
+    /// Number of unfinished requests in each slot.
     left: Vec<usize>,
     slot_of: HashMap<u64, usize>,
 }
@@ -97,15 +97,15 @@ impl Composed {
         }
     }
 
-    /// Tokens that a request may have, where rows limit them.
-    fn most_tokens(&self) -> u32 {
+    /// Maximum number of tokens of a request; limited by the row length, if there are rows.
+    fn max_tokens(&self) -> u32 {
         match (self.which, self.how) {
             (_, How::Rows { length, .. }) | (Which::Das { length, .. }, _) => length,
             _ => u32::MAX,
         }
     }
 
-    /// Bytes of a batch of this request alone.
+    /// Returns the bytes of a batch that consists of one request of `tokens` tokens.
     fn alone(&self, view: &View<'_>, tokens: u32) -> u64 {
         let (layout, tokens) = match self.how {
             How::Rows { length, .. } => (
@@ -120,26 +120,26 @@ impl Composed {
         view.costs.bytes(layout, &equal(1, u64::from(tokens)))
     }
 
-    /// Takes in what is new, and refuses what no lane can run and what is late.
+    /// Registers new requests, and refuses those that are late or that no lane can run.
     fn admit(&mut self, view: &View<'_>, decision: &mut Decision) {
         self.gone.clear();
         let new = self.index.follow(view);
         self.index.refuse_expired(view, decision);
-        let bytes = view.most_bytes();
-        // Where a lane has less than before, what waits already may be too large.
+        let bytes = view.max_bytes();
+        // If the largest lane has less memory than before, requests that are already waiting may be too large.
         let is_less = std::mem::replace(&mut self.bytes, bytes) > bytes;
         let n = |looks: bool| if looks { usize::MAX } else { 0 };
         let all = view.waiting.iter().take(n(is_less));
         let suspects = all.chain(new.take(n(!is_less)));
         self.gone.extend(decision.refuse.iter().map(|&(id, _)| id));
-        // Bytes rise with tokens.
+        // Memory grows monotonically with tokens.
         let mut fits_to = 0;
         for waiting in suspects {
             if waiting.tokens <= fits_to {
                 continue;
             }
             let is_large =
-                waiting.tokens > self.most_tokens() || self.alone(view, waiting.tokens) > bytes;
+                waiting.tokens > self.max_tokens() || self.alone(view, waiting.tokens) > bytes;
             if !is_large {
                 fits_to = waiting.tokens;
                 continue;
@@ -151,7 +151,7 @@ impl Composed {
         }
     }
 
-    /// Whether it is time to schedule; if not, when it will be.
+    /// Returns `Ok` if it is time to schedule, else the time at which it will be.
     fn is_time(&self, view: &View<'_>) -> Result<(), Option<Micros>> {
         if self.when == When::Hungry && self.which != Which::Fcfs {
             return match self.index.n() {
@@ -178,8 +178,7 @@ impl Composed {
         }
     }
 
-    /// The next request that fits a lane by itself.
-    /// Of those in order of arrival, `next` is the first that may be one.
+    /// Returns the next request that fits a lane alone. For [`Which::Fcfs`], `next` is the queue position to continue from.
     fn peek(&mut self, next: &mut usize, view: &View<'_>, bytes: u64) -> Option<Chosen> {
         if self.which == Which::Edf {
             let longest = self.longest_that_fits(view, bytes);
@@ -195,12 +194,12 @@ impl Composed {
                 }
                 *next += 1;
             },
-            // Where the shortest does not fit, none does.
+            // If the shortest request does not fit, no request does.
             _ => self.index.shortest().filter(|&(tokens, _)| fits(tokens)),
         }
     }
 
-    /// Bytes rise with tokens.
+    /// Maximum number of tokens of a request that fits into `bytes`. Memory grows monotonically with tokens.
     fn longest_that_fits(&self, view: &View<'_>, bytes: u64) -> u32 {
         let (mut fits, mut not) = (0, u32::MAX);
         if self.alone(view, not) <= bytes {
@@ -221,7 +220,7 @@ impl Composed {
         self.gone.insert(entry.1);
     }
 
-    /// The requests that are to run, in order, at most so many where a batch has a limit.
+    /// Selects the requests to run, in order. The number is limited by the batch size of the layout, if it has one.
     fn chosen(&mut self, view: &View<'_>, bytes: u64) -> Vec<Chosen> {
         let most = match self.how {
             How::Single => 1,
@@ -255,7 +254,8 @@ impl Composed {
         fits
     }
 
-    /// Remembers what the decision at hand took, where anybody asks: an index has it no more.
+    /// Records the requests that the current decision took, for the policies that read `gone`. The others rely on the index, from
+    /// which they are removed.
     fn has_gone(&mut self, ids: impl Iterator<Item = u64>) {
         if self.when != When::Hungry || self.which == Which::Fcfs {
             self.gone.extend(ids);
@@ -269,7 +269,7 @@ impl Composed {
         }
     }
 
-    /// Batches of padded requests for a lane.
+    /// Plans padded batches for a lane.
     fn padded(&mut self, view: &View<'_>, lane: usize, most: usize) -> Vec<Planned> {
         let bytes = view.lanes[lane].bytes;
         let mut chosen = self.chosen(view, bytes);
@@ -277,7 +277,7 @@ impl Composed {
         if let How::Dp { most } = self.how {
             chosen.sort_unstable_by_key(|&(tokens, (_, id))| (tokens, id));
             let lens: Vec<u32> = chosen.iter().map(|&(tokens, _)| tokens).collect();
-            // Each request fits by itself, so that there is a partition.
+            // Each request fits alone, so a partition exists.
             runs = partition(&lens, most, bytes, view.costs).unwrap_or_default();
         } else {
             let (mut n, mut longest) = (0, 0);
@@ -309,7 +309,7 @@ impl Composed {
         planned
     }
 
-    /// A batch of rows that requests share.
+    /// Plans a batch of rows that requests share.
     fn shared(&mut self, view: &View<'_>, lane: usize, rows: u32, length: u32) -> Option<Planned> {
         let bytes = view.lanes[lane].bytes;
         let pure = Layout::Rows {
@@ -323,7 +323,7 @@ impl Composed {
         };
         let rows = match holds(rows) {
             true => rows,
-            // Bytes rise with the rows.
+            // Memory grows monotonically with the number of rows.
             false => {
                 let (mut held, mut not) = (0, rows);
                 while held + 1 < not {
@@ -359,7 +359,7 @@ impl Composed {
                 });
                 let filled = first_fit(&mut order, rows as usize, length);
                 let n_taken = filled.iter().map(Vec::len).sum();
-                // The one for which there was no room.
+                // The last request tried did not fit.
                 let left = tried.split_off(n_taken);
                 self.put_back(left);
                 let filled = filled.into_iter();
@@ -373,7 +373,7 @@ impl Composed {
         }
         let layout = Layout::Rows { length, slot };
         let extents = equal(filled.len() as u64, u64::from(slot));
-        // What has one step ends with its batch, and leaves no slot to others before.
+        // A request with one step runs until the end of its batch, so it never frees a slot earlier.
         let goes_on = |id: &u64| view.waiting.get(*id).is_some_and(|w| w.steps > 1);
         if slot < length && filled.iter().flatten().any(goes_on) {
             self.slots.insert(lane, Slots::new(slot, &filled));
@@ -387,7 +387,7 @@ impl Composed {
         })
     }
 
-    /// Requests for slots of running batches that are empty, or whose own have finished (TCB 4.2.2).
+    /// Adds requests to the slots of running batches that are empty or whose requests have finished (TCB 4.2.2).
     fn join(&mut self, view: &View<'_>, decision: &mut Decision) {
         let Which::SlottedDas { dominance } = self.which else {
             return;
@@ -445,7 +445,7 @@ impl Slots {
         self.slot_of.extend(ids.iter().map(|&id| (id, slot)));
     }
 
-    /// Fills empty slots, of which there are as many as rows.
+    /// Fills one empty slot with each of `rows`.
     fn fill(&mut self, rows: &[Vec<u64>]) {
         let empty = (0..self.left.len()).filter(|&slot| self.left[slot] == 0);
         let empty: Vec<usize> = empty.collect();
@@ -494,7 +494,7 @@ impl Scheduler for Composed {
 }
 
 impl Waiting {
-    /// A request of an encoder, without a deadline, of the lowest class.
+    /// A request to an encoder, without a deadline, in the lowest class.
     pub fn new(tokens: u32, arrived: Micros) -> Self {
         Self {
             id: 0,

@@ -1,27 +1,28 @@
-//! What a batch costs: time and memory, from a table that was measured.
+//! Cost model of a batch: time and memory, from a measured table.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Layout, Micros};
 use crate::tensor::Extents;
 
-/// What batches cost on the devices at hand.
+/// Costs of batches on the available devices.
 pub trait Costs: Send + Sync {
-    /// How long a batch runs. `extents` are of what is computed, padding included: see [`Layout::computed`].
+    /// Returns the running time of a batch. `extents` describe the computed tokens, including padding: see [`Layout::computed`].
     fn time(&self, layout: Layout, extents: &Extents) -> Micros;
 
-    /// Bytes of intermediate tensors that a batch needs. They rise with its tokens and its pairs.
+    /// Returns the bytes of intermediate tensors that a batch needs. They grow with its tokens and its pairs.
     fn bytes(&self, layout: Layout, extents: &Extents) -> u64;
 
-    /// Tokens that a packed batch of so many is rounded up to on the device: what is between the two is computed anyway.
+    /// Returns the number of tokens to which the device rounds up a packed batch of `tokens` tokens. The additional tokens are
+    /// computed in any case.
     fn rounded(&self, tokens: u64) -> u64 {
         tokens
     }
 }
 
 impl Layout {
-    /// What is computed for sequences of these lengths: with padding, all of it. For rows, the lengths are those of the slots'
-    /// contents, which are computed as full slots.
+    /// Returns the extents that are computed for sequences of lengths `lens`, including padding. For [`Layout::Rows`], `lens` are
+    /// the token counts of the slots, each of which is computed as a full slot.
     pub fn computed(self, lens: impl IntoIterator<Item = u32>) -> Extents {
         let (mut tokens, mut pairs, mut batch, mut longest) = (0, 0, 0, 0);
         for len in lens {
@@ -51,13 +52,13 @@ fn of(tokens: u64, batch: u64, longest: u64, pairs: u64) -> Extents {
     }
 }
 
-/// So many sequences of one length.
+/// Extents of `batch` sequences of one length.
 pub(super) fn equal(batch: u64, length: u64) -> Extents {
     let tokens = batch.saturating_mul(length);
     of(tokens, batch, length, tokens.saturating_mul(length))
 }
 
-/// A packed batch of so many tokens, in sequences of this length, which need not divide them.
+/// Extents of a packed batch of `tokens` tokens in sequences of `mean` tokens. `mean` need not divide `tokens`.
 pub(super) fn packed(tokens: u64, mean: f64) -> Extents {
     let pairs = (tokens as f64 * mean) as u64;
     of(
@@ -68,41 +69,42 @@ pub(super) fn packed(tokens: u64, mean: f64) -> Extents {
     )
 }
 
-/// Values at the crossings of two ascending axes. Between them they are linear in both, as the time of a batch nearly is in its
-/// tokens; before the first point as there, and beyond the last `x` in proportion to it.
+/// Values at the crossings of two ascending axes. Between the points, values are interpolated linearly in both axes; the time of
+/// a batch is nearly linear in its tokens. Values before the first point equal the value at that point. Values beyond the last
+/// `x` grow in proportion to `x`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Grid {
     pub x: Vec<f64>,
     pub y: Vec<f64>,
-    /// One row for each `x`, with one value for each `y`.
+    /// One row per `x`, with one value per `y`.
     pub values: Vec<Vec<f64>>,
 }
 
-/// A table of what batches cost on one device, as TurboTransformers' `cached_cost` (section 5): measured once, and kept.
+/// Measured costs of batches on one device, like TurboTransformers' `cached_cost` (section 5).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostTable {
-    /// What was measured, and where.
+    /// Free-form description of the measurement and the device.
     pub about: String,
-    /// Microseconds of a packed batch by its tokens (`x`) and by pairs over tokens (`y`), which is the length of its sequences
-    /// where they are equally long.
+    /// Microseconds of a packed batch by its number of tokens (`x`) and its pairs divided by its tokens (`y`). If all sequences
+    /// have equal length, `y` is that length.
     pub packed: Grid,
-    /// Microseconds of a padded batch by length (`x`) and number of sequences (`y`), where they were measured. Without it, a
-    /// padded batch costs what a packed one of as many tokens does.
+    /// Measured microseconds of a padded batch by length (`x`) and number of sequences (`y`). If absent, a padded batch costs as
+    /// much as a packed one of as many tokens.
     #[serde(default)]
     pub padded: Option<Grid>,
-    /// Microseconds for each batch beside what the device takes: to start it, and to read its results.
+    /// Microseconds that each batch takes on top of its device time, to start it and to read its results.
     #[serde(default)]
     pub overhead: f64,
     #[serde(default)]
     pub bytes: Bytes,
-    /// Tokens that batches are rounded up to multiples of; 1 where they are not.
+    /// Multiple to which the tokens of a batch are rounded up; 1 without rounding.
     #[serde(default = "one")]
     pub multiple: u64,
 }
 
-/// Memory of a batch: a sum of what grows with its tokens and with pairs of a token and a key.
+/// Memory of a batch: a constant, a term proportional to its tokens and a term proportional to its pairs of query and key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Bytes {
@@ -115,13 +117,13 @@ fn one() -> u64 {
     1
 }
 
-/// What is wrong with a table.
+/// Error in a cost table.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CostTableError {
-    #[error("it is no table of costs: {problem}; `gemmule serve --write-costs FILE` writes one")]
+    #[error("it is not a cost table: {problem}; `gemmule serve --write-costs FILE` writes one")]
     Syntax { problem: String },
     #[error(
-        "`{grid}.{axis}` is {found}; expected from 1 to {MOST_POINTS} ascending numbers from 1 to {MOST:e}"
+        "`{grid}.{axis}` is {found}; expected from 1 to {MAX_POINTS} ascending numbers from 1 to {MAX_VALUE:e}"
     )]
     Axis {
         grid: &'static str,
@@ -142,7 +144,7 @@ pub enum CostTableError {
         found: usize,
         expected: usize,
     },
-    #[error("`{name}` is {found}; expected a number from {least} to {MOST:e}")]
+    #[error("`{name}` is {found}; expected a number from {least} to {MAX_VALUE:e}")]
     Number {
         name: &'static str,
         found: f64,
@@ -150,15 +152,15 @@ pub enum CostTableError {
     },
 }
 
-const MOST_POINTS: usize = 512;
-const MOST: f64 = 1e12;
+const MAX_POINTS: usize = 512;
+const MAX_VALUE: f64 = 1e12;
 
 impl Grid {
     fn check(&self, grid: &'static str) -> Result<(), CostTableError> {
         for (axis, points) in [('x', &self.x), ('y', &self.y)] {
             let ascends = points.windows(2).all(|w| w[0] < w[1]);
-            let is_sound = points.iter().all(|v| (1.0..=MOST).contains(v));
-            if points.is_empty() || points.len() > MOST_POINTS || !ascends || !is_sound {
+            let is_sound = points.iter().all(|v| (1.0..=MAX_VALUE).contains(v));
+            if points.is_empty() || points.len() > MAX_POINTS || !ascends || !is_sound {
                 let shown: Vec<String> = points.iter().take(8).map(f64::to_string).collect();
                 return Err(CostTableError::Axis {
                     grid,
@@ -178,7 +180,7 @@ impl Grid {
         shape(self.values.len(), self.x.len())?;
         for (at_x, row) in self.values.iter().enumerate() {
             shape(row.len(), self.y.len())?;
-            let bad = |v: &f64| !(*v > 0.0 && *v <= MOST);
+            let bad = |v: &f64| !(*v > 0.0 && *v <= MAX_VALUE);
             if let Some(at_y) = row.iter().position(bad) {
                 return Err(CostTableError::Value { grid, at_x, at_y });
             }
@@ -186,7 +188,7 @@ impl Grid {
         Ok(())
     }
 
-    /// Makes values rise along both axes: a batch with more in it never costs less, whatever noise was measured.
+    /// Makes values monotone along both axes, so that measurement noise cannot make a larger batch cheaper.
     fn made_monotone(mut self) -> Self {
         let mut before: Vec<f64> = vec![0.0; self.y.len()];
         for row in &mut self.values {
@@ -218,7 +220,8 @@ impl Grid {
     }
 }
 
-/// The point of an axis that is at or before `v`, and the share of the way to the next one; outside, the end.
+/// Returns the index of the last point at or before `v`, and the fraction of the interval to the next point. Outside the axis it
+/// returns the nearest end.
 fn place(axis: &[f64], v: f64) -> (usize, f64) {
     let after = axis.partition_point(|&p| p <= v);
     let Some(i) = after.checked_sub(1) else {
@@ -231,10 +234,10 @@ fn place(axis: &[f64], v: f64) -> (usize, f64) {
 }
 
 impl CostTable {
-    /// Reads a table in RON.
+    /// Parses a cost table in RON.
     ///
     /// # Errors
-    /// Text that is no table, and a table that no cost follows from; the message names the field.
+    /// Returns an error that names the field if `text` is not a cost table or a value is out of range.
     pub fn parse(text: &str) -> Result<Self, CostTableError> {
         let table: Self = ron::from_str(text).map_err(|error| CostTableError::Syntax {
             problem: error.to_string(),
@@ -242,10 +245,10 @@ impl CostTable {
         table.checked()
     }
 
-    /// The table with times that rise with the size of the batch.
+    /// Validates the table and makes its times monotone in the size of the batch.
     ///
     /// # Errors
-    /// A table that no cost follows from.
+    /// Returns an error that names the field whose value is out of range.
     pub fn checked(mut self) -> Result<Self, CostTableError> {
         self.packed.check("packed")?;
         if let Some(padded) = &self.padded {
@@ -259,7 +262,7 @@ impl CostTable {
             ("multiple", self.multiple as f64, 1),
         ];
         for (name, found, least) in numbers {
-            if !(f64::from(least)..=MOST).contains(&found) {
+            if !(f64::from(least)..=MAX_VALUE).contains(&found) {
                 return Err(CostTableError::Number { name, found, least });
             }
         }
@@ -268,10 +271,10 @@ impl CostTable {
         Ok(self)
     }
 
-    /// The table as [`parse`](Self::parse) reads it.
+    /// Serializes the table in the format that [`parse`](Self::parse) reads.
     ///
     /// # Errors
-    /// What the writer of RON refuses.
+    /// Returns an error if RON serialization fails.
     pub fn to_ron(&self) -> Result<String, CostTableError> {
         let pretty = ron::ser::PrettyConfig::new().compact_arrays(true);
         ron::ser::to_string_pretty(self, pretty).map_err(|error| CostTableError::Syntax {
@@ -284,7 +287,7 @@ impl Costs for CostTable {
     fn time(&self, layout: Layout, extents: &Extents) -> Micros {
         let run = match (layout, &self.padded) {
             (Layout::Padded, Some(padded)) => {
-                // Beyond the largest number that was measured, batches of that number run one after another.
+                // Above the largest measured number of sequences, batches of that number run one after another.
                 let most = padded.y.last().copied().unwrap_or(1.0);
                 let batch = (extents.batch as f64).max(1.0);
                 let rounds = (batch / most).max(1.0);

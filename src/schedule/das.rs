@@ -2,26 +2,25 @@
 
 use super::{Micros, index::Index};
 
-/// A request that was chosen: its tokens, and its place in the [`Index`].
+/// A selected request: its number of tokens and its key in the [`Index`].
 pub(super) type Chosen = (u32, (Micros, u64));
 
-/// What one row was filled with.
+/// Requests selected for one row.
 #[derive(Debug, Default)]
 pub(super) struct Row {
-    /// In the order in which they were chosen.
+    /// Requests in order of selection.
     pub chosen: Vec<Chosen>,
-    /// How many of the first were chosen by utility alone, the set Ñᵁ.
+    /// Number of leading requests that were selected by utility alone, the set Ñᵁ.
     pub dominant: usize,
 }
 
-/// Fills rows of `length` tokens with requests, which leave the index (the listing leaves them, and would choose them for the
-/// next row again). The utility of a request is one over its length. Each row has
+/// Fills rows of `length` tokens with requests and removes these from the index. The paper's listing does not remove them, and so
+/// would select them again for the next row. The utility of a request is the reciprocal of its length. Each row receives
 ///
-/// 1. all that waits, where that fits; else
-/// 2. of the `s` requests of most utility that fit, the first `⌈η·s⌉`;
-/// 3. of the others whose utility is at least `q = 1 − η` times the mean of those, the ones with the earliest deadlines that
-///    still fit; and
-/// 4. what still fits of the rest, by utility.
+/// 1. all waiting requests if they fit; otherwise
+/// 2. the first `⌈η·s⌉` of the `s` requests with the highest utility that fit;
+/// 3. requests whose utility is at least `q = 1 − η` times the mean utility of step 2, by earliest deadline, while they fit; and
+/// 4. the remaining requests that still fit, by utility.
 pub(super) fn das(index: &mut Index, rows: u32, length: u32, dominance: f64) -> Vec<Row> {
     let mut filled = Vec::new();
     while filled.len() < rows as usize && index.n() > 0 {
@@ -62,12 +61,12 @@ fn fill(index: &mut Index, length: u32, dominance: f64) -> Row {
         }
     }
     if p > 0 && !everything {
-        // The longest request whose utility 1 / l is not below (1 − η) · utility / p.
+        // Maximum length of a request whose utility 1 / l is at least (1 − η) · utility / p.
         let longest = (p as f64 / ((1.0 - dominance) * utility)).floor() as u32;
         while let Some(soonest) = index.soonest_to(longest.min(room)) {
             take(index, &mut room, soonest);
         }
-        // All of these lengths that fit are taken: what is left of them is longer than the room.
+        // All fitting requests of these lengths are taken; the remaining ones are longer than the room.
         while let Some(next) = index.shortest_from(longest.saturating_add(1))
             && next.0 <= room
         {
@@ -78,15 +77,16 @@ fn fill(index: &mut Index, length: u32, dominance: f64) -> Row {
     row
 }
 
-/// Rows of slots: the slot's tokens, the slots by row, and what was chosen and fits no slot of its row, which waits on.
+/// Rows cut into slots: the slot length in tokens, the slots by row, and the selected requests that fit no slot of their row and
+/// keep waiting.
 pub(super) struct Slotted {
     pub slot: u32,
     pub rows: Vec<Vec<Vec<Chosen>>>,
     pub left: Vec<Chosen>,
 }
 
-/// Cuts rows that DAS filled into slots as long as the longest request that was chosen by utility, so that each of those has a
-/// place. Requests longer than a slot wait for a later batch, where the paper discards them.
+/// Cuts the rows that DAS filled into slots. A slot is as long as the longest request that was selected by utility, so each of
+/// these fits. Requests longer than a slot wait for a later batch; the paper discards them.
 pub(super) fn slotted(rows: Vec<Row>, length: u32) -> Slotted {
     let dominant = rows.iter().flat_map(|row| &row.chosen[..row.dominant]);
     let slot = dominant.map(|&(tokens, _)| tokens).max().unwrap_or(length);
@@ -96,7 +96,7 @@ pub(super) fn slotted(rows: Vec<Row>, length: u32) -> Slotted {
     let rows = rows.into_iter().map(|row| {
         let mut slots: Vec<Vec<Chosen>> = vec![Vec::new(); n_slots];
         let mut rooms = vec![slot; n_slots];
-        // The first that may have room: those before it have less than the shortest request of the row.
+        // The first slot that may have room: earlier ones have less than the shortest request of the row.
         let shortest = row.chosen.iter().map(|chosen| chosen.0).min().unwrap_or(0);
         let mut first = 0;
         for chosen in row.chosen {
@@ -118,7 +118,7 @@ pub(super) fn slotted(rows: Vec<Row>, length: u32) -> Slotted {
     Slotted { slot, rows, left }
 }
 
-/// Requests in this order, each into the first of the rows that has room for it; the first for which none has ends it.
+/// Puts each request, in order, into the first row with enough room. Stops at the first request that fits no row.
 pub(super) fn first_fit<T>(
     order: impl Iterator<Item = (u32, T)>,
     rows: usize,

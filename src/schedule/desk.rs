@@ -1,5 +1,5 @@
-//! What every driver of a scheduler keeps: who waits, and what the lanes do. The simulator and the server both decide through
-//! it, so that a scheduler sees the same in both.
+//! State that every driver of a scheduler keeps: the waiting requests and the state of the lanes. The simulator and the server
+//! share it, so a scheduler sees the same in both.
 
 use std::collections::VecDeque;
 
@@ -7,31 +7,33 @@ use super::{
     Costs, Decision, Lane, Micros, Planned, Queue, Scheduler, View, Waiting, queue::Arrivals,
 };
 
-/// Requests that wait and lanes that run. Nothing here measures time: the driver says it.
+/// Waiting requests and lane states. Nothing here measures time: the driver passes it in.
 #[derive(Debug)]
 pub struct Desk {
     waiting: Arrivals,
     next_id: u64,
     lanes: Vec<Lane>,
-    /// Estimates of the batches of each lane, the running one first.
+    /// Estimated running times of the batches of each lane, the running one first.
     estimates: Vec<VecDeque<Micros>>,
 }
 
-/// A decision that a scheduler must not take. It shows a mistake in the scheduler, and nothing of it is done.
+/// An invalid decision. It indicates a bug in the scheduler; no part of the decision is carried out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Misdecision {
-    #[error("the scheduler decided on request {id}, which does not wait, or twice on it")]
+    #[error(
+        "the scheduler decided on request {id}, which is not waiting or was already decided on"
+    )]
     NotWaiting { id: u64 },
     #[error("the scheduler gave a batch to lane {lane} of {n_lanes}")]
     NoLane { lane: usize, n_lanes: usize },
     #[error("the scheduler gave lane {lane} a batch without requests")]
     Empty { lane: usize },
-    #[error("the scheduler had requests join the batch of lane {lane}, on which none runs")]
+    #[error("the scheduler had requests join the batch of lane {lane}, which has no running batch")]
     Joins { lane: usize },
 }
 
 impl Desk {
-    /// A desk of lanes that take `depth` batches and have `bytes` bytes for each, as many as there are of these.
+    /// Creates a desk with one lane per entry of `bytes`. Each lane accepts `depth` batches with the given number of bytes each.
     pub fn new(bytes: &[u64], depth: u8) -> Self {
         let lane = |&bytes: &u64| Lane {
             in_flight: 0,
@@ -47,7 +49,7 @@ impl Desk {
         }
     }
 
-    /// A request comes; its id is given here.
+    /// Adds a request and returns its new id.
     pub fn arrive(&mut self, waiting: Waiting) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
@@ -55,7 +57,7 @@ impl Desk {
         id
     }
 
-    /// A request's sender has gone. Tells whether it waited.
+    /// Removes the request of a client that has disconnected. Returns whether it was waiting.
     pub fn cancel(&mut self, id: u64) -> bool {
         self.waiting.remove(std::iter::once(id)).is_ok()
     }
@@ -64,7 +66,7 @@ impl Desk {
         self.waiting.queue()
     }
 
-    /// Tokens of all that wait.
+    /// Sum of the tokens of all waiting requests.
     pub fn tokens(&self) -> u64 {
         self.waiting().tokens()
     }
@@ -73,22 +75,22 @@ impl Desk {
         &self.lanes
     }
 
-    /// Whether a lane takes another batch.
+    /// Returns whether any lane accepts another batch.
     pub fn has_place(&self) -> bool {
         self.lanes.iter().any(|lane| lane.in_flight < lane.depth)
     }
 
-    /// Changes the memory that batches of a lane may take.
+    /// Sets the memory that a batch of a lane may use.
     pub fn set_bytes(&mut self, lane: usize, bytes: u64) {
         if let Some(lane) = self.lanes.get_mut(lane) {
             lane.bytes = bytes;
         }
     }
 
-    /// Asks the scheduler, and does what it decided: who is run or refused waits no more.
+    /// Calls the scheduler and applies its decision: requests that are run or refused leave the queue.
     ///
     /// # Errors
-    /// A decision that cannot be.
+    /// Returns an error if the decision is invalid.
     pub fn decide(
         &mut self,
         now: Micros,
@@ -128,7 +130,7 @@ impl Desk {
         Ok(decision)
     }
 
-    /// Requests of the batch that runs on a lane have finished; `is_over` when the batch has.
+    /// Reports that requests of the running batch of a lane have finished; `is_over` if the whole batch has.
     pub fn finished(
         &mut self,
         now: Micros,

@@ -1,47 +1,47 @@
-//! What waits, ordered for schedulers that choose by length and deadline. It is kept between decisions, so that a decision
-//! costs what it chooses, and not what waits.
+//! Index of the waiting requests for schedulers that select by length and deadline. It is kept between decisions, so the cost of
+//! a decision depends on the number of selected requests rather than on the number of waiting ones.
 
 use std::collections::BTreeMap;
 
 use super::{Decision, Micros, Refusal, View, Waiting, queue::Soonest};
 
-/// A request among those of its length: by deadline, then by arrival. None is the last deadline.
+/// Key of a request within its length: the deadline, then the id. Requests without a deadline have the maximum deadline.
 type Entry = (Micros, u64);
 
-/// Behind all entries.
+/// Sentinel that compares greater than or equal to every entry.
 const LAST: Entry = (Micros::MAX, u64::MAX);
 
 pub(super) fn entry(waiting: &Waiting) -> Entry {
     (waiting.deadline.unwrap_or(Micros::MAX), waiting.id)
 }
 
-/// Requests by length, those of one length by deadline.
+/// Requests grouped by length. Each group is ordered by deadline.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    /// The newest request that was seen.
+    /// Id of the newest request that was seen.
     last: Option<u64>,
-    /// By length, up to [`MOST_LENGTHS`].
+    /// Requests by length, for lengths below [`N_SHORT_LENGTHS`].
     short: Vec<Soonest>,
-    /// A bit for each of those lengths: whether there is a request.
+    /// Bit set of the lengths in `short` that have a request.
     occupied: Vec<u64>,
-    /// The others.
+    /// Requests whose length is at least [`N_SHORT_LENGTHS`].
     long: BTreeMap<u32, Soonest>,
     n: usize,
     tokens: u64,
-    /// Deadlines, also of requests that have gone.
+    /// Deadlines, possibly including those of requests that have left.
     soonest: Soonest,
-    /// Whether lengths are kept.
+    /// Whether the index keeps requests by length.
     by_length: bool,
-    /// The first request of each of the short lengths, but for those that have changed since.
+    /// First entry of each short length, outdated for the lengths in `changed`.
     firsts: Firsts,
     changed: Vec<u32>,
 }
 
-/// Lengths for which [`Firsts`] are kept; longer requests are looked at one length after another.
-const MOST_LENGTHS: u32 = 1 << 13;
+/// Number of lengths covered by [`Firsts`]. Longer requests are searched length by length.
+const N_SHORT_LENGTHS: u32 = 1 << 13;
 
-/// The earliest entry of any range of lengths, by a tournament: the leaf of a length is behind as many inner nodes as there are
-/// leaves, and each node has the leaf that won below it.
+/// Tournament tree over the lengths that finds the earliest entry of a range. Each length has a leaf. The inner nodes
+/// are stored before the leaves, like in a binary heap. Each node holds the leaf with the earliest entry below it.
 #[derive(Debug, Default)]
 struct Firsts {
     keys: Vec<Entry>,
@@ -49,7 +49,7 @@ struct Firsts {
 }
 
 impl Firsts {
-    /// Makes room for a length.
+    /// Grows the tree to contain `leaf`.
     fn grow(&mut self, leaf: usize) {
         let leaves = (leaf + 1).next_power_of_two();
         self.keys.resize(leaves, LAST);
@@ -82,7 +82,7 @@ impl Firsts {
         while node > 0 {
             let winner = self.earlier(self.winners[2 * node], self.winners[2 * node + 1]);
             let before = std::mem::replace(&mut self.winners[node], winner);
-            // Above, this leaf neither won nor wins.
+            // Nodes above are unaffected: this leaf did not win before and does not win now.
             if winner == before && usize::from(winner) != leaf {
                 break;
             }
@@ -90,7 +90,7 @@ impl Firsts {
         }
     }
 
-    /// The earliest of the lengths up to this one.
+    /// Returns the earliest entry of all lengths up to `tokens`.
     fn earliest_to(&self, tokens: u32) -> Option<(Entry, u32)> {
         let leaves = self.keys.len();
         if leaves == 0 {
@@ -100,7 +100,7 @@ impl Firsts {
         let mut node = leaf + leaves;
         let mut found = leaf as u16;
         while node > 1 {
-            // What lies left of a right child is in the range.
+            // The left sibling of a right child is entirely within the range.
             if node % 2 == 1 {
                 found = self.earlier(self.winners[node - 1], found);
             }
@@ -112,12 +112,12 @@ impl Firsts {
 }
 
 impl Index {
-    /// An index of deadlines alone.
+    /// Creates an index of deadlines only.
     pub fn of_deadlines() -> Self {
         Self::default()
     }
 
-    /// An index of lengths, too.
+    /// Creates an index of deadlines and lengths.
     pub fn by_length() -> Self {
         Self {
             by_length: true,
@@ -125,10 +125,9 @@ impl Index {
         }
     }
 
-    /// Takes in what has come, and leaves out what has gone without a decision. The requests that came since the last time
-    /// are returned.
+    /// Adds the requests that arrived since the last call, removes those that left without a decision, and returns the new ones.
     pub fn follow<'v>(&mut self, view: &View<'v>) -> impl Iterator<Item = &'v Waiting> + use<'v> {
-        let new = view.waiting.behind(self.last);
+        let new = view.waiting.after(self.last);
         for waiting in new.clone() {
             self.last = Some(waiting.id);
             if let Some(deadline) = waiting.deadline {
@@ -144,7 +143,7 @@ impl Index {
                 requests.retain(|id| view.waiting.get(id).is_some());
                 n += requests.len();
                 sum += u64::from(tokens) * requests.len() as u64;
-                if tokens < MOST_LENGTHS {
+                if tokens < N_SHORT_LENGTHS {
                     mark(&mut self.occupied, tokens, !requests.is_empty());
                     self.changed.push(tokens);
                 }
@@ -159,12 +158,12 @@ impl Index {
         self.put(waiting.tokens, entry(waiting));
     }
 
-    /// Adds a request, or puts one back.
+    /// Adds a request or puts one back.
     pub fn put(&mut self, tokens: u32, entry: Entry) {
         if !self.by_length {
             return;
         }
-        let requests = match tokens < MOST_LENGTHS {
+        let requests = match tokens < N_SHORT_LENGTHS {
             true => {
                 let at = tokens as usize;
                 if at >= self.short.len() {
@@ -179,14 +178,14 @@ impl Index {
         let is_first = requests.peek() == Some(entry);
         self.n += 1;
         self.tokens += u64::from(tokens);
-        if is_first && tokens < MOST_LENGTHS {
+        if is_first && tokens < N_SHORT_LENGTHS {
             mark(&mut self.occupied, tokens, true);
             self.changed.push(tokens);
         }
     }
 
     fn of_length(&mut self, tokens: u32) -> Option<&mut Soonest> {
-        match tokens < MOST_LENGTHS {
+        match tokens < N_SHORT_LENGTHS {
             true => self.short.get_mut(tokens as usize),
             false => self.long.get_mut(&tokens),
         }
@@ -196,7 +195,7 @@ impl Index {
         let Some(requests) = self.of_length(tokens) else {
             return;
         };
-        // It is the first of its length, mostly.
+        // It is usually the first of its length.
         let is_first = requests.peek() == Some(entry);
         match is_first {
             true => drop(requests.pop()),
@@ -211,7 +210,7 @@ impl Index {
         let is_empty = requests.is_empty();
         self.n -= 1;
         self.tokens -= u64::from(tokens);
-        match tokens < MOST_LENGTHS {
+        match tokens < N_SHORT_LENGTHS {
             true => {
                 if is_empty {
                     mark(&mut self.occupied, tokens, false);
@@ -227,7 +226,7 @@ impl Index {
         }
     }
 
-    /// Refuses requests whose deadline is past, and tells whether there were any.
+    /// Refuses the requests whose deadline has passed.
     pub fn refuse_expired(&mut self, view: &View<'_>, decision: &mut Decision) {
         while let Some((deadline, id)) = self.soonest.peek()
             && deadline < view.now
@@ -248,11 +247,11 @@ impl Index {
         self.tokens
     }
 
-    /// The shortest length from this one on that a request has, with those that have it.
+    /// Returns the smallest length of at least `tokens` that has requests, with these requests.
     fn next_length(&self, tokens: u32) -> Option<(u32, &Soonest)> {
         let first = tokens as usize;
         let mut word = first / 64;
-        // Bits below the first are left out.
+        // Mask out the lengths below `tokens`.
         let mut mask = u64::MAX << (first % 64);
         while let Some(&bits) = self.occupied.get(word) {
             let bits = bits & mask;
@@ -266,26 +265,26 @@ impl Index {
         long.next().map(|(&tokens, requests)| (tokens, requests))
     }
 
-    /// The shortest request, of those the one with the earliest deadline.
+    /// Returns the shortest request; ties are broken by earliest deadline.
     pub fn shortest(&self) -> Option<(u32, Entry)> {
         self.shortest_from(0)
     }
 
-    /// The first request of the shortest length from this one on.
+    /// Returns the first request of the smallest length of at least `tokens`.
     pub fn shortest_from(&self, tokens: u32) -> Option<(u32, Entry)> {
         let (tokens, requests) = self.next_length(tokens)?;
         Some((tokens, requests.peek()?))
     }
 
-    /// The request with the earliest deadline of those with at most so many tokens.
+    /// Returns the request with the earliest deadline among those of at most `tokens` tokens.
     pub fn soonest_to(&mut self, tokens: u32) -> Option<(u32, Entry)> {
         while let Some(at) = self.changed.pop() {
             let first = self.short.get(at as usize).and_then(Soonest::peek);
             self.firsts.set(at as usize, first.unwrap_or(LAST));
         }
         let mut found = self.firsts.earliest_to(tokens);
-        if tokens >= MOST_LENGTHS {
-            let long = self.long.range(MOST_LENGTHS..=tokens);
+        if tokens >= N_SHORT_LENGTHS {
+            let long = self.long.range(N_SHORT_LENGTHS..=tokens);
             for (&tokens, requests) in long {
                 let first = requests.peek().map(|entry| (entry, tokens));
                 found = match (found, first) {
@@ -297,7 +296,7 @@ impl Index {
         found.map(|(entry, tokens)| (tokens, entry))
     }
 
-    /// How many of the shortest fit into so many tokens together.
+    /// Number of shortest requests that fit into `room` tokens together.
     pub fn n_that_fit(&self, mut room: u64) -> usize {
         let (mut n, mut from) = (0, 0);
         while let Some((tokens, requests)) = self.next_length(from) {

@@ -1,6 +1,6 @@
-//! Which requests run next, on which device and in which layout. A [`Scheduler`] sees what waits and what each device does, and
-//! answers with a [`Decision`]. It has no clock, thread, file or random number, so that the simulator and the server drive the
-//! same code, and the same [views](View) give the same decisions.
+//! Schedulers decide which requests run next, on which device and in which layout. A [`Scheduler`] takes a [`View`] of the
+//! waiting requests and the devices, and returns a [`Decision`]. It uses no clock, thread, file or random number. The simulator
+//! and the server therefore run the same code, and equal views give equal decisions.
 //!
 //! | name | when | which | how | source |
 //! |---|---|---|---|---|
@@ -15,8 +15,8 @@
 //! | `slotted-das` | hungry | slotted DAS | rows cut into slots | TCB algorithm 2, 4.2 |
 //! | `packed` | two places a device | deadlines, classes, tenants | packed, to a budget of tokens | gemmule |
 //!
-//! A new scheduler is an implementation of the trait and a line in [`NAMES`] and [`scheduler`]; the properties in
-//! `schedule/tests` hold it to what every scheduler promises.
+//! To add a scheduler, implement the trait and add a line to [`NAMES`] and to [`scheduler`]. The properties in `schedule/tests`
+//! check every scheduler.
 
 mod composed;
 mod costs;
@@ -45,7 +45,8 @@ pub use queue::{Queue, Rows};
 
 use crate::names::nearest;
 
-/// A time, or a span of time, in microseconds. Times count from when the driver of the schedulers began.
+/// A point in time or a duration, in microseconds. Points in time count from the start of the driver, which is the server or the
+/// simulator.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -55,19 +56,19 @@ pub struct Micros(pub u64);
 impl Micros {
     pub const MAX: Self = Self(u64::MAX);
 
-    /// The sum, or the last time that there is.
+    /// Adds a duration and saturates at [`MAX`](Self::MAX).
     #[must_use]
     pub fn plus(self, span: Self) -> Self {
         Self(self.0.saturating_add(span.0))
     }
 
-    /// The span since an earlier time; zero since a later one.
+    /// Returns the duration since `earlier`, or zero if `earlier` is later than `self`.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         Self(self.0.saturating_sub(earlier.0))
     }
 
-    /// A span given in seconds; zero for what is negative or no number.
+    /// Converts a duration in seconds. Negative values and NaN give zero.
     pub fn of_seconds(seconds: f64) -> Self {
         Self((seconds * 1e6).round() as u64)
     }
@@ -81,85 +82,84 @@ impl Micros {
     }
 }
 
-/// A request that waits.
+/// A waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
-    /// Unique, and larger than those of all requests that came before.
+    /// Unique id. It is larger than the ids of all earlier requests.
     pub id: u64,
-    /// From 1 on.
+    /// Number of tokens, at least 1.
     pub tokens: u32,
     pub arrived: Micros,
-    /// When its answer is of no use any more.
+    /// Time after which the response is useless; `None` without a deadline.
     pub deadline: Option<Micros>,
-    /// What it matters beside others: higher classes go first.
+    /// Priority class. Higher classes run first.
     pub class: u8,
-    /// Who sent it. Tenants of one class share the devices evenly.
+    /// Tenant that sent the request. Tenants of one class share the devices evenly.
     pub tenant: u32,
-    /// Passes over the model that it takes: 1 in an encoder, the number of new tokens in a decoder.
+    /// Number of forward passes: 1 for an encoder, the number of new tokens for a decoder.
     pub steps: u32,
 }
 
-/// What a device does.
+/// State of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
-    /// Batches that it was given and has not finished.
+    /// Number of batches that were submitted and have not finished.
     pub in_flight: u8,
-    /// Batches that it takes at most: one that runs, and those behind it.
+    /// Maximum of `in_flight`: one running batch and those queued after it.
     pub depth: u8,
-    /// When all that it was given is done, as far as is known.
+    /// Estimated time at which all submitted batches are finished.
     pub free_at: Micros,
-    /// Memory for the intermediate tensors of one batch.
+    /// Memory for the intermediate tensors of one batch, in bytes.
     pub bytes: u64,
 }
 
-/// How the tokens of a batch lie in memory.
+/// Memory layout of a batch's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Layout {
-    /// One sequence behind another, nothing between them.
+    /// Sequences are concatenated without padding.
     Packed,
-    /// Each sequence in a row as long as the longest.
+    /// Every sequence is padded to the length of the longest.
     Padded,
-    /// Rows of `length` tokens, cut into slots of `slot` tokens that several sequences share; attention is computed over a
-    /// slot. With `slot == length` it is TCB's pure ConcatBatching (4.1), else its slotted one (4.2).
+    /// Rows of `length` tokens, cut into slots of `slot` tokens. Several sequences share a slot, and attention is computed over a
+    /// whole slot. `slot == length` is TCB's pure ConcatBatching (4.1); smaller slots are its slotted form (4.2).
     Rows { length: u32, slot: u32 },
 }
 
-/// A batch that is to run.
+/// A batch to run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Planned {
-    /// An index into [`View::lanes`].
+    /// Index into [`View::lanes`].
     pub lane: usize,
     pub layout: Layout,
     pub rows: Rows,
-    /// How long it will run.
+    /// Estimated running time.
     pub estimate: Micros,
-    /// Whether it joins the batch that runs on the lane, in slots whose requests have finished (TCB 4.2.2).
+    /// Whether the requests join the running batch of the lane, in slots whose requests have finished (TCB 4.2.2).
     pub joins: bool,
 }
 
-/// Why a request will not run.
+/// Reason why a request will not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Refusal {
-    /// Its deadline is past.
+    /// The deadline has passed.
     Expired,
-    /// Its deadline will be past when the device is done with it.
+    /// The deadline will pass before the device can finish the request.
     Hopeless,
-    /// No device has the memory, or no row the length, for it alone.
+    /// The request needs more memory than any device has, or is longer than a row.
     TooLarge,
 }
 
-/// What is to be done now. A request that is run or refused waits no more.
+/// Result of [`Scheduler::decide`]. Requests that are run or refused leave the queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
-    /// Batches, in the order in which each lane runs its own. A lane takes all of them, also where they are more than its
-    /// `depth`.
+    /// Batches to run. The batches of one lane run in this order. The lane accepts all of them, even more than its `depth`.
     pub run: Vec<Planned>,
     pub refuse: Vec<(u64, Refusal)>,
-    /// When to ask again, if nothing arrives or finishes before.
+    /// Time at which to decide again if nothing arrives or finishes before.
     pub wake: Option<Micros>,
 }
 
-/// What a scheduler decides on.
+/// Input of a scheduling decision.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     pub now: Micros,
@@ -169,13 +169,13 @@ pub struct View<'a> {
 }
 
 impl View<'_> {
-    /// The memory of the lane that has most.
-    fn most_bytes(&self) -> u64 {
+    /// Returns the memory of the lane with the most memory.
+    fn max_bytes(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.bytes).max().unwrap_or(0)
     }
 }
 
-/// Ids, hashed by one multiplication: they are given by the driver, and nobody chooses them to collide.
+/// Set of request ids, hashed by one multiplication. The driver assigns the ids, so a collision attack is impossible.
 type Ids = HashSet<u64, BuildHasherDefault<IdHasher>>;
 
 #[derive(Default)]
@@ -191,37 +191,37 @@ impl Hasher for IdHasher {
     }
 
     fn write_u64(&mut self, id: u64) {
-        // The golden ratio, as Knuth has it: neighbours lie far apart.
+        // Fibonacci hashing (Knuth): the golden ratio spreads consecutive ids.
         self.0 = (self.0 ^ id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }
 
-/// Decides what runs next. It may keep what it has seen between decisions: requests come into [`View::waiting`] at its end, and
-/// leave it when they were decided on or when their sender has gone.
+/// Scheduling policy. A scheduler may keep state between decisions: new requests are appended to [`View::waiting`], and requests
+/// leave it once they are decided on or cancelled.
 pub trait Scheduler: Send {
     fn decide(&mut self, view: &View<'_>) -> Decision;
 
-    /// Tells that requests have finished, also those of a batch that still runs (early memory cleaning, TCB 4.2.2).
+    /// Reports finished requests, including those of a batch that is still running (early memory cleaning, TCB 4.2.2).
     fn finished(&mut self, ids: &[u64], lane: usize) {
         let _ = (ids, lane);
     }
 }
 
-/// What the schedulers are made with.
+/// Parameters of the schedulers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// The latency that is aimed at: half of it ends the waiting of the lazy schedulers, and four times it raise a request by a
-    /// class in `packed`.
+    /// Target latency. A lazy scheduler waits for half of it. `packed` raises a request by one class for every four times this
+    /// latency that it waits.
     pub slo: Micros,
-    /// How long the lazy schedulers wait for more requests at most.
+    /// Maximum time that a lazy scheduler waits for more requests.
     pub timeout: Micros,
-    /// Requests in a padded batch at most (TurboTransformers: 20).
+    /// Maximum number of requests in a padded batch (TurboTransformers: 20).
     pub most: usize,
-    /// Rows of TCB's batches, and requests in a batch of `tnb` and `ttb` at most (TCB: 64).
+    /// Number of rows in TCB's batches, and maximum number of requests in a batch of `tnb` and `ttb` (TCB: 64).
     pub rows: u32,
-    /// Tokens of a row (TCB: 100 to 400).
+    /// Number of tokens in a row (TCB: 100 to 400).
     pub length: u32,
-    /// The share η of a row that DAS fills by utility alone; q is `1 − η`. Between 0 and 1.
+    /// Fraction η of the requests of a row that DAS selects by utility alone; q is `1 − η`. Between 0 and 1, both excluded.
     pub dominance: f64,
 }
 
@@ -238,7 +238,7 @@ impl Default for Settings {
     }
 }
 
-/// The schedulers by name, gemmule's own first.
+/// Names of the schedulers, gemmule's own first.
 pub const NAMES: [&str; 13] = [
     "packed",
     "no-batch",
@@ -255,7 +255,7 @@ pub const NAMES: [&str; 13] = [
     "slotted-das",
 ];
 
-/// Why a scheduler cannot be made.
+/// Error of [`scheduler`].
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SchedulerError {
     #[error(
@@ -302,10 +302,10 @@ impl Settings {
     }
 }
 
-/// The scheduler with this name.
+/// Creates the scheduler called `name`.
 ///
 /// # Errors
-/// An unknown name, and settings that no batch follows from.
+/// Returns an error if `name` is unknown or a setting is out of range.
 pub fn scheduler(name: &str, settings: &Settings) -> Result<Box<dyn Scheduler>, SchedulerError> {
     settings.check()?;
     let Settings {

@@ -1,5 +1,5 @@
-//! gemmule's own scheduler: packed batches of as few tokens as keep the device at its best rate, deadlines first, tenants by
-//! turns.
+//! gemmule's own scheduler. It runs the smallest packed batches that keep the device near its maximum throughput, serves near
+//! deadlines first and lets tenants take turns.
 
 use std::{
     cmp::Reverse,
@@ -13,88 +13,91 @@ use super::{
 };
 use crate::tensor::Extents;
 
-/// Share of the best rate that a budget of tokens must reach.
+/// Fraction of the maximum throughput that the token budget must reach.
 const RATE: f64 = 0.97;
-/// The same where more than two batches wait.
+/// The same fraction if more than two batches are waiting.
 const FULL_RATE: f64 = 0.995;
-/// Batches are made no smaller for deadlines than keeps up with so many times the tokens that come.
+/// A batch is made smaller for a deadline only while its throughput is at least this multiple of the arrival rate.
 const KEEP_UP: f64 = 1.1;
-/// The least budget, in tokens.
-const LEAST: u64 = 64;
-/// The sizes of batches that a budget is chosen from: 64 tokens to 128 Ki, four an octave.
+/// Minimum budget, in tokens.
+const MIN_BUDGET: u64 = 64;
+/// Candidate batch sizes for the budget: 64 tokens to 128 Ki, four per octave.
 const SIZES: std::ops::RangeInclusive<u32> = 0..=44;
-/// Tokens that a tenant may send at its turn.
+/// Tokens that a tenant may submit per turn.
 const QUANTUM: u64 = 512;
-/// How many requests of a tenant are looked at for one that fits the rest of a batch, with those that went by their deadlines.
+/// Number of requests of a tenant that are searched for one that fits the rest of a batch. It also bounds the number of urgent
+/// requests that are put back per decision.
 const LOOK_AHEAD: usize = 64;
-/// How often others are taken in place of the first that waits, as it does not fit.
+/// Number of times that later requests may run before the first waiting request because it does not fit.
 const PASSED_OVER: u8 = 8;
-/// How long before a batch ends the next one is given to the device.
+/// Lead time with which the next batch is submitted before the running one ends.
 const GUARD: Micros = Micros(300);
-/// A request goes up by a class when it has waited so many times the latency that is aimed at.
+/// A request rises by one class each time it has waited for this multiple of the target latency.
 const AGEING: u64 = 4;
 
-/// One batch a lane and decision, in these steps:
+/// Packed scheduler. Each decision plans at most one batch per lane, in these steps:
 ///
-/// 1. A request whose deadline is past, or would be past if it ran alone now, is refused; where more than two batches wait, also
-///    one whose deadline would be past at the end of a full batch.
-/// 2. The budget is the fewest tokens whose rate is within 3 % of the best that the costs know, for sequences of the mean length
-///    of what waits, or within half a percent where more than two such batches wait and none has a deadline; at most what the
-///    lane has memory for, and, unless so many wait, at most half of the tightest time that is left to a deadline.
-/// 3. Requests with less time left than two batches take go first, the earliest deadline first; then the highest class, where
-///    waiting raises the requests of a class by one each four times the latency that is aimed at; of a class, tenants take turns by
-///    tokens (deficit round robin), each in order of arrival. A request that does not fit is passed over for one of the next 64
-///    that does, at most eight times.
-/// 4. Tokens that the device adds to round a batch up are filled with requests: they are computed anyway.
-/// 5. An idle lane gets its batch at once; one that runs, the next batch when half a budget waits, or shortly before its batch
-///    ends.
+/// 1. A request whose deadline has passed, or would pass if it ran alone now, is refused. If a full batch of requests is waiting,
+///    a request that would be late at the end of a full batch is refused too.
+/// 2. The budget is the smallest number of tokens whose throughput is within 3 % of the maximum that the costs predict for the
+///    mean sequence length of the waiting requests. If more than two such batches are waiting and no request has a deadline, it
+///    is within 0.5 %. The budget is limited by the lane's memory. Unless more than two batches are waiting, it is also limited
+///    by half of the time left until the earliest deadline.
+/// 3. Requests with less time left than two batches take go first, earliest deadline first. Then come the others by class, where
+///    a class rises by one for every four times the target latency that its oldest request has waited. Tenants of one class take
+///    turns by tokens (deficit round robin), each in order of arrival. If a request does not fit, one of the next 64 that does
+///    fit may overtake it, at most eight times.
+/// 4. If the device rounds up the number of tokens of a batch, the rounded-up tokens are filled with further requests at no extra
+///    cost.
+/// 5. An idle lane gets its batch at once. A busy lane gets the next one when half a budget is waiting, or shortly before its
+///    current batch ends.
 pub struct Packed {
     slo: Micros,
-    /// The newest request that was seen.
+    /// Id of the newest request that was seen.
     last: Option<u64>,
-    /// By class and tenant, in order of arrival; with requests that have gone.
+    /// Queues by class and tenant, in order of arrival. They may still contain requests that have left.
     lines: BTreeMap<(u8, u32), Line>,
-    /// By deadline; with requests that have gone.
+    /// Requests by deadline. It may still contain requests that have left.
     soonest: Soonest,
-    /// The tenant that was served last.
+    /// Tenant that was served last.
     turn: u32,
-    /// The memory of the largest lane at the last decision.
+    /// Memory of the largest lane at the last decision, in bytes.
     bytes: u64,
-    /// The fewest tokens that reach [`RATE`], and [`FULL_RATE`], by the mean length. The costs may change by a factor, which
-    /// leaves them.
+    /// The smallest numbers of tokens that reach [`RATE`] and [`FULL_RATE`], by quantized mean length. They stay valid when all
+    /// costs change by a common factor.
     budgets: HashMap<i32, (u64, u64)>,
-    /// Requests that the decision at hand has decided on, by their places, and their tokens.
+    /// Queue positions of the requests that the current decision has decided on.
     gone: Marks,
     gone_tokens: u64,
-    /// What requests of so many tokens take alone, as far as the decision at hand knows; 0 where it does not.
+    /// Running time of one request alone, by its number of tokens, cached for the current decision; 0 if not yet computed.
     alone: Vec<u64>,
-    /// Tokens that came and were not refused, and the time in which they came, in microseconds; both fade with the latency that is
-    /// aimed at.
+    /// Tokens that arrived and were not refused, and the time in which they arrived, in microseconds. Both decay exponentially
+    /// with the target latency as the time constant.
     came: (f64, f64),
-    /// When the last decision was.
+    /// Time of the last decision.
     decided: Micros,
 }
 
 #[derive(Default)]
 struct Line {
-    /// With their tokens.
+    /// Id and number of tokens of each request.
     requests: VecDeque<(u64, u32)>,
-    /// Tokens that the tenant may still send.
+    /// Tokens that the tenant may still submit (the deficit of deficit round robin).
     deficit: u64,
-    /// How often others were taken in place of the first.
+    /// Number of times that later requests ran before the first.
     passed: u8,
-    /// The fewest tokens among those that are looked at; 0 where they have changed.
+    /// Minimum number of tokens among the first [`LOOK_AHEAD`] requests; 0 if it must be recomputed.
     least: u32,
 }
 
-/// A batch in the making.
+/// A batch under construction.
 struct Batch {
     ids: Vec<u64>,
     extents: Extents,
-    /// Tokens that are aimed at.
+    /// Target number of tokens.
     budget: u64,
     bytes: u64,
-    /// Tokens for which there is memory in whatever sequences they are, as far as was looked.
+    /// Number of tokens that fit the memory whatever the sequence lengths are; 0 if unknown.
     roomy: u64,
 }
 
@@ -111,7 +114,7 @@ impl Line {
         (self.passed, self.least) = (0, 0);
     }
 
-    /// Takes out the request at a place.
+    /// Removes the request at position `at`.
     fn take(&mut self, at: usize) {
         match at {
             0 => self.forget_first(),
@@ -138,7 +141,7 @@ impl Batch {
         }
     }
 
-    /// Whether a request fits the lane's memory, and the budget; the first one need not fit that.
+    /// Returns whether a request fits the lane's memory and the budget. The first request may exceed the budget.
     fn fits(&self, view: &View<'_>, waiting: &Waiting) -> bool {
         let extents = self.with(waiting);
         (self.ids.is_empty() || extents.tokens <= self.budget)
@@ -147,7 +150,7 @@ impl Batch {
                 || view.costs.bytes(Layout::Packed, &extents) <= self.bytes)
     }
 
-    /// The most tokens of a request that may fit.
+    /// Maximum number of tokens of a further request.
     fn room(&self) -> u32 {
         let room = match self.ids.is_empty() {
             true => Extents::MAX_TOKENS,
@@ -167,7 +170,7 @@ impl Batch {
 }
 
 impl Packed {
-    /// A scheduler that aims at this latency.
+    /// Creates a scheduler with the target latency `slo`.
     pub fn new(slo: Micros) -> Self {
         Self {
             slo,
@@ -185,7 +188,7 @@ impl Packed {
         }
     }
 
-    /// What a request takes that runs by itself.
+    /// Returns the running time of a request that runs alone.
     fn alone(&mut self, view: &View<'_>, waiting: &Waiting) -> Micros {
         let time = || {
             let extents = equal(1, u64::from(waiting.tokens));
@@ -220,12 +223,12 @@ impl Packed {
         }
     }
 
-    /// Takes in what is new, and refuses what cannot run.
+    /// Registers new requests and refuses those that cannot run.
     fn admit(&mut self, view: &View<'_>, decision: &mut Decision) {
         self.gone.clear();
         self.gone_tokens = 0;
         self.alone.fill(0);
-        let new = view.waiting.behind(self.last);
+        let new = view.waiting.after(self.last);
         let span = view
             .now
             .since(std::mem::replace(&mut self.decided, view.now))
@@ -241,12 +244,12 @@ impl Packed {
                 self.soonest.push(deadline, waiting.id);
             }
         }
-        let bytes = view.most_bytes();
+        let bytes = view.max_bytes();
         let is_less = std::mem::replace(&mut self.bytes, bytes) > bytes;
         let n = |looks: bool| if looks { usize::MAX } else { 0 };
         let all = view.waiting.iter().take(n(is_less));
         let suspects = all.chain(new.take(n(!is_less)));
-        // Bytes rise with tokens.
+        // Memory grows monotonically with tokens.
         let mut fits_to = 0;
         for waiting in suspects {
             if waiting.tokens <= fits_to {
@@ -277,13 +280,13 @@ impl Packed {
         }
     }
 
-    /// The waiting request with this id, unless it has gone or was decided on.
+    /// Returns the waiting request with this id, or `None` if it has left or was decided on.
     fn live<'v>(&self, view: &View<'v>, id: u64) -> Option<&'v Waiting> {
         let at = view.waiting.place(id).filter(|&at| !self.gone.has(at))?;
         view.waiting.at(at).map(|(waiting, _)| waiting)
     }
 
-    /// Has one more that is decided on, and tells whether it was not before.
+    /// Marks a request as decided on, and returns whether it was not marked before.
     fn forget(&mut self, view: &View<'_>, waiting: &Waiting) -> bool {
         let at = view.waiting.place(waiting.id);
         let is_new = at.is_some_and(|at| self.gone.set(at));
@@ -293,14 +296,14 @@ impl Packed {
         is_new
     }
 
-    /// Tokens that a batch should have, and the time that it takes.
+    /// Returns the token budget of a batch for `lane`, and the running time of a batch of that size.
     fn budget(&mut self, view: &View<'_>, lane: &Lane) -> (u64, Micros) {
         let first = view.waiting.iter().take(LOOK_AHEAD);
         let (tokens, pairs) = first.fold((0.0, 0.0), |(tokens, pairs), w| {
             let len = f64::from(w.tokens);
             (tokens + len, pairs + len * len)
         });
-        // Lengths are told apart by a quarter of an octave.
+        // Quantize the mean length to quarter octaves.
         let step = (f64::max(pairs / f64::max(tokens, 1.0), 1.0).log2() * 4.0).round();
         let mean = (step / 4.0).exp2();
         let slack = self
@@ -315,7 +318,7 @@ impl Packed {
             let best = rates.iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
             let reaching = |share: f64| {
                 let enough = rates.iter().find(|&&(_, rate)| rate >= share * best);
-                enough.map_or(LEAST, |&(tokens, _)| tokens)
+                enough.map_or(MIN_BUDGET, |&(tokens, _)| tokens)
             };
             (reaching(RATE), reaching(FULL_RATE))
         };
@@ -324,29 +327,30 @@ impl Packed {
             let extents = packed(tokens, mean);
             view.costs.bytes(Layout::Packed, &extents) <= lane.bytes
         };
-        // With more waiting than two batches, smaller ones would have more requests miss their deadlines, not fewer; and so
-        // would batches whose rate is below that at which requests come.
-        // A batch that takes longer than others may wait is for load without deadlines.
+        // If more than two batches are waiting, smaller batches would make more requests miss their deadlines. The same holds for
+        // batches whose throughput is below the arrival rate. The larger batches of `FULL_RATE` delay other requests too long, so
+        // they are used only for load without deadlines.
         let full = match self.soonest.is_empty() {
             true => full,
             false => lean,
         };
-        let is_behind = self.waits(view, 2 * full);
-        let mut budget = match is_behind {
+        let is_overloaded = self.waits(view, 2 * full);
+        let mut budget = match is_overloaded {
             true => full,
             false => lean,
         };
         let came = KEEP_UP * self.came.0 / self.came.1.max(1.0);
         let keeps_up = |budget: u64| budget as f64 >= came * time(budget).0 as f64;
-        let is_late = |budget| !is_behind && time(budget).0 > slack.0 / 2 && keeps_up(budget / 2);
-        while budget > LEAST && (!holds(budget) || is_late(budget)) {
+        let is_late =
+            |budget| !is_overloaded && time(budget).0 > slack.0 / 2 && keeps_up(budget / 2);
+        while budget > MIN_BUDGET && (!holds(budget) || is_late(budget)) {
             budget /= 2;
         }
         let budget = view.costs.rounded(budget);
         (budget, time(budget))
     }
 
-    /// Whether so many tokens wait that nothing was decided on.
+    /// Returns whether at least `tokens` tokens of undecided requests are waiting.
     fn waits(&self, view: &View<'_>, tokens: u64) -> bool {
         view.waiting.tokens() >= tokens.saturating_add(self.gone_tokens)
     }
@@ -356,7 +360,7 @@ impl Packed {
         batch.add(waiting);
     }
 
-    /// Requests whose deadline is near, the nearest first.
+    /// Adds requests with near deadlines to the batch, earliest deadline first.
     fn urgent(
         &mut self,
         view: &View<'_>,
@@ -367,7 +371,7 @@ impl Packed {
     ) {
         let within = start.plus(Micros(time.0.saturating_mul(2)));
         let is_full = self.waits(view, batch.budget);
-        // Those without a deadline have a quarter of the batch when they have waited long.
+        // Reserve a quarter of the batch for requests without a deadline that have waited long.
         let old = view.now.since(Micros(self.slo.0.saturating_mul(AGEING)));
         let mut oldest = view.waiting.iter().take(LOOK_AHEAD);
         let keep = match oldest.any(|w| w.deadline.is_none() && w.arrived < old) {
@@ -385,7 +389,7 @@ impl Packed {
                 continue;
             };
             let alone = self.alone(view, waiting);
-            // With the others of a full batch it would be late.
+            // In a full batch, the request finishes together with the others.
             let own = match is_full {
                 true => time.max(alone),
                 false => alone,
@@ -403,7 +407,7 @@ impl Packed {
         }
     }
 
-    /// Forgets what has gone from the head of each line, and lines without requests.
+    /// Removes requests that have left from the head of each queue, and then empty queues.
     fn tidy(&mut self, view: &View<'_>) {
         let mut lines = std::mem::take(&mut self.lines);
         lines.retain(|_, line| {
@@ -417,8 +421,8 @@ impl Packed {
         self.lines = lines;
     }
 
-    /// A request of a line that fits a batch, and its place in the line, in order of arrival as far as may be. What has gone from
-    /// the line's head is forgotten.
+    /// Returns a request of `line` that fits the batch, and its position in the line: the first if possible, else the first
+    /// fitting one. Removes requests that have left from the head of the line.
     fn next<'v>(
         &self,
         view: &View<'v>,
@@ -452,7 +456,7 @@ impl Packed {
         })
     }
 
-    /// Fills a batch by class, and by turns of tenants.
+    /// Fills a batch in order of class, tenants taking turns.
     fn by_turns(&mut self, view: &View<'_>, batch: &mut Batch) {
         self.tidy(view);
         let head = |line: &Line| {
@@ -460,7 +464,8 @@ impl Packed {
                 .front()
                 .and_then(|&(id, _)| view.waiting.get(id))
         };
-        // All tenants of a class rise together: the one with the most requests, which wait longest, must not pass the others.
+        // All tenants of a class rise together. Otherwise the tenant with the most requests, whose requests wait longest, would
+        // overtake the others.
         let mut oldest: BTreeMap<u8, u64> = BTreeMap::new();
         for (&(class, _), line) in &self.lines {
             if let Some(first) = head(line) {
@@ -492,7 +497,7 @@ impl Packed {
         }
     }
 
-    /// Deficit round robin over the lines of one class.
+    /// Runs deficit round robin over the lines of one class.
     fn level(&mut self, view: &View<'_>, mut keys: Vec<(u8, u32)>, batch: &mut Batch) {
         let mut lines = std::mem::take(&mut self.lines);
         while !keys.is_empty() && !batch.is_full() {
@@ -503,7 +508,7 @@ impl Packed {
                 line.deficit += QUANTUM;
                 loop {
                     let Some((at, waiting)) = self.next(view, line, batch) else {
-                        // A tenant that has nothing more to send saves no turns up.
+                        // A tenant without waiting requests does not accumulate deficit.
                         if line.requests.is_empty() {
                             line.deficit = 0;
                         }
@@ -523,7 +528,7 @@ impl Packed {
         self.lines = lines;
     }
 
-    /// One batch for a lane.
+    /// Plans one batch for a lane.
     fn batch(&mut self, view: &View<'_>, at: usize, decision: &mut Decision) -> Option<Planned> {
         let lane = &view.lanes[at];
         let (budget, time) = self.budget(view, lane);
@@ -531,14 +536,14 @@ impl Packed {
             0 => view.now,
             _ => view.now.max(lane.free_at),
         };
-        // Bytes rise with pairs, of which one sequence has most.
-        let most = view.costs.bytes(Layout::Packed, &equal(1, budget));
+        // Memory grows with the number of pairs, which is largest if one sequence has all tokens.
+        let max_bytes = view.costs.bytes(Layout::Packed, &equal(1, budget));
         let mut batch = Batch {
             ids: Vec::new(),
             extents: Extents::default(),
             budget,
             bytes: lane.bytes,
-            roomy: if most <= lane.bytes { budget } else { 0 },
+            roomy: if max_bytes <= lane.bytes { budget } else { 0 },
         };
         self.urgent(view, start, time, &mut batch, decision);
         self.by_turns(view, &mut batch);

@@ -1,15 +1,15 @@
-//! Who waits, in order of arrival, and who of them waits for an answer soonest.
+//! The waiting requests in order of arrival, and a priority queue of them by deadline.
 
 use std::{collections::VecDeque, fmt};
 
 use super::{Micros, Planned, Waiting};
 
-/// A bit for each of many places.
+/// A bit set over positions.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Marks(Vec<u64>);
 
 impl Marks {
-    /// Marks a place, and tells whether it was not marked before.
+    /// Marks a position, and returns whether it was not marked before.
     pub fn set(&mut self, at: usize) -> bool {
         let (word, bit) = (at / 64, 1 << (at % 64));
         if word >= self.0.len() {
@@ -34,7 +34,7 @@ fn has(marks: &[u64], at: usize) -> bool {
     word.is_some_and(|word| word & (1 << (at % 64)) != 0)
 }
 
-/// The first place from this one on that is not marked.
+/// Returns the first unmarked position at or after `place`.
 fn free(marks: &[u64], place: usize) -> usize {
     let (mut word, mut left) = (place / 64, u64::MAX << (place % 64));
     while let Some(marked) = marks.get(word) {
@@ -47,15 +47,15 @@ fn free(marks: &[u64], place: usize) -> usize {
     place.max(word * 64)
 }
 
-/// The requests that wait, in order of arrival, and so of ids.
+/// The waiting requests in order of arrival, which is also the order of their ids.
 ///
-/// They lie one behind another with those that have gone, which nobody sees, so that a request is found by its id at once, and
-/// leaves without that others are moved.
+/// Requests that have left stay in the array as hidden entries. A request is therefore found by its id in constant time in the
+/// usual case, and removing one moves no others.
 #[derive(Clone, Copy, Debug)]
 pub struct Queue<'a> {
     all: &'a [Waiting],
     gone: &'a [u64],
-    /// Where the first that waits is.
+    /// Position of the first waiting request.
     head: usize,
     n: usize,
     tokens: u64,
@@ -82,7 +82,7 @@ impl<'a> Queue<'a> {
         self.n == 0
     }
 
-    /// Tokens of all that wait.
+    /// Sum of the tokens of all waiting requests.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
@@ -91,39 +91,40 @@ impl<'a> Queue<'a> {
         self.starting_at(self.head)
     }
 
-    /// The one that came first.
+    /// Returns the request that arrived first.
     pub fn first(&self) -> Option<&'a Waiting> {
         self.iter().next()
     }
 
-    /// Those that came behind the request with this id, or all.
-    pub fn behind(&self, id: Option<u64>) -> impl Iterator<Item = &'a Waiting> + Clone + use<'a> {
-        let after = |id| self.head + self.all[self.head..].partition_point(|w| w.id <= id);
-        self.starting_at(id.map_or(self.head, after))
+    /// Iterates over the requests that arrived after the request `id`, or over all if `id` is `None`.
+    pub fn after(&self, id: Option<u64>) -> impl Iterator<Item = &'a Waiting> + Clone + use<'a> {
+        let next = |id| self.head + self.all[self.head..].partition_point(|w| w.id <= id);
+        self.starting_at(id.map_or(self.head, next))
     }
 
-    /// The request with this id, unless it has gone.
+    /// Returns the request with this id, or `None` if it has left.
     pub fn get(&self, id: u64) -> Option<&'a Waiting> {
         self.place(id).map(|at| &self.all[at])
     }
 
-    /// Where a request is, which stays so for the decision at hand.
+    /// Returns the position of a request. It is valid for the duration of one decision.
     pub(super) fn place(&self, id: u64) -> Option<usize> {
         let waiting = self.all.get(self.head..)?;
         let (first, last) = (waiting.first()?.id, waiting.last()?.id);
-        let (before, behind) = (id.checked_sub(first)?, last.checked_sub(id)?);
+        let (before, after) = (id.checked_sub(first)?, last.checked_sub(id)?);
         let n = waiting.len() as u64;
-        // Ids rise by at least one, and mostly by one: then nothing of the request itself is read.
-        let at = match before + behind + 1 == n {
+        // Ids increase by at least one, and usually by exactly one. In that case the position follows without reading the
+        // request.
+        let at = match before + after + 1 == n {
             true => before as usize,
-            // What went long ago has left gaps among the first.
+            // Removed requests have left gaps among the first ids.
             false => {
-                let guessed = n.checked_sub(behind + 1).map(|at| at as usize);
+                let guessed = n.checked_sub(after + 1).map(|at| at as usize);
                 match guessed.filter(|&at| waiting[at].id == id) {
                     Some(at) => at,
                     None => {
-                        let most = n.min(before + 1) as usize;
-                        waiting[..most].binary_search_by_key(&id, |w| w.id).ok()?
+                        let end = n.min(before + 1) as usize;
+                        waiting[..end].binary_search_by_key(&id, |w| w.id).ok()?
                     }
                 }
             }
@@ -131,7 +132,7 @@ impl<'a> Queue<'a> {
         (!has(self.gone, self.head + at)).then_some(self.head + at)
     }
 
-    /// The request at a place, if one waits there; and the first place behind it that may have one.
+    /// Returns the first waiting request at or after `place`, and its position.
     pub(super) fn at(&self, place: usize) -> Option<(&'a Waiting, usize)> {
         let next = free(self.gone, place.max(self.head));
         Some((self.all.get(next)?, next))
@@ -147,7 +148,7 @@ impl<'a> Queue<'a> {
     }
 }
 
-/// The requests of a desk.
+/// The requests of a [`Desk`](super::Desk).
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
     all: Vec<Waiting>,
@@ -168,21 +169,21 @@ impl Arrivals {
         }
     }
 
-    /// Adds a request, whose id is above those of all before.
+    /// Adds a request. Its id is larger than those of all earlier requests.
     pub fn push(&mut self, waiting: Waiting) {
         self.n += 1;
         self.tokens += u64::from(waiting.tokens);
         self.all.push(waiting);
     }
 
-    /// Takes out those that a decision is about, or none.
+    /// Removes the requests with these ids: all of them, or none on an error.
     ///
     /// # Errors
-    /// The id of one that does not wait, or comes twice.
+    /// Returns the id of a request that is not waiting or that occurs twice.
     pub fn remove(&mut self, ids: impl Iterator<Item = u64> + Clone) -> Result<(), u64> {
         for (nth, id) in ids.clone().enumerate() {
             let Some(at) = self.queue().place(id) else {
-                // Those before it are put back.
+                // Put back the requests removed so far.
                 for id in ids.take(nth) {
                     self.put_back(id);
                 }
@@ -193,7 +194,7 @@ impl Arrivals {
             self.tokens -= u64::from(self.all[at].tokens);
         }
         self.head = free(&self.gone.0, self.head).min(self.all.len());
-        // Each that went pays for a third of one that is moved.
+        // Compaction takes amortized constant time: at least three requests have left for each one that is moved.
         if self.all.len() > 4096 && self.n < self.all.len() / 4 {
             let mut at = 0;
             self.all.retain(|_| {
@@ -217,14 +218,14 @@ impl Arrivals {
     }
 }
 
-/// Requests by deadline, of which the soonest is taken again and again while others come. Those that come in order, as they do where
-/// each has the same time, are kept in it. The others are a heap of eight children a node, whose deadlines lie in one line of the
-/// cache: a step down reads them without a branch.
+/// Priority queue of requests by deadline, optimized for taking the earliest repeatedly while others arrive. Requests that arrive
+/// in order of deadline, as they do if all have the same time limit, are kept in a FIFO queue. All others go into an 8-ary heap.
+/// The deadlines of the eight children of a node are contiguous, so a step down the heap reads one cache line without branching.
 #[derive(Debug, Default)]
 pub(super) struct Soonest {
     in_order: VecDeque<(Micros, u64)>,
     deadlines: Vec<Micros>,
-    /// Of the deadlines, place by place.
+    /// Request ids, parallel to `deadlines`.
     ids: Vec<u64>,
 }
 
@@ -242,7 +243,7 @@ impl Soonest {
         self.insert(deadline, id);
     }
 
-    /// Into the heap.
+    /// Inserts into the heap.
     fn insert(&mut self, deadline: Micros, id: u64) {
         self.deadlines.push(deadline);
         self.ids.push(id);
@@ -257,7 +258,7 @@ impl Soonest {
         self.in_order.len() + self.ids.len()
     }
 
-    /// Keeps those for which this holds.
+    /// Keeps the requests for which `stays` returns true.
     pub fn retain(&mut self, stays: impl Fn(u64) -> bool) {
         self.in_order.retain(|&(_, id)| stays(id));
         let deadlines = std::mem::take(&mut self.deadlines);
@@ -269,7 +270,7 @@ impl Soonest {
         }
     }
 
-    /// The soonest deadline and its request.
+    /// Returns the earliest deadline and its request.
     pub fn peek(&self) -> Option<(Micros, u64)> {
         match self.is_top() {
             true => self
@@ -290,7 +291,7 @@ impl Soonest {
         soonest
     }
 
-    /// Whether the soonest is that of the heap.
+    /// Returns whether the earliest deadline is at the top of the heap.
     fn is_top(&self) -> bool {
         let top = self.deadlines.first().zip(self.ids.first());
         match (top, self.in_order.front()) {
@@ -307,7 +308,7 @@ impl Soonest {
         if n == 0 {
             return;
         }
-        // The place of the first goes down to a leaf, and the last comes up from there: it belongs far below, mostly.
+        // Move the hole at the root down to a leaf and insert the last element there: it usually belongs near the bottom.
         let mut at = 0;
         while at * CHILDREN + 1 < n {
             let first = at * CHILDREN + 1;
@@ -324,7 +325,7 @@ impl Soonest {
         self.raise(at, deadline, id);
     }
 
-    /// Puts one at a place that is free, or above it.
+    /// Inserts an element at the free position `at` or at one of its ancestors.
     fn raise(&mut self, mut at: usize, deadline: Micros, id: u64) {
         while at > 0 && self.deadlines[(at - 1) / CHILDREN] > deadline {
             let above = (at - 1) / CHILDREN;
@@ -335,18 +336,19 @@ impl Soonest {
     }
 }
 
-/// The requests of a batch by row: with [`Layout::Packed`](super::Layout::Packed) and [`Layout::Padded`](super::Layout::Padded) one
-/// in each, with [`Layout::Rows`](super::Layout::Rows) those of a slot, `length / slot` slots a row.
+/// Requests of a batch, by row. With [`Layout::Packed`](super::Layout::Packed) and [`Layout::Padded`](super::Layout::Padded) each
+/// row has one request. With [`Layout::Rows`](super::Layout::Rows) each row here is one slot, and every `length / slot` slots
+/// form a row of the layout.
 #[derive(Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(from = "Vec<Vec<u64>>", into = "Vec<Vec<u64>>")]
 pub struct Rows {
     ids: Vec<u64>,
-    /// Where each row ends; empty where each has one request.
+    /// End of each row in `ids`; empty if every row has one request.
     ends: Vec<usize>,
 }
 
 impl Rows {
-    /// One request in each row.
+    /// Creates rows of one request each.
     pub fn of_one(ids: Vec<u64>) -> Self {
         Self {
             ids,
@@ -354,7 +356,7 @@ impl Rows {
         }
     }
 
-    /// How many there are.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         match self.ends.is_empty() {
             true => self.ids.len(),
@@ -362,17 +364,17 @@ impl Rows {
         }
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The requests of all rows.
+    /// Requests of all rows.
     pub fn ids(&self) -> &[u64] {
         &self.ids
     }
 
-    /// The requests of each row.
+    /// Iterates over the requests of each row.
     pub fn iter(&self) -> impl Iterator<Item = &[u64]> {
         (0..self.len()).map(|at| match self.ends.get(at) {
             None => &self.ids[at..=at],
@@ -428,7 +430,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_soonest_of_what_is_left_is_taken_each_time(
+        fn the_earliest_remaining_deadline_is_taken_each_time(
             steps in prop::collection::vec((prop::collection::vec(0_u64..1000, 0..90), 0_usize..70), 1..60),
         ) {
             let (mut soonest, mut heap) = (Soonest::default(), std::collections::BinaryHeap::new());
@@ -453,7 +455,7 @@ mod tests {
         }
 
         #[test]
-        fn a_queue_is_the_list_of_those_that_have_not_gone(
+        fn a_queue_contains_exactly_the_waiting_requests(
             steps in prop::collection::vec((0_usize..3000, prop::collection::vec(any::<prop::sample::Index>(), 0..900)), 1..12),
             gap in 1_u64..3,
         ) {
@@ -471,7 +473,7 @@ mod tests {
                         gone.push(list.remove(at.index(list.len())).id);
                     }
                 }
-                // A list with a request that does not wait changes nothing.
+                // A list with a request that is not waiting changes nothing.
                 let before = arrivals.queue().len();
                 let wrong = gone.iter().chain(gone.first()).copied().chain([u64::MAX]);
                 prop_assert!(arrivals.remove(wrong).is_err());
@@ -485,14 +487,14 @@ mod tests {
                 prop_assert!(gone.iter().all(|&id| queue.get(id).is_none()));
                 prop_assert!(list.iter().all(|w| queue.get(w.id) == Some(w)));
                 let middle = list.get(list.len() / 2).map(|w| w.id);
-                let behind = list.iter().filter(|w| middle.is_none_or(|id| w.id > id));
-                prop_assert!(queue.behind(middle).eq(behind));
+                let later = list.iter().filter(|w| middle.is_none_or(|id| w.id > id));
+                prop_assert!(queue.after(middle).eq(later));
             }
         }
     }
 
     #[test]
-    fn rows_are_written_as_lists_of_lists_and_read_as_they_were() {
+    fn rows_serialize_as_lists_of_lists_and_round_trip() {
         for rows in [
             vec![],
             vec![vec![3], vec![1]],

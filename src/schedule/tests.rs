@@ -1,11 +1,11 @@
-//! What every scheduler promises, and what the papers' algorithms say of theirs.
+//! Properties of every scheduler, and the claims of the papers about theirs.
 
 mod papers;
 mod properties;
 
 use super::*;
 
-/// So many microseconds a batch, a token and a million pairs.
+/// Linear costs: microseconds per batch, per token and per million pairs.
 pub(super) struct Straight {
     pub batch: u64,
     pub token: u64,
@@ -57,7 +57,7 @@ pub(super) fn lane() -> Lane {
 }
 
 #[test]
-fn an_unknown_scheduler_is_told_with_the_nearest_name_and_bad_settings_by_name() {
+fn an_unknown_scheduler_error_suggests_the_nearest_name_and_bad_settings_are_named() {
     let error = |name: &str, settings: &Settings| match scheduler(name, settings) {
         Ok(_) => "none".to_owned(),
         Err(error) => error.to_string(),
@@ -74,7 +74,7 @@ fn an_unknown_scheduler_is_told_with_the_nearest_name_and_bad_settings_by_name()
 }
 
 #[test]
-fn a_table_of_costs_is_linear_between_its_points_and_in_proportion_beyond() {
+fn a_cost_table_interpolates_linearly_and_extrapolates_in_proportion() {
     let grid = Grid {
         x: vec![64.0, 1024.0],
         y: vec![16.0, 128.0],
@@ -126,8 +126,8 @@ fn a_damaged_table_of_costs_is_told_by_the_field_that_is_wrong() {
 }
 
 #[test]
-fn a_desk_keeps_the_rest_in_order_wherever_requests_are_taken_from() {
-    /// Runs the requests that it is told to.
+fn a_desk_keeps_the_remaining_requests_in_order() {
+    /// Runs the given requests.
     struct These(Vec<u64>);
     impl Scheduler for These {
         fn decide(&mut self, _: &View<'_>) -> Decision {

@@ -1,4 +1,4 @@
-//! One operator of a description to those of the graph.
+//! Converts an operator of a description to operators of the graph.
 
 use std::ops::Range;
 
@@ -173,7 +173,7 @@ impl Builder<'_> {
                 let width = self.width(&full, "cache", x, place)?;
                 let mut names = values.names_of(name)?.into_iter();
                 let (name, rest) = (names.next().unwrap_or_default(), names.next());
-                // Inference refuses what does not divide.
+                // Shape inference rejects widths that do not divide evenly.
                 let head = (width / u64::from(heads.max(1))) as u32;
                 let own = (self.part, heads, head);
                 if rest.is_some() || self.caches.insert(name.clone(), own).is_some() {
@@ -183,7 +183,7 @@ impl Builder<'_> {
                     };
                     let error = self.file.error(problem, place, "again here");
                     return Err(error.help(
-                        "each `cache` has one name of its own; an index such as `{i}` may be missing in it",
+                        "each `cache` has a unique name; an index such as `{i}` may be missing in it",
                     ));
                 }
                 let op = Op::Cache {
@@ -275,7 +275,7 @@ impl Builder<'_> {
                 let (start, width) = (values.offset(from)?, values.size(width)?);
                 (Op::SliceColumns { start, width }, vec![self.value(x)?])
             }
-            // Its name in the graph is that of the value.
+            // The node keeps the name of the original value.
             Operator::Same { x } => return self.value(x),
             Operator::FirstToken { x } => (Op::FirstToken, vec![self.value(x)?]),
             Operator::MeanPool { x } => (Op::MeanPool, vec![self.value(x)?]),
@@ -297,7 +297,7 @@ impl Builder<'_> {
             }
             Operator::LogProbability { x } => {
                 let x = self.value(x)?;
-                // Ids pick columns of the logits.
+                // Token ids select columns of the logits.
                 let width = self.width(&full, "log_probability", x, place)?;
                 let ids = u32::try_from(width).unwrap_or(u32::MAX);
                 self.ids_below(Meta::TokenIds, ids, 0, place)?;
@@ -320,7 +320,7 @@ impl Builder<'_> {
         self.add(full, op, &operands, place)
     }
 
-    /// Limits sequences to `max_position_embeddings` of config.json: a bias by distance has no table of positions that would.
+    /// Limits sequences to `max_position_embeddings` of config.json. A position bias has no table that would limit them.
     fn limit_positions(&mut self, place: &Range<usize>) -> Result<(), ModelError> {
         match self.values.positions(place)? {
             Some(positions) => self.ids_below(Meta::Positions, positions, 0, place),
@@ -328,7 +328,7 @@ impl Builder<'_> {
         }
     }
 
-    /// What is added to these scores, and the weight that it is computed from.
+    /// Returns the bias of these scores, and the weight that it is computed from.
     fn bias(
         &mut self,
         bias: &syntax::ByDistance,
@@ -336,7 +336,7 @@ impl Builder<'_> {
         place: &Range<usize>,
     ) -> Result<(Bias, NodeId), ModelError> {
         self.limit_positions(place)?;
-        // Of what is no scores inference says so, whatever the bias.
+        // If the operand is not scores, shape inference reports that, whatever the bias.
         let heads = self.graph.shape(scores).0.first();
         let heads = heads.and_then(Size::as_constant).unwrap_or(1);
         match bias {
@@ -378,7 +378,7 @@ impl Builder<'_> {
         }
     }
 
-    /// A read of the cache that an earlier part added to.
+    /// Reads a cache that an earlier part appended to.
     fn remembered(&self, pattern: &At<Pattern>, heads: u32, width: u32) -> Result<Op, ModelError> {
         let name = self.values.names_of(pattern)?.into_iter().next();
         let name = name.unwrap_or_default();
@@ -395,7 +395,7 @@ impl Builder<'_> {
             let error = self
                 .file
                 .error(problem, &pattern.span, "this part adds to it");
-            return Err(error.help("read the value of the `cache` that has `x`; without `x` it is what another part left"));
+            return Err(error.help("use the value of the `cache` with `x`; a `cache` without `x` reads what another part stored"));
         }
         let kept = u64::from(kept_heads) * u64::from(kept_head);
         if heads != kept_heads || u64::from(width) != kept {
@@ -413,7 +413,7 @@ impl Builder<'_> {
         })
     }
 
-    /// Products of attention: `q · kᵀ`, and probabilities times `v`.
+    /// Selects the matrix product of attention: `q · kᵀ`, or probabilities times `v`.
     fn matmul(&self, operands: &[NodeId], transpose_b: bool) -> Option<Op> {
         let &[a, b] = operands else { return None };
         let (a, b) = (self.graph.shape(a), self.graph.shape(b));
@@ -477,7 +477,7 @@ impl Builder<'_> {
     }
 }
 
-/// `[heads, tokens, head]`.
+/// Number of heads and head size of a shape `[heads, tokens, head]`.
 fn headed(shape: &Shape) -> Option<(u32, u32)> {
     let [heads, tokens, head] = shape.0.as_slice() else {
         return None;

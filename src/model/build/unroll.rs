@@ -1,4 +1,4 @@
-//! Statements one after another: loops unrolled, one body of two taken.
+//! Builds statements in order. Loops are unrolled, and one body of a `When` is taken.
 
 use std::collections::HashMap;
 
@@ -11,11 +11,11 @@ use crate::{
     },
 };
 
-/// A model of 24 layers has about 700 values; the limit bounds the time that building takes.
+/// Maximum number of values. A model of 24 layers has about 700; the limit bounds the time to build a graph.
 const MAX_VALUES: u64 = 20_000;
 
 impl<'a> Builder<'a> {
-    /// The most values after unrolling, found without unrolling: of two bodies, both count.
+    /// Upper bound on the number of values after unrolling, computed without unrolling. Both bodies of a `When` count.
     pub(super) fn size_of<'b>(
         &self,
         body: impl IntoIterator<Item = &'b Statement>,
@@ -81,7 +81,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// The body that is taken. Of its own names those that the other one gives too go on to what follows.
+    /// Builds the body that is taken. Names that both bodies define stay visible to later statements.
     fn when(&mut self, when: &'a When) -> Result<(), ModelError> {
         let (body, expect) = match self.values.holds(&when.test)? {
             true => (&when.body, &when.expect),
@@ -105,7 +105,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Whether an embedding reads the token ids.
+/// Returns whether an embedding reads the token ids.
 pub(super) fn reads_tokens(body: &[Statement]) -> bool {
     let mut open = vec![body];
     while let Some(body) = open.pop() {

@@ -1,4 +1,4 @@
-//! `linear(x: …, …)` and the other operators.
+//! Decodes operators such as `linear(x: …, …)`.
 
 use super::{each, expression, one_or_more, plain, word};
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// The primitive operators.
+/// Names of the primitive operators.
 pub(super) const OPERATORS: [&str; 33] = [
     "embedding",
     "linear",
@@ -48,7 +48,7 @@ pub(super) const OPERATORS: [&str; 33] = [
     "relative_scores",
 ];
 
-/// The table of an embedding: `table`, or `sinusoid` for one that is computed.
+/// Decodes the table of an embedding: `table`, or `sinusoid` for a computed one.
 fn table<'a>(r: Reader<'a>, args: &Args<'a>) -> Decoded<Table> {
     let Some(piece) = args.optional("sinusoid") else {
         return Ok(Table::Stored(pattern(r, args.required(r, "table")?)?));
@@ -64,7 +64,7 @@ fn table<'a>(r: Reader<'a>, args: &Args<'a>) -> Decoded<Table> {
     }
 }
 
-/// What `softmax` adds to scores.
+/// Decodes the position bias of `softmax`.
 fn bias<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<ByDistance> {
     if piece.text == "alibi" {
         return Ok(ByDistance::Alibi);
@@ -339,14 +339,14 @@ fn pattern<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Pattern>> {
     Ok(At::new(Pattern(spellings), piece.span()))
 }
 
-/// A name with indices in braces.
+/// Decodes a name with indices in braces.
 pub(super) fn spelling<'a>(
     r: Reader<'a>,
     what: &'static str,
     piece: Piece<'a>,
 ) -> Decoded<At<Spelling>> {
     let name = r.string(what, piece)?;
-    // Places inside braces are those of the file; without braces there is none to tell.
+    // Positions inside braces refer to the file. Without braces none are needed.
     let start = match name.value.contains(['{', '}']) {
         true => plain(r, what, what, piece)?.1,
         false => piece.span().start,

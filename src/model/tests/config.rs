@@ -1,11 +1,11 @@
-//! Errors of config.json, and of sizes.
+//! Errors in config.json and in sizes.
 
 use serde_json::{Value, json};
 
 use super::{build, changed, parse, refused, tiny_config};
 use crate::{graph::Op, model::Description};
 
-/// The small description on a config.json with one key changed; null takes the key away.
+/// The small description with one key of config.json changed; null removes the key.
 fn with(key: &str, value: Value) -> String {
     let mut config = tiny_config();
     config[key] = value;
@@ -69,7 +69,7 @@ refuses! {
         refused(build(&changed("rows: \"vocab\"", "rows: \"vocab\", offset: \"vocab\"")));
 }
 
-/// The shipped description on a config.json with these keys changed.
+/// The shipped description with these keys of config.json changed.
 fn bert(changes: Value, outputs: Option<&[&str]>) -> String {
     refused(bert_model(changes, outputs))
 }
@@ -91,7 +91,7 @@ fn bert_model(
 }
 
 #[test]
-fn an_untied_decoder_has_weights_of_its_own() {
+fn an_untied_decoder_has_its_own_weights() {
     let text = |tied: Value| {
         let config = json!({"tie_word_embeddings": tied});
         let model = bert_model(config, Some(&["mlm_logits"])).expect("both are described");
@@ -104,7 +104,7 @@ fn an_untied_decoder_has_weights_of_its_own() {
 }
 
 #[test]
-fn numbers_of_any_size_are_shown_in_a_few_digits() {
+fn numbers_of_any_size_are_shown_with_few_digits() {
     let text = |eps: f64| {
         let error = bert_model(json!({"layer_norm_eps": eps}), None).expect_err("it is refused");
         error.problem().to_string()
@@ -118,7 +118,7 @@ fn numbers_of_any_size_are_shown_in_a_few_digits() {
 }
 
 #[test]
-fn labels_are_counted_where_config_names_them() {
+fn labels_are_counted_if_config_names_them() {
     let labels = |changes| {
         let model = bert_model(changes, Some(&["sequence_logits"]));
         model.map(|m| m.dims["labels"]).ok()
@@ -130,13 +130,13 @@ fn labels_are_counted_where_config_names_them() {
 }
 
 #[test]
-fn what_no_asked_output_reads_may_be_missing() {
+fn keys_that_no_requested_output_reads_may_be_missing() {
     let model = bert_model(json!({"id2label": 3}), None).expect("labels are not read");
     assert!(!model.dims.contains_key("labels"));
 }
 
 #[test]
-fn keys_inside_others_are_read() {
+fn nested_keys_are_read() {
     let source = changed("Key(\"hidden_size\")", "Key(\"text_config.hidden_size\")");
     let build = |config| parse(&source).and_then(|d| d.build(&config, None));
     let mut config = tiny_config();
@@ -151,7 +151,7 @@ fn keys_inside_others_are_read() {
 }
 
 #[test]
-fn a_repeat_of_zero_is_none() {
+fn a_repeat_of_zero_iterations_is_empty() {
     let mut config = tiny_config();
     config["num_hidden_layers"] = json!(0);
     let description = parse(super::TINY).expect("nothing is wrong with it");
@@ -160,7 +160,7 @@ fn a_repeat_of_zero_is_none() {
 }
 
 #[test]
-fn activations_go_by_their_published_names() {
+fn activations_have_their_published_names() {
     for (name, op) in [
         ("gelu", "gelu"),
         ("gelu_new", "gelu_tanh"),
@@ -179,7 +179,7 @@ fn activations_go_by_their_published_names() {
 }
 
 #[test]
-fn a_key_with_an_index_decides_and_a_condition_where_it_is_absent() {
+fn a_key_with_an_index_selects_a_body_and_an_absent_one_uses_the_condition() {
     let source = changed(
         "            Let(\"x\", add(a: \"x\", b: \"y\"))",
         "            When(key: \"kinds.{i}\", is: \"far\", absent: \"i == 0\",
@@ -202,7 +202,7 @@ fn a_key_with_an_index_decides_and_a_condition_where_it_is_absent() {
     assert_eq!(kinds(json!(["near", "far"])), ["near", "far"]);
     assert_eq!(kinds(json!(["far", "far"])), ["far", "far"]);
     assert_eq!(kinds(Value::Null), ["far", "near"]);
-    // A list that is too short says nothing of later layers.
+    // A list that is too short does not affect later layers.
     assert_eq!(kinds(json!(["near"])), ["near", "near"]);
 }
 
@@ -290,7 +290,7 @@ fn frequencies_that_depend_on_the_length_limit_it() {
     config["rope_scaling"] = json!({"rope_type": "dynamic", "factor": 4.0});
     config["max_position_embeddings"] = json!("many");
     insta::assert_snapshot!(refused(model(config)));
-    // A description may say it too, and the least counts.
+    // A description may set a limit too, and the lowest one applies.
     let limited = source.replace(
         "\"rope_scaling\")",
         "\"rope_scaling\", longest: \"8 * hidden\")",
@@ -311,7 +311,7 @@ fn frequencies_that_depend_on_the_length_limit_it() {
 }
 
 #[test]
-fn sequences_are_limited_to_the_positions_of_config_json_as_its_scaling_stretches_them() {
+fn sequences_are_limited_to_the_scaled_positions_of_config_json() {
     let source = changed(
         r#"add(a: "x", b: "y")"#,
         r#"rotary(x: "y", heads: 2, width: 4, theta: 10000, scaling: "rope_scaling")"#,
@@ -337,7 +337,7 @@ fn sequences_are_limited_to_the_positions_of_config_json_as_its_scaling_stretche
     assert_eq!(limit(json!({"type": "ntk", "factor": 2.0})), Some(100));
     let dynamic = json!({"rope_type": "dynamic", "factor": 4.0});
     assert_eq!(limit(dynamic), Some(100));
-    // Values that are no number of positions are named.
+    // Values that are not a number of positions are reported.
     let mut config = tiny_config();
     config["max_position_embeddings"] = json!(0);
     let error = refused(description.build(&config, None));

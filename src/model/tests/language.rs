@@ -1,4 +1,4 @@
-//! Errors of the language itself: syntax, words, names.
+//! Errors in the language: syntax, words and names.
 
 use super::{TINY, build, changed, parse, refused};
 
@@ -112,7 +112,7 @@ refuses! {
 }
 
 #[test]
-fn comments_and_trailing_commas_may_stand_anywhere() {
+fn comments_and_trailing_commas_are_allowed_anywhere() {
     let commented = TINY
         .replace("(ids", "( /* table */ ids")
         .replace("body: [", "// the layers\n body: [ // body\n")
@@ -123,7 +123,7 @@ fn comments_and_trailing_commas_may_stand_anywhere() {
 }
 
 #[test]
-fn repeats_nest_as_deeply_as_ron_does() {
+fn repeats_nest_as_deeply_as_ron_allows() {
     let nested = |depth: usize| {
         let open: String = (0..depth)
             .map(|k| format!("Repeat(times: 1, index: \"i{k}\", body: ["))
@@ -149,12 +149,12 @@ fn an_error_after_other_alphabets_points_at_the_right_word() {
 }
 
 #[test]
-fn a_when_takes_one_body_and_both_may_name_a_value() {
+fn a_when_builds_one_body_and_both_may_define_a_value() {
     let with = |statement: &str| {
         let add = "Let(\"x\", add(a: \"x\", b: \"y\"))";
         build(&changed(add, &format!("{statement},\n{add}"))).map(|m| m.graph.text())
     };
-    // By the layer, by a size, by a key; the name goes on to what follows.
+    // The condition depends on the layer, a size or a key. The name stays visible afterwards.
     let text = with(
         r#"When(holds: "i + 1 < layers", body: [Let("z", relu(x: "y"))], otherwise: [Let("z", tanh(x: "y"))]),
            Let("w", add(a: "z", b: "x")), Let("x2", relu(x: "w")), When(holds: "hidden == 8", name: "wide", body: [Let("x", add(a: "x", b: "w"))])"#,
@@ -184,7 +184,7 @@ fn a_when_takes_one_body_and_both_may_name_a_value() {
 }
 
 #[test]
-fn loops_start_where_they_are_told_and_names_of_weights_have_arithmetic() {
+fn loops_have_a_start_index_and_weight_names_have_arithmetic() {
     let source = changed(
         "times: \"layers\"",
         "times: \"layers\", from: \"layers / 2\"",
@@ -203,7 +203,7 @@ fn loops_start_where_they_are_told_and_names_of_weights_have_arithmetic() {
 }
 
 #[test]
-fn weights_have_other_names() {
+fn weights_have_alternative_names() {
     let source = changed(
         "\"layers.{i}.weight\"",
         "[\"layers.{i}.weight\", \"h.{2 * i}.w\"]",
@@ -234,7 +234,7 @@ fn numbers_may_be_negative() {
 }
 
 #[test]
-fn bodies_inside_bodies_take_no_time_without_end() {
+fn nested_bodies_are_checked_in_bounded_time() {
     let mut body = "Let(\"z\", relu(x: \"y\"))".to_owned();
     for _ in 0..24 {
         body = format!(

@@ -1,11 +1,11 @@
-//! Descriptions that are small enough to be read but ask for more than they should get.
+//! Short descriptions that request excessive time or memory.
 
 use super::super::error::suggest;
 use super::{TINY, build, changed, parse, refused};
 
 #[test]
-fn a_wrong_name_of_any_length_is_compared_with_none_of_any_length() {
-    // The distance of two names of this length takes minutes.
+fn long_names_are_not_compared_for_suggestions() {
+    // The distance between two names of this length takes minutes to compute.
     let (name, known) = ("a".repeat(100_000), "b".repeat(100_000));
     assert!(suggest(&name, [known.as_str()]).starts_with("there is `b"));
     assert!(suggest("a", [known.as_str()]).starts_with("there is `b"));
@@ -16,7 +16,7 @@ fn a_wrong_name_of_any_length_is_compared_with_none_of_any_length() {
 }
 
 #[test]
-fn names_of_values_are_short_since_every_iteration_has_its_own() {
+fn value_names_have_a_maximum_length() {
     let long = "a".repeat(65);
     let source = TINY.replace("name: \"layer\"", &format!("name: \"{long}\""));
     assert!(refused(build(&source)).contains("at most 64 characters"));
@@ -25,19 +25,19 @@ fn names_of_values_are_short_since_every_iteration_has_its_own() {
 }
 
 #[test]
-fn names_of_weights_are_short_since_every_iteration_has_its_own() {
+fn weight_names_have_a_maximum_length() {
     let long = "a".repeat(250);
     let source = changed("layers.{i}.weight", &format!("layers.{{i}}.{long}"));
     assert!(refused(build(&source)).contains("at most 256 bytes"));
 }
 
 #[test]
-fn lines_are_short_since_errors_show_them_with_a_mark_below() {
+fn lines_have_a_maximum_length() {
     for filling in ["a", "\t", "長"] {
         let comment = format!("/*{}*/", filling.repeat(70_000 / filling.len()));
         let source = changed("dims:", &format!("{comment} dums:"));
         assert!(refused(parse(&source)).contains("line 3 has"), "{filling}");
-        // As wide as a line may be, the mark fits.
+        // The marker fits on a line of the maximum length.
         let comment = format!("/*{}*/", filling.repeat(8_000 / filling.len()));
         let source = changed("dims:", &format!("{comment} dums:"));
         assert!(refused(parse(&source)).contains("dums"), "{filling}");
@@ -66,18 +66,18 @@ fn raw_control_characters_are_refused_without_being_shown() {
     }
     let text = refused(parse(&changed("dims:", "/*ä\u{1b}[2J*/ dims:")));
     insta::assert_snapshot!(text, @r"
-    × line 3, column 8 has the raw control character U+001B; leave it out, or write it as an escape
-    │ in a string
+    × line 3, column 8 has the raw control character U+001B; remove it, or write it as an escape in
+    │ a string
     ");
-    // As an escape it may be in a weight's name, and lines end either way.
+    // A weight name may contain the character as an escape, and both line endings are accepted.
     let escaped = changed("table: \"table\"", "table: \"ta\\u{1b}ble\"");
     assert!(parse(&escaped).is_ok());
     assert!(parse(&TINY.replace('\n', "\r\n")).is_ok());
 }
 
-/// Numbers that no shape of a checkpoint limits, and that decide how much memory a model takes.
+/// Numbers that no checkpoint shape limits and that determine the memory of a model.
 #[test]
-fn numbers_of_config_json_that_size_computed_tables_have_a_range() {
+fn numbers_that_determine_the_size_of_computed_tables_have_a_range() {
     let config = |more: serde_json::Value| {
         let mut config = serde_json::json!({
             "vocab_size": 30, "hidden_size": 16, "d_model": 16, "num_attention_heads": 2, "num_heads": 2, "num_hidden_layers": 1,
@@ -124,7 +124,7 @@ fn numbers_of_config_json_that_size_computed_tables_have_a_range() {
     ] {
         let mut more = serde_json::Map::new();
         more.insert(key.to_owned(), number.into());
-        // Lines are broken to the width of a terminal.
+        // Lines are wrapped to the width of a terminal.
         let text = refused(model, more.into());
         let words = text.split_whitespace().filter(|word| *word != "│");
         let text = words.collect::<Vec<_>>().join(" ");
@@ -132,7 +132,7 @@ fn numbers_of_config_json_that_size_computed_tables_have_a_range() {
         let names_key = text.contains(&format!("`{key}` of config.json"));
         assert!(names_key || key == "num_hidden_layers", "{text}");
     }
-    // All others are refused, or cost no more than their digits.
+    // All other numbers are rejected, or cost no more than their digits.
     let numbers = [
         "vocab_size",
         "hidden_size",
@@ -194,6 +194,6 @@ fn thousands_of_expectations_are_counted_at_once() {
     let source = source.replace("\"layers\": Key(\"num_hidden_layers\"),", "");
     let model = build(&source).expect("nothing is wrong with it");
     assert_eq!(model.expectations.len(), 24_000);
-    // Counted one by one, they are half a billion visits of nodes.
+    // Counted one by one, these would be half a billion node visits.
     model.check_expectations(&model.graph).expect("they hold");
 }

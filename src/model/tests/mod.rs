@@ -1,4 +1,4 @@
-//! Descriptions that are wrong, and what is said about them; the shipped ones; damaged ones.
+//! Tests of wrong descriptions and their errors, of the shipped descriptions and of damaged ones.
 
 mod config;
 mod language;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::{Description, Model, ModelError};
 
-/// A small description that is right; the tests change one thing in it.
+/// A small valid description. The tests change one thing in it.
 const TINY: &str = r#"Model(
     name: "tiny",
     dims: {
@@ -37,7 +37,7 @@ fn tiny_config() -> Value {
     json!({"vocab_size": 10, "hidden_size": 8, "num_hidden_layers": 2})
 }
 
-/// [`TINY`] with `from`, which stands in it once, replaced.
+/// [`TINY`] with `from`, which occurs in it once, replaced.
 fn changed(from: &str, to: &str) -> String {
     assert_eq!(TINY.matches(from).count(), 1, "`{from}` stands once");
     TINY.replace(from, to)
@@ -51,7 +51,7 @@ fn build(source: &str) -> Result<Model, ModelError> {
     parse(source)?.build(&tiny_config(), None)
 }
 
-/// All that a user sees of an error, without colours.
+/// The complete error message as shown to a user, without colours.
 fn shown(error: &ModelError) -> String {
     let mut text = String::new();
     GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor())
@@ -61,7 +61,7 @@ fn shown(error: &ModelError) -> String {
     text
 }
 
-/// The text of the error that must come.
+/// Text of the expected error.
 fn refused<T>(result: Result<T, ModelError>) -> String {
     match result {
         Ok(_) => panic!("accepted what is wrong"),
@@ -70,7 +70,7 @@ fn refused<T>(result: Result<T, ModelError>) -> String {
 }
 
 #[test]
-fn the_small_description_is_right() {
+fn the_small_description_is_valid() {
     let model = build(TINY).expect("nothing is wrong with it");
     insta::assert_snapshot!(model.graph.text(), @r"
     token_ids = input(TokenIds) : [tokens]

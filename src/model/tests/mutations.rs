@@ -1,11 +1,11 @@
-//! Damaged descriptions and configs: any result will do, but no panic and no endless run.
+//! Damaged descriptions and configs must not cause a panic or an endless run. Any result is accepted.
 
 use proptest::{prelude::*, test_runner::Config};
 use serde_json::{Value, json};
 
 use crate::model::Description;
 
-/// What a mutation writes: pieces that mean something to the language, and some that do not.
+/// Texts that a mutation inserts. Some have a meaning in the language.
 const PIECES: [&str; 40] = [
     "(",
     ")",
@@ -97,7 +97,7 @@ fn mutation() -> impl Strategy<Value = Mutation> {
     ]
 }
 
-/// Reads and, if that works, builds; an error must render.
+/// Parses and, if that succeeds, builds. An error must render.
 fn survives(source: &str, config: &Value) {
     let result = Description::parse("damaged.ron", source).and_then(|d| d.build(config, None));
     if let Err(error) = result {

@@ -1,8 +1,8 @@
-//! Descriptions in parts, and the caches in which they meet.
+//! Descriptions with several parts, and the caches that connect them.
 
 use super::{parse, refused};
 
-/// An encoder and a decoder of one layer without weights of their own.
+/// An encoder and a decoder of one layer without their own weights.
 const TINY: &str = r#"Model(
     name: "tiny",
     dims: {"vocab": 10, "hidden": 8},

@@ -1,4 +1,4 @@
-//! Errors of shapes, and of what the passes must make of a graph.
+//! Errors in shapes and in expectations after the passes.
 
 use super::{TINY, build, changed, refused};
 use crate::{
@@ -21,12 +21,12 @@ macro_rules! refuses {
     )*};
 }
 
-/// In the place of the second statement of the small description's loop.
+/// The small description with the second statement of its loop replaced.
 fn last(op: &str) -> String {
     changed(r#"add(a: "x", b: "y")"#, op)
 }
 
-/// The small description, whose value is attention with a softmax of these further fields.
+/// The small description with attention, whose softmax has these additional fields.
 fn attending(fields: &str) -> String {
     let statements = format!(
         r#"        Let("h", split_heads(x: "x", heads: 2)),
@@ -41,7 +41,7 @@ fn attending(fields: &str) -> String {
 }
 
 #[test]
-fn distances_count_where_a_softmax_says_so() {
+fn a_softmax_has_an_optional_window_and_bias() {
     let fields = r#", causal: true, window: "4 - 1", bias: relative_bias(table: "biases", buckets: 8, reach: 20, bidirectional: true)"#;
     let graph = build(&attending(fields)).expect("it is right").graph.text();
     let line = "p = softmax(scale=1, causal, window=3, bias up to 20) s @biases : [2, pairs]";
@@ -114,7 +114,7 @@ refuses! {
 }
 
 #[test]
-fn weights_read_twice_are_one_node() {
+fn a_weight_read_twice_is_one_node() {
     let shared = TINY.replace("layers.{i}.weight", "shared");
     let model = build(&shared).expect("sharing is allowed");
     let weights = model.graph.topological().into_iter().filter(

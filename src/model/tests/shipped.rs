@@ -1,4 +1,4 @@
-//! The descriptions that come with the crate.
+//! Tests of the shipped descriptions.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::{
     model::{Description, Model},
 };
 
-/// Small sizes, under the keys of all families.
+/// Small sizes under the keys of all model families.
 fn config() -> Value {
     json!({
         "vocab_size": 1003, "max_position_embeddings": 40, "type_vocab_size": 2,
@@ -21,17 +21,17 @@ fn config() -> Value {
     })
 }
 
-/// Descriptions of models that write: their prefix of weight names, and the launches of a layer.
+/// Descriptions of decoder-only models: name, prefix of weight names, and launches per layer.
 const WRITERS: [(&str, &str, usize); 3] = [
     ("gpt2", "transformer.", 7),
     ("llama", "model.", 10),
     ("qwen3", "model.", 12),
 ];
 
-/// Descriptions of models that write from a source.
+/// Descriptions of encoder-decoder models.
 const TRANSLATORS: [&str; 6] = ["marian", "bart", "mbart", "m2m_100", "t5", "vae"];
 
-/// Descriptions whose prefixes of weight names are not told by what they are.
+/// Descriptions whose weight name prefixes do not follow from their names.
 const PREFIXES: [(&str, &[&str]); 10] = [
     ("vae", &[""]),
     ("t5", &[""]),
@@ -45,7 +45,7 @@ const PREFIXES: [(&str, &[&str]); 10] = [
     ("clip_text", &["", "text_model."]),
 ];
 
-/// Descriptions whose layers are other launches than most: those of the first two.
+/// Descriptions whose layers differ from the usual launches: counts of the first two layers.
 const OTHER_LAYERS: [(&str, [usize; 2]); 7] = [
     ("nomic_bert", [10, 10]),
     ("modernbert", [9, 10]),
@@ -56,7 +56,7 @@ const OTHER_LAYERS: [(&str, [usize; 2]); 7] = [
     ("t5", [7, 7]),
 ];
 
-/// Keys that descriptions have different values for.
+/// Keys for which descriptions require different values.
 const OWN_VALUES: [(&str, &str, &str); 1] = [("nomic_bert", "activation_function", "swiglu")];
 
 fn build(name: &str, config: &Value, outputs: Option<&[&str]>) -> Model {
@@ -76,7 +76,7 @@ fn build(name: &str, config: &Value, outputs: Option<&[&str]>) -> Model {
 }
 
 #[test]
-fn shipped_models_are_these_graphs() {
+fn shipped_models_match_their_snapshots() {
     for name in Description::shipped_names() {
         let all = Description::shipped(name)
             .expect("it is shipped")
@@ -98,7 +98,7 @@ fn shipped_models_are_these_graphs() {
 }
 
 #[test]
-fn parts_share_weights_and_meet_in_caches_only() {
+fn parts_share_only_weights_and_caches() {
     for name in TRANSLATORS {
         let model = build(name, &config(), Some(&["next_token_logits"]));
         let graph = &model.graph;
@@ -107,7 +107,7 @@ fn parts_share_weights_and_meet_in_caches_only() {
         let order = graph.topological();
         let is_weight = |id| matches!(graph.op(id), Op::Weight(_));
         let computed = order.iter().filter(|&&id| !is_weight(id));
-        // One part is computed after the other, and no value of one is an operand of the other.
+        // The parts are computed in order, and no value of one is an operand of another.
         let of: Vec<u32> = computed.clone().map(|&id| graph.node(id).part).collect();
         assert!(of.is_sorted());
         for &id in computed {
@@ -120,7 +120,7 @@ fn parts_share_weights_and_meet_in_caches_only() {
             .find(|&&id| graph.node(id).name == "shared.weight");
         let readers = graph.consumers(*shared.expect("it is there"));
         assert_eq!(readers.len(), 3, "{name}");
-        // Two layers' keys and values of the source, and of the target.
+        // Two layers with keys and values of the source and of the target.
         let is_cache = |&&id: &&crate::graph::NodeId| matches!(graph.op(id), Op::Cache { .. });
         assert_eq!(order.iter().filter(is_cache).count(), 8);
     }
@@ -135,7 +135,7 @@ fn the_first_part_alone_is_a_plain_graph() {
 }
 
 #[test]
-fn every_layer_is_expected_to_be_so_many_launches() {
+fn every_layer_has_the_expected_launches() {
     for name in Description::shipped_names() {
         let written = WRITERS.iter().find(|(writer, ..)| writer == name);
         let other = OTHER_LAYERS.iter().find(|(other, _)| other == name);
@@ -153,7 +153,7 @@ fn every_layer_is_expected_to_be_so_many_launches() {
 }
 
 #[test]
-fn what_is_not_asked_for_is_not_in_the_graph() {
+fn outputs_that_are_not_requested_are_not_in_the_graph() {
     let default = build("bert", &config(), None);
     let names: Vec<&str> = default
         .graph
@@ -169,7 +169,7 @@ fn what_is_not_asked_for_is_not_in_the_graph() {
 }
 
 #[test]
-fn positions_start_after_the_padding_token_where_the_family_says_so() {
+fn positions_of_some_families_start_after_the_padding_token() {
     let model = build("roberta", &config(), None);
     assert_eq!(model.max_positions, Some(38));
     assert!(model.graph.text().contains("embedding(offset=2) positions"));
@@ -185,7 +185,7 @@ fn limits_of_the_inputs_are_known() {
 }
 
 #[test]
-fn positions_that_a_length_dependent_base_is_not_for_are_a_limit() {
+fn a_length_dependent_base_limits_the_positions() {
     let longest = |factor: Value, trained: Value| {
         let mut config = config();
         config["rotary_scaling_factor"] = factor;
@@ -208,13 +208,13 @@ fn every_family_is_limited_to_the_positions_of_config_json() {
 }
 
 #[test]
-fn keys_of_the_family_come_before_the_common_ones() {
+fn family_specific_keys_precede_common_ones() {
     let own = json!({
         "vocab_size": 10, "max_position_embeddings": 8, "dim": 8, "n_layers": 1, "n_heads": 2,
         "hidden_dim": 16, "hidden_size": 8, "activation": "relu",
     });
     let model = build("distilbert", &own, None);
-    // Two names of one number that differ.
+    // Two different values for the same number.
     let mut other = own.clone();
     other["hidden_size"] = json!(99);
     let distilbert = Description::shipped("distilbert").expect("it is shipped");
@@ -297,7 +297,7 @@ fn a_checkpoint_is_described_by_its_model_type() {
         let found = Description::for_config(&json!({"model_type": model_type}));
         assert_eq!(found.expect("it is shipped").name(), name);
     }
-    // Some say the type of another model, and by a key that they are none.
+    // Some checkpoints use the `model_type` of another model and differ in a key.
     for (key, name) in [
         ("alibi", "jina_bert"),
         ("absolute", "bert"),
@@ -328,7 +328,7 @@ fn a_description_refuses_checkpoints_of_other_models_and_names_the_one_for_them(
 }
 
 #[test]
-fn a_checkpoint_published_for_a_task_computes_that_by_default() {
+fn a_checkpoint_for_a_task_has_the_outputs_of_that_task_by_default() {
     let bert = Description::shipped("bert")
         .expect("it is shipped")
         .expect("it is right");
@@ -348,6 +348,6 @@ fn a_checkpoint_published_for_a_task_computes_that_by_default() {
 }
 
 #[test]
-fn a_description_that_is_not_shipped_is_none() {
+fn an_unknown_shipped_description_is_none() {
     assert!(Description::shipped("gpt5").is_none());
 }

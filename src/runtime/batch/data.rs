@@ -1,4 +1,4 @@
-//! What kernels read of a batch, as arrays of numbers.
+//! Arrays of numbers that kernels read from a batch.
 
 use super::{Batch, Sources};
 
@@ -18,22 +18,22 @@ impl Batch {
         filled(self.token_ids.len(), |to| self.write_positions(to))
     }
 
-    /// Where each sequence starts, `[batch + 1]`.
+    /// Start of each sequence in packed order, `[batch + 1]`.
     pub fn cu_lens(&self) -> Vec<i32> {
         filled(self.lens.len() + 1, |to| self.write_cu_lens(to))
     }
 
-    /// How many tokens of each sequence are no padding and count as keys, `[batch]`: its first ones.
+    /// Number of leading tokens of each sequence that are not padding and count as keys, `[batch]`.
     pub fn valid_lens(&self) -> Vec<i32> {
         filled(self.lens.len(), |to| self.write_valid_lens(to))
     }
 
-    /// Where each sequence's scores start in a head's, `[batch + 1]`.
+    /// Start of each sequence's scores within those of a head, `[batch + 1]`.
     pub fn pair_offsets(&self) -> Vec<i64> {
         filled(self.lens.len() + 1, |to| self.write_pair_offsets(to))
     }
 
-    // The same into memory that is there, of that very length.
+    // The `write_*` functions below write the same values to a slice of exactly the right length.
 
     pub(in crate::runtime) fn write_token_ids(&self, to: &mut [i32]) {
         to.copy_from_slice(bytemuck::cast_slice(&self.token_ids));
@@ -57,13 +57,13 @@ impl Batch {
         }
     }
 
-    /// Keys of each sequence: its tokens, and those in a cache before.
+    /// Number of keys of each sequence: its tokens and its cached tokens.
     pub fn key_lens(&self) -> impl Iterator<Item = u64> {
         let lens = self.lens.iter().enumerate();
         lens.map(|(i, &n)| u64::from(n) + u64::from(self.cached(i)))
     }
 
-    /// Slots of all keys, one sequence after another, `[slots]`; of a batch without a cache there are none to read.
+    /// Slots of all keys, concatenated by sequence, `[slots]`. Zeros without a cache; nothing reads them then.
     pub(in crate::runtime) fn write_slots(&self, to: &mut [i32]) {
         match &self.past {
             Some(past) => to.copy_from_slice(bytemuck::cast_slice(&past.slots)),
@@ -71,7 +71,7 @@ impl Batch {
         }
     }
 
-    /// Where the slots of each sequence begin, `[batch]`.
+    /// Start of each sequence in the slots, `[batch]`.
     pub(in crate::runtime) fn write_slot_starts(&self, to: &mut [i32]) {
         let mut next = 0;
         for (to, n) in to.iter_mut().zip(self.key_lens()) {
@@ -86,7 +86,7 @@ impl Batch {
         }
     }
 
-    /// The low and the high half of each sequence's seed, `[2·batch]`.
+    /// Low and high half of each sequence's seed, `[2·batch]`.
     pub(in crate::runtime) fn write_seeds(&self, to: &mut [i32]) {
         to.fill(0);
         let seeds = self.seeds.iter().flatten();
@@ -99,7 +99,7 @@ impl Batch {
         self.past.as_ref().and_then(|past| past.sources.as_ref())
     }
 
-    /// Slots of the keys of all sources, one sequence after another, `[source_slots]`.
+    /// Slots of the keys of all sources, concatenated by sequence, `[source_slots]`.
     pub(in crate::runtime) fn write_source_slots(&self, to: &mut [i32]) {
         match self.sources() {
             Some(sources) => to.copy_from_slice(bytemuck::cast_slice(&sources.slots)),
@@ -107,7 +107,7 @@ impl Batch {
         }
     }
 
-    /// Where the slots of each sequence's source begin, `[batch]`.
+    /// Start of each sequence's source in the source slots, `[batch]`.
     pub(in crate::runtime) fn write_source_starts(&self, to: &mut [i32]) {
         to.fill(0);
         let lens = self.sources().map_or(&[][..], |sources| &sources.lens);
@@ -118,7 +118,7 @@ impl Batch {
         }
     }
 
-    /// Keys of each sequence's source, `[batch]`.
+    /// Number of keys of each sequence's source, `[batch]`.
     pub(in crate::runtime) fn write_source_lens(&self, to: &mut [i32]) {
         match self.sources() {
             Some(sources) => to.copy_from_slice(bytemuck::cast_slice(&sources.lens)),
@@ -126,7 +126,7 @@ impl Batch {
         }
     }
 
-    /// The slot of each token of the batch, `[tokens]`.
+    /// Slot of each token of the batch, `[tokens]`.
     pub(in crate::runtime) fn write_token_slots(&self, to: &mut [i32]) {
         let Some(past) = &self.past else {
             return to.fill(0);

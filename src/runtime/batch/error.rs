@@ -1,4 +1,4 @@
-//! Why a batch is refused.
+//! Errors of batches.
 
 use crate::tensor::LengthsError;
 
@@ -25,7 +25,7 @@ pub enum BatchError {
         rows: u32,
     },
     #[error(
-        "sequence {sequence}, token {token}: the id {id} is the model's padding token, for which it counts no position; take it out of the sequence"
+        "sequence {sequence}, token {token}: the id {id} is the model's padding token, which has no position; remove it from the sequence"
     )]
     Skipped {
         sequence: usize,
@@ -41,7 +41,7 @@ pub enum BatchError {
         limit: u32,
     },
     #[error(
-        "sequence {sequence} ends with its token {token}, and {n} more follow, for which the outputs have rows; leave them out, or ask for outputs of whole sequences alone"
+        "sequence {sequence} ends with its token {token}, and {n} more tokens follow, for which the requested outputs would have rows; remove them, or request only outputs with one row per sequence"
     )]
     BehindEnd { sequence: usize, token: u32, n: u32 },
     #[error("{what}: expected {expected}, found {found}")]
@@ -61,11 +61,11 @@ pub enum BatchError {
         value: u32,
     },
     #[error(
-        "{ids} token ids are no whole rows of width {width}; expected a multiple of {width}, with 0 where a row has padding"
+        "{ids} token ids do not fill rows of width {width}; expected a multiple of {width}, with 0 where a row has padding"
     )]
     Width { ids: usize, width: usize },
     #[error(
-        "sequence {sequence} has {valid} tokens and {padding} of padding, which an ordinary session would take for tokens; run the batch as it was before `with_padding`, or build the engine with `Padding::Kept`"
+        "sequence {sequence} has {valid} tokens and {padding} of padding, which this session would treat as tokens; run the batch without `with_padding`, or build the engine with `Padding::Kept`"
     )]
     Padding {
         sequence: usize,

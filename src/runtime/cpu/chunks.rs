@@ -4,7 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 
 use crate::{plan::ALIGNMENT, runtime::workspace::ChunkOwner};
 
-/// Buffers by chunk id, as the planner wants them.
+/// Buffers by chunk id, as requested by the planner.
 #[derive(Default)]
 pub(super) struct Chunks {
     buffers: Vec<Option<Buffer>>,
@@ -15,15 +15,15 @@ struct Buffer {
     layout: Layout,
 }
 
-// SAFETY: a buffer is plain memory that its owner alone hands out.
+// SAFETY: a buffer is plain memory to which only its owner gives access.
 unsafe impl Send for Buffer {}
 
 impl Buffer {
     fn new(bytes: u64) -> Option<Self> {
         let layout =
             Layout::from_size_align(usize::try_from(bytes).ok()?, ALIGNMENT as usize).ok()?;
-        // SAFETY: the caller asks for no empty chunk. Zeroed, so that no read is of
-        // uninitialised memory, whatever a kernel leaves out.
+        // SAFETY: the caller requests no empty chunk. The memory is zeroed, so a kernel that leaves elements out cannot cause a
+        // read of uninitialized memory.
         let start = unsafe { alloc_zeroed(layout) };
         (!start.is_null()).then_some(Self { start, layout })
     }
@@ -31,12 +31,12 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and freed once.
+        // SAFETY: allocated with this layout and freed once.
         unsafe { dealloc(self.start, self.layout) };
     }
 }
 
-/// The host has no memory left.
+/// The host is out of memory.
 #[derive(Debug)]
 pub(super) struct NoMemory;
 
@@ -78,12 +78,12 @@ impl ChunkOwner for Chunks {
 }
 
 impl Chunks {
-    /// The address `offset` bytes into a chunk that is held.
+    /// Returns the address at byte `offset` of a chunk.
     pub(super) fn at(&self, chunk: usize, offset: u64) -> *mut f32 {
         match self.buffers.get(chunk).and_then(Option::as_ref) {
-            // In range: the plan that names the offset was made for this chunk's size.
+            // In range: the plan that contains the offset was made for this chunk's size.
             Some(buffer) => buffer.start.wrapping_add(offset as usize).cast(),
-            // A plan names a chunk that is not held for tensors without bytes only.
+            // A plan refers to a missing chunk only for empty tensors.
             None => std::ptr::NonNull::<f32>::dangling().as_ptr(),
         }
     }

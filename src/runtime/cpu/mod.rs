@@ -1,5 +1,5 @@
-//! The CPU executor: f32 on every core, on the same offsets as a device would use, so that a wrong
-//! lifetime shows in a plain test.
+//! CPU executor. It computes in f32 on all cores, at the same memory offsets that a device would use, so that an incorrect tensor
+//! lifetime shows up in a plain test.
 
 mod chunks;
 pub mod ops;
@@ -33,7 +33,7 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
     #[error(
-        "the CPU executor computes in f32, but the program stores {0}; ask for f32, or for a CUDA device"
+        "the CPU executor computes in f32, but the program stores {0}; use f32, or a CUDA device"
     )]
     DType(DType),
     #[error(
@@ -51,20 +51,20 @@ pub enum CpuError {
     #[error("the step `{step}` failed")]
     Step { step: String, source: OpError },
     #[error(
-        "the {bytes} bytes of host memory that the intermediate tensors need could not be had; send fewer tokens at once"
+        "the {bytes} bytes of host memory that the intermediate tensors need could not be allocated; send fewer tokens at once"
     )]
     OutOfMemory { bytes: u64 },
     #[error(
-        "the {bytes} bytes of host memory that the KV cache needs could not be had; ask for fewer or shorter sequences"
+        "the {bytes} bytes of host memory that the KV cache needs could not be allocated; request fewer or shorter sequences"
     )]
     CacheMemory { bytes: u64 },
     #[error(
-        "the {bytes} bytes of host memory that the output `{output}` needs could not be had; send fewer tokens at once, or ask for other outputs"
+        "the {bytes} bytes of host memory that the output `{output}` needs could not be allocated; send fewer tokens at once, or request other outputs"
     )]
     OutputMemory { output: String, bytes: u64 },
 }
 
-/// An output's values, in memory that the caller keeps.
+/// Copies an output's values into a new allocation.
 fn copied(output: &str, values: &[f32]) -> Result<Vec<f32>, CpuError> {
     let mut copy = Vec::new();
     copy.try_reserve_exact(values.len())
@@ -85,7 +85,8 @@ pub struct CpuModel {
 }
 
 impl CpuModel {
-    /// Loads the weights of `program`, which `threads` will run; `progress` gets the tensors done and their number.
+    /// Loads the weights of `program` for execution on `threads`. `progress` receives the number of finished tensors and the
+    /// total.
     pub fn load(
         program: Program,
         threads: Threads,
@@ -108,17 +109,17 @@ impl CpuModel {
         })
     }
 
-    /// Bytes that its weights take, packed and as stored.
+    /// Bytes of the weights, packed and unpacked.
     pub fn weight_bytes(&self) -> u64 {
         self.weights.bytes()
     }
 
-    /// How its linear layers compute products.
+    /// Precision of the products in linear layers.
     pub fn products(&self) -> Products {
         self.products
     }
 
-    /// The threads that its sessions run on.
+    /// The threads that sessions of this model run on.
     pub fn threads(&self) -> &Threads {
         &self.threads
     }
@@ -128,14 +129,14 @@ impl CpuModel {
     }
 }
 
-/// What one caller needs to run a [`CpuModel`].
+/// Mutable state of one caller to run a [`CpuModel`].
 pub struct CpuSession {
     model: Arc<CpuModel>,
     workspace: Workspace<Chunks>,
     batch_data: u64,
 }
 
-/// The data of a batch that a program reads, by kind.
+/// Arrays of a batch that a program reads, by kind.
 struct BatchData {
     ints: Vec<(Meta, Vec<i32>)>,
     pair_offsets: Vec<i64>,
@@ -197,16 +198,16 @@ impl BatchData {
     }
 }
 
-/// Host memory of a KV cache: blocks of all caches of a program.
+/// Host memory of a KV cache: the blocks of all caches of a program.
 pub struct CpuCache {
     memory: Vec<f32>,
 }
 
 impl CpuCache {
-    /// Room for so many blocks of `program`.
+    /// Allocates a cache of `blocks` blocks for `program`.
     ///
     /// # Errors
-    /// Memory that could not be had.
+    /// Returns an error if the allocation fails.
     pub fn new(program: &Program, blocks: u64) -> Result<Self, CpuError> {
         let elements = blocks.saturating_mul(program.block_elements());
         let bytes = elements.saturating_mul(DType::F32.bytes());
@@ -221,7 +222,7 @@ impl CpuCache {
 }
 
 impl CpuSession {
-    /// A session that holds nothing yet.
+    /// Creates a session without memory.
     pub fn new(model: Arc<CpuModel>, allocator: &AllocatorChoice) -> Result<Self, CpuError> {
         let planner = Planner::new(model.program(), allocator)?;
         Ok(Self {
@@ -231,12 +232,12 @@ impl CpuSession {
         })
     }
 
-    /// Runs a batch that was checked against the model's limits.
+    /// Runs a batch. The caller must have checked it against the model's limits.
     pub fn run(&mut self, batch: &Batch) -> Result<Vec<Output>, CpuError> {
         self.run_on(batch, &mut [], |_, _| ())
     }
 
-    /// Runs the next tokens of sequences that lie in `cache`, and adds them to it.
+    /// Runs the next tokens of sequences in `cache` and appends them to it.
     pub fn run_cached(
         &mut self,
         batch: &Batch,
@@ -245,8 +246,8 @@ impl CpuSession {
         self.run_on(batch, &mut cache.memory, |_, _| ())
     }
 
-    /// As [`run`](Self::run), or with a cache [`run_cached`](Self::run_cached); `observe` sees the kernel of each step in turn,
-    /// and how long it took.
+    /// Runs like [`run`](Self::run), or with a cache like [`run_cached`](Self::run_cached). Calls `observe` with the kernel and
+    /// the duration of each step in order.
     pub fn run_observed(
         &mut self,
         batch: &Batch,
@@ -267,7 +268,7 @@ impl CpuSession {
         threads.run(|| self.run_here(batch, cache, observe))
     }
 
-    /// On the calling thread, which shares work out to the others of its pool.
+    /// Runs on the calling thread, which distributes work to the other threads of its pool.
     fn run_here(
         &mut self,
         batch: &Batch,
@@ -309,7 +310,7 @@ impl CpuSession {
                 };
                 let dims: Option<Vec<u64>> = shape.0.iter().map(|d| d.eval(&extents)).collect();
                 let dims = dims.ok_or_else(overflow)?;
-                // SAFETY: all steps are done, and an output lives to the end of the plan.
+                // SAFETY: all steps are done, and an output lives until the end of the plan.
                 let computed = unsafe { run.slice(*tensor) };
                 let values = copied(name, computed)?;
                 Ok(Output {
@@ -325,7 +326,7 @@ impl CpuSession {
         &self.model.program
     }
 
-    /// Bytes held now.
+    /// Memory that is currently held.
     pub fn memory(&self) -> MemoryUse {
         MemoryUse {
             weights: self.model.weight_bytes(),
@@ -334,18 +335,18 @@ impl CpuSession {
         }
     }
 
-    /// What managing the memory of the last run took.
+    /// Memory management cost of the last run.
     pub fn memory_work(&self) -> MemoryWork {
         self.workspace.work()
     }
 }
 
-/// One run: where every planned tensor lies.
+/// One run: the locations of all planned tensors.
 struct Run<'a> {
     model: &'a CpuModel,
     extents: Extents,
     data: &'a BatchData,
-    /// Start and elements of planned tensors and of caches, by tensor index.
+    /// Start and number of elements of planned tensors and of caches, by tensor index.
     planned: Vec<Option<(*mut f32, usize)>>,
 }
 
@@ -367,7 +368,7 @@ impl<'a> Run<'a> {
         for (place, tensor) in planned.iter_mut().zip(&model.program.tensors) {
             if let Place::Cached(cache) = tensor.place {
                 let offset = model.program.cache_offset(cache) as usize;
-                // A pool without blocks has no element of any cache.
+                // A pool without blocks contains no element of any cache.
                 let offset = offset.min(elements);
                 // SAFETY: within the pool, or its end.
                 *place = Some((unsafe { start.add(offset) }, elements - offset));
@@ -381,11 +382,11 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The elements of a planned tensor.
+    /// Returns the elements of a planned tensor.
     ///
     /// # Safety
-    /// Nothing may write the tensor's bytes while the slice lives. The plan gives tensors that
-    /// are alive together bytes of their own, so this holds for the operands of one step.
+    /// Nothing may write the tensor's bytes while the slice lives. The plan gives tensors that are alive at the same time
+    /// disjoint memory, so this holds for the operands of one step.
     unsafe fn slice(&self, tensor: usize) -> &[f32] {
         match self.planned[tensor] {
             // SAFETY: the plan puts the tensor inside its chunk, aligned to 256 bytes.
@@ -394,7 +395,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Runs one step, if it is for this batch; returns the kernel that served it.
+    /// Runs one step if it applies to this batch. Returns the kernel that ran.
     fn step(&self, step: &Step) -> Result<Option<&KernelSpec>, CpuError> {
         let program = &self.model.program;
         let Some((kernel, extents)) = step.launch(&self.extents)? else {
@@ -402,7 +403,7 @@ impl<'a> Run<'a> {
         };
         let kernel = &program.kernels[kernel];
         let done = match kernel {
-            // A launch that reads what it adds to the cache: operands of one kernel here share no bytes.
+            // This launch reads what it appends to the cache. Operands of a CPU kernel share no bytes, so it runs as two kernels.
             KernelSpec::MhaDecodeAppend(both) => both
                 .in_turn(&step.operands)
                 .iter()
@@ -432,8 +433,8 @@ impl<'a> Run<'a> {
             .map(|(at, &operand)| match &program.tensors[operand].place {
                 Place::Batch(meta) => self.data.read(*meta),
                 Place::Weight(_) => self.model.weights.read(operand, multiplied == Some(at)),
-                // SAFETY: the kernel writes `writes` only, whose bytes no other operand of it shares.
-                // A kernel reads the cache or adds to it, never both.
+                // SAFETY: the kernel writes only `writes`, whose bytes no other operand shares. A kernel reads the cache or
+                // appends to it, never both.
                 Place::Planned { .. } | Place::Cached(_) => {
                     Read::Real(unsafe { self.slice(operand) })
                 }
@@ -442,7 +443,7 @@ impl<'a> Run<'a> {
         let mut writes: Vec<&mut [f32]> = writes
             .iter()
             .filter_map(|&operand| self.planned[operand])
-            // SAFETY: inside its chunk and aligned, as the plan says; no operand shares its bytes.
+            // SAFETY: inside its chunk and aligned, as planned; no other operand shares its bytes.
             .map(|(start, n)| unsafe { std::slice::from_raw_parts_mut(start, n) })
             .collect();
         let run = match program.invariant {

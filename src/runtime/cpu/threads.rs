@@ -1,4 +1,4 @@
-//! The threads that the CPU computes on.
+//! Thread pools of the CPU executor.
 
 use std::{
     collections::HashMap,
@@ -9,33 +9,34 @@ use std::{
 
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 
-/// Threads cannot be started.
+/// Error of starting threads.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}")]
 pub struct ThreadsError {
     pub problem: String,
 }
 
-/// A pool of threads. Engines that ask for the same number share one pool, so that several of them in one process do not
-/// get into each other's way. A thread without work sleeps after some microseconds.
+/// A pool of threads. Engines that request the same number of threads share one pool, so that several engines in one process do
+/// not compete. An idle thread sleeps after some microseconds.
 #[derive(Clone)]
 pub struct Threads {
-    /// `None` is the pool that the caller is in, else the process's.
+    /// `None` is the pool of the calling thread, or else the global pool.
     pool: Option<Arc<ThreadPool>>,
 }
 
 impl Threads {
-    /// The threads of the pool that the caller is in, else of the process's, which is started at the first call: as many as
-    /// the process may run at once by its affinity and by the quota of its control group, or `RAYON_NUM_THREADS`.
+    /// Returns the pool of the calling thread, or else the global pool, which the first call starts. The global pool has
+    /// `RAYON_NUM_THREADS` threads, by default as many as the process may run at once under its CPU affinity and its cgroup
+    /// quota.
     ///
     /// # Errors
-    /// Threads that cannot be started. Without this call the first work to be shared out would panic.
+    /// Returns an error if threads cannot be started. Without this call, the first parallel work would panic instead.
     pub fn usual() -> Result<Self, ThreadsError> {
-        /// A pool that failed to start is not tried again by rayon.
+        /// Result of the first attempt; rayon does not retry after a failure.
         static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
         STARTED
             .get_or_init(|| {
-                // Otherwise they have the name of whichever thread was the first to compute.
+                // Otherwise the threads inherit the name of the first thread that computes.
                 let builder = ThreadPoolBuilder::new()
                     .thread_name(|i| format!("cpu-{i}"))
                     .start_handler(keep_apart());
@@ -46,20 +47,20 @@ impl Threads {
         Ok(Self { pool: None })
     }
 
-    /// So many threads, shared with all who ask for as many.
+    /// Returns a pool of `n` threads, shared by all callers that request the same number.
     ///
     /// # Errors
-    /// Threads that cannot be started.
+    /// Returns an error if threads cannot be started.
     pub fn of(n: NonZeroUsize) -> Result<Self, ThreadsError> {
-        /// A pool takes longer to start than it has threads, and no machine has so many cores.
-        const MOST: usize = 1024;
-        if n.get() > MOST {
+        /// Upper bound on the threads of a pool: larger pools start slowly and exceed the cores of any machine.
+        const MAX: usize = 1024;
+        if n.get() > MAX {
             return Err(ThreadsError {
-                problem: format!("{n} are asked for, and at most {MOST} are started"),
+                problem: format!("{n} threads are requested, but the maximum is {MAX}"),
             });
         }
         static POOLS: Mutex<Option<HashMap<NonZeroUsize, Weak<ThreadPool>>>> = Mutex::new(None);
-        // What a thread that panicked left is sound: an entry is a whole pool or none.
+        // A panicking thread leaves a consistent map: an entry is a complete pool or absent.
         let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
         let pools = pools.get_or_insert_default();
         if let Some(pool) = pools.get(&n).and_then(Weak::upgrade) {
@@ -77,7 +78,7 @@ impl Threads {
         Ok(Self { pool: Some(pool) })
     }
 
-    /// How many they are.
+    /// Number of threads.
     pub fn count(&self) -> usize {
         match &self.pool {
             Some(pool) => pool.current_num_threads(),
@@ -85,7 +86,7 @@ impl Threads {
         }
     }
 
-    /// Runs `work` on one of them, from which it is shared out to the others without waking anybody for each part.
+    /// Runs `work` on a thread of the pool, which distributes parallel work to the others without a wake-up for each part.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         match &self.pool {
             Some(pool) => pool.install(work),
@@ -94,9 +95,9 @@ impl Threads {
     }
 }
 
-/// What gives each thread of a pool a CPU of its own, where there are as many threads as the process may run at once, by its
-/// affinity and by its quota. Otherwise two that wake for a millisecond may share one for all of it, until the system balances
-/// them.
+/// Returns a start handler that pins each thread of a pool to its own CPU, if the pool has as many threads as the process may run
+/// at once under its affinity and quota. Otherwise two threads that wake up for a millisecond may share one CPU for all of it,
+/// until the system balances them.
 #[cfg(target_os = "linux")]
 fn keep_apart() -> impl Fn(usize) {
     use rustix::{
@@ -104,7 +105,8 @@ fn keep_apart() -> impl Fn(usize) {
         thread::{CpuSet, sched_getaffinity, sched_setaffinity},
     };
 
-    // Those of the main thread: whoever starts this pool may have one CPU itself, which its threads would inherit.
+    // Use the affinity of the main thread: the thread that starts this pool may be pinned to one CPU, which its children would
+    // inherit.
     let allowed = sched_getaffinity(Some(getpid()));
     move |thread| {
         let Ok(allowed) = allowed else {
@@ -118,7 +120,7 @@ fn keep_apart() -> impl Fn(usize) {
             own.clear();
             own.set(cpu);
         }
-        // A system that refuses places threads as it likes.
+        // If the system refuses, it places the threads as it likes.
         let _ = sched_setaffinity(None, &own);
     }
 }
@@ -131,8 +133,8 @@ fn keep_apart() -> impl Fn(usize) {
 fn started(built: Result<(), ThreadPoolBuildError>) -> Result<(), String> {
     match built {
         Ok(()) => Ok(()),
-        // What the system said is the source. Without one the pool is there already, as the
-        // program that uses this library made it.
+        // The error of the operating system is the source. Without a source, the program that uses this library has already
+        // created the pool.
         Err(error) => error.source().map_or(Ok(()), |e| Err(e.to_string())),
     }
 }
@@ -142,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_that_is_there_is_no_error_and_one_that_cannot_start_is() {
+    fn an_existing_pool_is_accepted_and_a_failed_start_is_an_error() {
         let spawn = |_: rayon::ThreadBuilder| Err(std::io::Error::other("no thread left"));
         let failed = ThreadPoolBuilder::new()
             .num_threads(1)
@@ -156,10 +158,10 @@ mod tests {
         assert_eq!(started(again), Ok(()));
     }
 
-    /// Also in pools that a thread with a CPU of its own starts.
+    /// Also holds for pools started by a pinned thread.
     #[cfg(target_os = "linux")]
     #[test]
-    fn as_many_threads_as_cpus_have_one_each_and_others_have_all() {
+    fn threads_are_pinned_if_there_is_one_per_cpu() {
         use rustix::thread::{CpuSet, sched_getaffinity};
 
         let all = sched_getaffinity(Some(rustix::process::getpid())).expect("a mask");
@@ -179,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_ask_for_the_same_number_share_a_pool_and_work_runs_on_it() {
+    fn requests_for_the_same_number_of_threads_share_a_pool() {
         let of = |n| Threads::of(NonZeroUsize::new(n).expect("not 0")).expect("threads");
         let (a, b, c) = (of(3), of(3), of(2));
         let same = |a: &Threads, b: &Threads| match (&a.pool, &b.pool) {
@@ -189,7 +191,7 @@ mod tests {
         assert!(same(&a, &b) && !same(&a, &c));
         assert_eq!((a.count(), c.count()), (3, 2));
         assert_eq!(a.run(rayon::current_num_threads), 3);
-        // The work of one pool that waits for another's is done, too.
+        // Work of one pool that waits for another pool completes, too.
         assert_eq!(a.run(|| c.run(rayon::current_num_threads)), 2);
         let usual = Threads::usual().expect("threads");
         assert_eq!(c.run(|| usual.run(rayon::current_num_threads)), 2);

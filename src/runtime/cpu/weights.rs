@@ -1,4 +1,4 @@
-//! The weights of a model in host memory, each in the forms that its readers need.
+//! Weights of a model in host memory, each in the formats that its readers need.
 
 use std::collections::HashMap;
 
@@ -12,33 +12,33 @@ use crate::{
     program::{Place, Program},
 };
 
-/// One weight. A weight that linear layers alone read is held packed alone.
+/// One weight. If only linear layers read it, it is held in packed form only.
 #[derive(Default)]
 struct Held {
     rows: Vec<f32>,
     packed: Option<PackedWeight>,
 }
 
-/// All weights of a program; those of equal value are held once.
+/// All weights of a program. Weights of equal value are held once.
 pub(super) struct Weights {
     held: Vec<Held>,
-    /// Of each tensor of the program, the place in `held`; 0, which holds nothing, where it is no weight.
+    /// Index in `held` of each tensor of the program; 0, an empty entry, if the tensor is not a weight.
     at: Vec<usize>,
 }
 
-/// What the steps do with a weight.
+/// Uses of a weight in the steps.
 #[derive(Clone, Copy, Default)]
 struct Readers {
-    /// Its rows and columns, where a linear layer multiplies by it.
+    /// Rows and columns, if a linear layer multiplies by it.
     multiplied: Option<[u32; 2]>,
     otherwise: bool,
 }
 
 impl Weights {
-    /// Reads and packs the weights of `program`; `progress` gets the tensors done and their number.
+    /// Reads and packs the weights of `program`. `progress` receives the number of finished tensors and the total.
     ///
     /// # Errors
-    /// As [`WeightSource::read`].
+    /// Returns the errors of [`WeightSource::read`].
     pub fn load(
         program: &Program,
         products: Products,
@@ -90,7 +90,7 @@ impl Weights {
         Ok(Self { held, at })
     }
 
-    /// A tensor that is a weight, for a linear layer or for another reader.
+    /// Returns a weight, packed if `multiplied` and available.
     pub fn read(&self, tensor: usize, multiplied: bool) -> Read<'_> {
         let held = &self.held[self.at[tensor]];
         match &held.packed {
@@ -99,7 +99,7 @@ impl Weights {
         }
     }
 
-    /// Bytes that all take, packed and as stored.
+    /// Bytes of all weights, packed and unpacked.
     pub fn bytes(&self) -> u64 {
         let bytes = |held: &Held| {
             size_of_val(held.rows.as_slice()) as u64

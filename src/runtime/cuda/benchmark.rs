@@ -23,7 +23,7 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// Replays that decide which of cuBLASLt's algorithms is the fastest.
+/// Number of replays that determine the fastest cuBLASLt algorithm.
 const TRIAL_REPLAYS: usize = 3;
 const MOST_ALGORITHMS: usize = 16;
 
@@ -33,7 +33,7 @@ pub struct GemmBenchmark {
     lt: Option<CublasLt>,
 }
 
-/// Where the GEMM that was timed comes from.
+/// Origin of a timed GEMM.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Provider {
     Kernel(KernelSpec),
@@ -47,15 +47,15 @@ pub enum Provider {
 #[derive(Clone, Debug)]
 pub struct Measurement {
     pub provider: Provider,
-    /// Microseconds of one launch: the median of the graph's replays over its launches.
+    /// Time of one launch in microseconds: the median of the graph's replays divided by its launches.
     pub us: f64,
-    /// Difference from cuBLASLt's result in f32, with the epilogue applied on the host; `None` where
-    /// cuBLASLt does not serve the shape. The tolerances are the kernel's, and wider for cuBLASLt.
+    /// Difference from cuBLASLt's result in f32, with the epilogue applied on the host; `None` if cuBLASLt does not support the
+    /// shape. The tolerance is that of the kernel, and wider for cuBLASLt.
     pub difference: Option<Difference>,
 }
 
 impl GemmBenchmark {
-    /// Opens cuBLASLt; where it is not installed, only the kernels are timed.
+    /// Opens cuBLASLt. If it is not installed, only the kernels are timed.
     pub fn new(device: &Device) -> Result<Self, CudaError> {
         let library = match CublasLt::open(device) {
             Ok(library) => Some(library),
@@ -72,8 +72,8 @@ impl GemmBenchmark {
         self.lt.is_some()
     }
 
-    /// Times `kernels`, all of which compute what `gemm` does from the same arguments, on `rows` rows,
-    /// and cuBLASLt's plain GEMM, whose measurement comes first where it serves the shape.
+    /// Times `kernels` and cuBLASLt's plain GEMM on `rows` rows. All kernels must compute the same function as `gemm` from the
+    /// same arguments. The measurement of cuBLASLt comes first, if it supports the shape.
     pub fn run(
         &self,
         rows: u64,
@@ -147,7 +147,7 @@ impl GemmBenchmark {
         Ok(timed)
     }
 
-    /// `x · weightᵀ` by cuBLASLt, stored in f32: the reference for all results.
+    /// Computes `x · weightᵀ` with cuBLASLt in f32, the reference of all results.
     fn reference(
         &self,
         lt: &CublasLt,
@@ -165,7 +165,7 @@ impl GemmBenchmark {
         let bytes = shape.rows * shape.n * DType::F32.bytes();
         let out = Buffer::new(self.stopwatch.device(), bytes, "the result to compare with")?;
         let [x, weight, ..] = sets.addresses(0);
-        // SAFETY: the operands are of this shape; an allocation starts at a multiple of 256.
+        // SAFETY: the operands have this shape, and an allocation starts at a multiple of 256.
         unsafe {
             matmul.launch(
                 self.stopwatch.stream().cu_stream(),
@@ -179,7 +179,7 @@ impl GemmBenchmark {
         download(out.start(), bytes, DType::F32.into()).map(Some)
     }
 
-    /// Microseconds of the fastest algorithm. An algorithm that fails is left out, unless all fail.
+    /// Returns the time of the fastest algorithm in microseconds. Algorithms that fail are ignored, unless all fail.
     fn fastest(&self, sets: &Sets, matmul: &Matmul) -> Result<f64, CudaError> {
         let time = |algorithm: usize, replays: usize| {
             self.stopwatch.time(sets.n, replays, |set| {
@@ -221,7 +221,7 @@ struct Sets {
     offsets: [u64; 4],
     out_bytes: u64,
     dtype: DType,
-    /// The bias as rounded to the storage type.
+    /// Bias, rounded to the storage type.
     bias: Vec<f32>,
 }
 
@@ -251,8 +251,7 @@ impl Sets {
             let encoded = encode(&values, dtype);
             for set in 0..n_sets {
                 let at = arena.start() + set * bytes + offsets[i];
-                // SAFETY: the set has room for the operand, which outlives the copy: the stream
-                // is waited for below.
+                // SAFETY: the set has room for the operand, which outlives the copy: the stream is synchronized below.
                 unsafe { result::memcpy_htod_async(at, &encoded, stream.cu_stream()) }
                     .during(during)?;
             }
@@ -277,7 +276,7 @@ impl Sets {
             .map(|offset| self.arena.start() + set * self.bytes + offset)
     }
 
-    /// Fills the last set's result with NaN (all bits set), so that an element that a kernel leaves out is found.
+    /// Fills the last set's result with NaN (all bits set), so that elements that a kernel does not write are detected.
     fn poison_result(&self, stream: &CudaStream) -> Result<(), CudaError> {
         let [.., out] = self.addresses(self.n - 1);
         // SAFETY: the result has this size.
@@ -285,14 +284,14 @@ impl Sets {
             .during(|| "overwrite a result".into())
     }
 
-    /// The last set's result, which a timed launch wrote. The stream must be idle.
+    /// Downloads the last set's result, which a timed launch wrote. The stream must be idle.
     fn download(&self) -> Result<Vec<f32>, CudaError> {
         let [.., out] = self.addresses(self.n - 1);
         download(out, self.out_bytes, self.dtype.into())
     }
 }
 
-/// The epilogue on the host, over a matrix product whose rows are as long as the bias.
+/// Applies the epilogue on the host to a matrix product whose rows are as long as the bias.
 fn apply_epilogue(mut product: Vec<f32>, bias: &[f32], epilogue: Epilogue) -> Vec<f32> {
     product.par_chunks_mut(bias.len()).for_each(|row| {
         for (value, bias) in row.iter_mut().zip(bias) {
@@ -303,7 +302,7 @@ fn apply_epilogue(mut product: Vec<f32>, bias: &[f32], epilogue: Epilogue) -> Ve
     product
 }
 
-/// Widens a tolerance for cuBLASLt, whose split-K may reduce partial sums, of magnitude 1 at most, in the storage type.
+/// Widens a tolerance for cuBLASLt, whose split-K may reduce partial sums, of magnitude at most 1, in the storage type.
 fn with_split_k(tolerance: Tolerance, dtype: DType) -> Tolerance {
     let rounding = match dtype {
         DType::F16 | DType::BF16 => dtype.epsilon() / 2.0,

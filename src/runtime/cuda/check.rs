@@ -21,9 +21,9 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct CheckResult {
     pub case: Case,
-    /// Worst difference over the tensors that the kernel writes.
+    /// Largest difference over the tensors that the kernel writes.
     pub difference: Difference,
-    /// The tensor that has the worst difference.
+    /// Name of the tensor with the largest difference.
     pub tensor: &'static str,
 }
 
@@ -33,10 +33,10 @@ impl CheckResult {
     }
 }
 
-/// Runs `kernel` on every trial and compares with its reference.
+/// Runs `kernel` on every trial and compares it with its reference.
 ///
-/// Outputs are filled with ones in every bit beforehand, which is NaN in every real type, so an
-/// element that the kernel leaves out is found.
+/// Outputs are first filled with all bits set, which is NaN in every floating-point type, so elements that the kernel does not
+/// write are detected.
 pub fn check_kernel(
     device: &Device,
     kernel: &KernelSpec,
@@ -78,7 +78,7 @@ fn run(
     }
     let pointers: Vec<sys::CUdeviceptr> = in_signature_order(kernel, &buffers, n_reads);
     let stream = device.context().default_stream();
-    // SAFETY: the buffers have the sizes that the parameters say for these extents.
+    // SAFETY: the buffers have the sizes that the parameters require for these extents.
     unsafe {
         let (stream, extents) = (stream.cu_stream(), &trial.extents);
         loaded.launch(stream, extents, &pointers, case.name, Start::Plain)?;
@@ -112,7 +112,7 @@ fn run(
     Ok(worst)
 }
 
-/// Addresses in the order of the signature, in which reads and writes may alternate.
+/// Returns the addresses in signature order, in which reads and writes may alternate.
 fn in_signature_order(
     kernel: &dyn Kernel,
     buffers: &[Buffer],
@@ -132,7 +132,7 @@ fn in_signature_order(
         .collect()
 }
 
-/// Integers must be equal.
+/// Compares integers, which must be equal.
 fn integers(got: &[i64], want: &[i64]) -> Difference {
     match got.iter().zip(want).position(|(g, w)| g != w) {
         None => Difference::default(),

@@ -1,4 +1,4 @@
-//! GEMMs of cuBLASLt, where it is installed: the baseline of the benchmark.
+//! GEMMs of cuBLASLt, if installed: the baseline of the benchmark.
 
 use std::{ffi::c_void, sync::Arc};
 
@@ -20,8 +20,7 @@ use crate::tensor::DType;
 /// Bytes of workspace that NVIDIA recommends for Hopper (cuBLAS documentation, `cublasSetWorkspace`).
 const WORKSPACE: usize = 32 << 20;
 
-/// A handle with its workspace. Launches through one handle share the workspace, so they must be
-/// ordered on one stream.
+/// A cuBLASLt handle and its workspace. Launches through one handle share the workspace, so they must be ordered on one stream.
 pub(super) struct CublasLt {
     context: Arc<CudaContext>,
     handle: lt::cublasLtHandle_t,
@@ -40,7 +39,7 @@ pub(super) struct MatmulShape {
     pub(super) out: DType,
 }
 
-/// A GEMM of one shape, with the algorithms that cuBLASLt proposes for it, best guess first.
+/// A GEMM of one shape, with the algorithms that cuBLASLt proposes, best first.
 pub(super) struct Matmul<'library> {
     lt: &'library CublasLt,
     description: Description,
@@ -51,9 +50,9 @@ pub(super) struct Matmul<'library> {
 }
 
 impl CublasLt {
-    /// [`CudaError::NoCublasLt`] where the library is not installed.
+    /// Returns [`CudaError::NoCublasLt`] if the library is not installed.
     pub(super) fn open(device: &Device) -> Result<Self, CudaError> {
-        // cudarc panics on a call into a library that is not there.
+        // cudarc panics on a call into a missing library.
         // SAFETY: loads the library and drops it again.
         if !unsafe { lt::is_culib_present() } {
             return Err(CudaError::NoCublasLt);
@@ -71,7 +70,7 @@ impl CublasLt {
         })
     }
 
-    /// Asks for at most `most` algorithms. None are found where cuBLASLt does not serve the shape.
+    /// Requests at most `most` algorithms. Returns none if cuBLASLt does not support the shape.
     pub(super) fn matmul(&self, shape: MatmulShape, most: usize) -> Result<Matmul<'_>, CudaError> {
         self.context
             .bind_to_thread()
@@ -98,8 +97,7 @@ impl CublasLt {
 impl Drop for CublasLt {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: made by `open`, destroyed once; every `Matmul` borrows the library. There
-            // is nobody to return an error to.
+            // SAFETY: created by `open` and destroyed once; every `Matmul` borrows the library. A drop cannot return an error.
             let _ = unsafe { result::destroy_handle(self.handle) };
         }
     }
@@ -116,7 +114,7 @@ impl Matmul<'_> {
         let none: lt::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         let mut found = vec![none; most];
         let mut n_found = 0;
-        // SAFETY: the descriptions live; `found` has room for as many results as are asked for.
+        // SAFETY: the descriptions live, and `found` has room for the requested number of results.
         let status = unsafe {
             lt::cublasLtMatmulAlgoGetHeuristic(
                 self.lt.handle,
@@ -143,12 +141,11 @@ impl Matmul<'_> {
             .collect())
     }
 
-    /// Launches with algorithm `algorithm`, below [`Matmul::n_algorithms`].
+    /// Launches the algorithm with index `algorithm`, which is below [`Matmul::n_algorithms`].
     ///
     /// # Safety
-    /// The addresses must be multiples of 256 in device memory that holds the operands of the
-    /// shape, and nothing else may write to them, nor use the library on another stream, until
-    /// the launch is done.
+    /// The addresses must be multiples of 256 in device memory that holds the operands of the shape. Until the launch is done,
+    /// nothing else may write to them or use the library on another stream.
     pub(super) unsafe fn launch(
         &self,
         stream: sys::CUstream,
@@ -158,8 +155,8 @@ impl Matmul<'_> {
         out: sys::CUdeviceptr,
     ) -> Result<(), CudaError> {
         let (one, zero) = (1f32, 0f32);
-        // SAFETY: the descriptions live, the factors are on the host as is the default, and are
-        // read before the call returns; the caller answers for the addresses.
+        // SAFETY: the descriptions live. The factors are on the host, which is the default, and are read before the call returns.
+        // The caller guarantees the addresses.
         unsafe {
             result::matmul(
                 self.lt.handle,
@@ -192,7 +189,7 @@ const fn data_type(dtype: DType) -> lt::cudaDataType {
     }
 }
 
-/// The operation: the first operand transposed, accumulation in f32 (not in TF32).
+/// Operation descriptor: the first operand is transposed, and accumulation is in f32 rather than TF32.
 struct Description(lt::cublasLtMatmulDesc_t);
 
 impl Description {
@@ -203,7 +200,7 @@ impl Description {
         )?);
         /// `CUBLAS_OP_T`, which the bindings of cuBLASLt do not name.
         const TRANSPOSED: i32 = 1;
-        // SAFETY: the description lives, and the attribute is of the type i32.
+        // SAFETY: the description lives, and the attribute has type i32.
         unsafe {
             result::set_matmul_desc_attribute(
                 description.0,
@@ -240,13 +237,13 @@ impl Drop for Layout {
     }
 }
 
-/// Limits of the algorithms to propose: the workspace; any split-K reduction scheme is allowed.
+/// Search limits: the workspace size. Any split-K reduction scheme is allowed.
 struct Preference(lt::cublasLtMatmulPreference_t);
 
 impl Preference {
     fn new() -> Result<Self, CublasError> {
         let preference = Self(result::create_matmul_pref()?);
-        // SAFETY: the preference lives, and the attribute is of the type u64.
+        // SAFETY: the preference lives, and the attribute has type u64.
         unsafe {
             result::set_matmul_pref_attribute(
                 preference.0,

@@ -9,7 +9,7 @@ use crate::{
     machine::{Live, Machine, MachineError, Served},
 };
 
-/// Properties of a device, as the driver reports them.
+/// Properties of a device, as reported by the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     pub ordinal: usize,
@@ -19,17 +19,17 @@ pub struct DeviceInfo {
     pub memory: u64,
     pub threads_per_sm: u32,
     pub registers_per_sm: u32,
-    /// Bytes of shared memory.
+    /// Bytes of shared memory per SM.
     pub shared_per_sm: u32,
     pub shared_per_cta: u32,
     pub l2_bytes: u64,
 }
 
 impl DeviceInfo {
-    /// The card as kernels are chosen and launched for it, and how well its description fits.
+    /// Returns the description of the card that kernels are selected and launched for, and how well it matches.
     ///
     /// # Errors
-    /// [`MachineError::TooOld`] for a card that no kernel runs on.
+    /// Returns [`MachineError::TooOld`] for a card that no kernel supports.
     pub fn machine(&self) -> Result<(Machine, Served), MachineError> {
         Machine::of(&Live {
             name: self.name.clone(),
@@ -44,19 +44,19 @@ impl DeviceInfo {
     }
 }
 
-/// Which parts of CUDA this machine has.
+/// CUDA components available on this machine.
 #[derive(Debug)]
 pub struct Presence {
     pub driver: bool,
-    /// CUDA version that the driver serves, e.g. (13, 0).
+    /// Maximum CUDA version that the driver supports, e.g. (13, 0).
     pub driver_version: Option<(i32, i32)>,
     pub devices: Vec<DeviceInfo>,
     pub cublas_lt: bool,
-    /// Why no library was loaded, where the loader's path depends on the current folder.
+    /// Reason why no library was loaded, if the loader path depends on the current folder.
     pub refused: Option<CudaError>,
 }
 
-/// Refuses a loader path with an entry that depends on the current folder, because loading a library runs its code.
+/// Returns an error if an entry of the loader path depends on the current folder, since loading a library runs its code.
 fn check_loader_path() -> Result<(), CudaError> {
     match files::trust::planted_library() {
         Some(why) => Err(CudaError::LoaderPath { why }),
@@ -64,8 +64,8 @@ fn check_loader_path() -> Result<(), CudaError> {
     }
 }
 
-/// Describes the machine without failing. The presence of each library is checked before any call, since cudarc panics on
-/// a call into a missing one.
+/// Describes the machine without failing. The presence of each library is checked before any call, because cudarc panics on a
+/// call into a missing one.
 pub fn probe() -> Presence {
     if let Err(refused) = check_loader_path() {
         return Presence {
@@ -91,7 +91,7 @@ pub fn probe() -> Presence {
         return presence;
     }
     let mut version = 0;
-    // SAFETY: the library is there, and `version` is a valid place for the result.
+    // SAFETY: the library is present, and `version` is a valid location for the result.
     if unsafe { sys::cuDriverGetVersion(&mut version) } == sys::CUresult::CUDA_SUCCESS {
         presence.driver_version = Some((version / 1000, version % 1000 / 10));
     }
@@ -129,7 +129,7 @@ impl Device {
             });
         }
         let context = CudaContext::new(ordinal).during(|| format!("open device {ordinal}"))?;
-        // SAFETY: no slice of cudarc's is made here; memory and streams are ordered by hand.
+        // SAFETY: no cudarc slices are created here; memory and streams are ordered manually.
         unsafe { context.disable_event_tracking() };
         let about = || format!("describe device {ordinal}");
         let (major, minor) = context.compute_capability().during(about)?;
@@ -171,18 +171,18 @@ impl Device {
         &self.context
     }
 
-    /// The target that kernels are compiled for; an error on cards older than sm_80.
+    /// Returns the target that kernels are compiled for, or an error on cards older than sm_80.
     pub fn target(&self) -> Result<Target, CudaError> {
         let (major, minor) = self.info.capability;
         Ok(Target::for_capability(major, minor)?)
     }
 
-    /// Free and total bytes of device memory.
+    /// Returns the free and the total bytes of device memory.
     pub fn memory(&self) -> Result<(u64, u64), CudaError> {
         let (free, total) = self
             .context
             .mem_get_info()
-            .during(|| "ask for free memory".into())?;
+            .during(|| "query the free memory".into())?;
         Ok((free as u64, total as u64))
     }
 }

@@ -15,18 +15,18 @@ pub enum CudaError {
     )]
     NoDriver,
     #[error(
-        "libcuda is not loaded: {why}. The loader would run what others put there; the CPU works \
-         without"
+        "libcuda is not loaded: {why}. The loader could run code that others put there; the CPU works \
+         without it"
     )]
     LoaderPath {
-        /// Which entry of the loader's path, and how to mend it.
+        /// The entry of the loader path, and how to fix it.
         why: String,
     },
     #[error(
         "the CUDA driver finds no device; is a GPU visible to this process (CUDA_VISIBLE_DEVICES)? use the CPU otherwise"
     )]
     NoDevice,
-    #[error("there is no CUDA device {wanted}; the driver shows {found}, counted from 0")]
+    #[error("CUDA device {wanted} does not exist; the driver reports {found}, counted from 0")]
     NoSuchDevice { wanted: usize, found: usize },
     #[error("the driver failed to {action}")]
     Driver { action: String, source: DriverError },
@@ -53,7 +53,7 @@ pub enum CudaError {
         offered: u32,
     },
     #[error(
-        "the {bytes} bytes of host memory that the output `{output}` needs could not be had; send fewer tokens at once, or ask for other outputs"
+        "the {bytes} bytes of host memory that the output `{output}` needs could not be allocated; send fewer tokens at once, or request other outputs"
     )]
     OutputMemory { output: String, bytes: u64 },
     #[error(
@@ -76,12 +76,12 @@ pub enum CudaError {
         limit: u64,
     },
     #[error(
-        "two batches of the session are in flight, and it takes no third; wait for the ticket of one of them first"
+        "the session already has two batches in flight; wait for the ticket of one of them first"
     )]
     InFlight,
     #[error("no cubin was given for the kernel `{symbol}`; compile the model for {target}")]
     MissingCubin { symbol: String, target: String },
-    #[error("the program's weight `{name}` is none of those that were loaded; load its own model")]
+    #[error("the program's weight `{name}` was not loaded; load the program as a model of its own")]
     NoWeight { name: String },
     #[error(
         "no cuBLASLt: libcublasLt is not in the loader's path; install the CUDA toolkit's cuBLAS, or add its folder to LD_LIBRARY_PATH"
@@ -92,7 +92,7 @@ pub enum CudaError {
 }
 
 impl CudaError {
-    /// Whether the device's context is broken, so that all that follows fails as this did.
+    /// Returns whether the device context is broken, so that every later call fails too.
     pub fn is_sticky(&self) -> bool {
         use cudarc::driver::sys::CUresult as Code;
         let Self::Driver { source, .. } = self else {
@@ -119,7 +119,7 @@ impl CudaError {
     }
 }
 
-/// Names the action that failed.
+/// Adds the name of the failed action to an error.
 pub(super) trait During<T> {
     fn during(self, action: impl FnOnce() -> String) -> Result<T, CudaError>;
 }

@@ -1,8 +1,8 @@
-//! CUDA graphs of batch shapes that recur.
+//! CUDA graphs of recurring batch shapes.
 //!
-//! A graph replays the launches of a run with one call, which removes most of the gap between
-//! kernels. Its pointers and grids are fixed, so it serves one shape (mostly a bucket), and only while the
-//! session's memory stays where it is and the shape has the same plan.
+//! A graph replays the launches of a run with one call, which removes most of the gaps between kernels. Its pointers and grids
+//! are fixed. It therefore serves one shape (usually a bucket), and only while the session's memory stays in place and the shape
+//! has the same plan.
 
 use std::{num::NonZeroUsize, sync::Arc};
 
@@ -12,20 +12,20 @@ use lru::LruCache;
 use super::error::{CudaError, During};
 use crate::{plan::Plan, runtime::GraphUse, tensor::Extents};
 
-/// Most graphs of a session; the least recently used makes room. A graph of a twelve-layer encoder takes a third of a
-/// MiB of device memory, and a shape that comes while another batch is in flight has two.
+/// Maximum number of graphs of a session; the least recently used one is evicted. A graph of a twelve-layer encoder takes a third
+/// of a MiB of device memory. A shape that occurs while another batch is in flight has two graphs.
 const KEPT: NonZeroUsize = NonZeroUsize::new(128).expect("128 is not zero");
 
-/// Most shapes without a graph that are remembered, in a cache of their own, so that shapes that never recur evict no
-/// graph.
+/// Maximum number of shapes without a graph to remember. They have their own cache, so that shapes that never recur do not evict
+/// graphs.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(256).expect("256 is not zero");
 
-/// What a run's launches depend on: the extents, whether the batch came padded, and by its slot the addresses of its batch
-/// data, so that batches that run by turns in two slots do not evict each other's graphs.
+/// Key of a graph: the extents, whether the batch is padded, and the slot, which determines the addresses of the batch data.
+/// Including the slot keeps batches that alternate between two slots from evicting each other's graphs.
 pub(super) type Key = (Extents, bool, usize);
 
-/// Addresses of a run's tensors and batch data. An allocator may place a shape elsewhere when it recurs, and chunks are
-/// reallocated.
+/// Addresses of a run's tensors and batch data. They can change when a shape recurs: an allocator may place it elsewhere, and
+/// chunks are reallocated.
 #[derive(Clone)]
 pub(super) struct Site {
     pub(super) plan: Arc<Plan>,
@@ -48,8 +48,8 @@ pub(super) struct Graphs {
     used: GraphUse,
 }
 
-// SAFETY: a graph is a handle that any thread may use, one at a time; cudarc binds the context to
-// the calling thread at every use, and a session is used through `&mut`.
+// SAFETY: a graph is a handle that any thread may use, one at a time. cudarc binds the context to the calling thread at every
+// use, and a session is used through `&mut`.
 unsafe impl Send for Graphs {}
 
 impl Default for Graphs {
@@ -63,7 +63,7 @@ impl Default for Graphs {
 }
 
 impl Graphs {
-    /// Drops all graphs, because the memory that they name is freed.
+    /// Drops all graphs because the memory that they refer to is freed.
     pub(super) fn clear(&mut self) {
         self.seen.clear();
         self.kept.clear();
@@ -74,7 +74,7 @@ impl Graphs {
         GraphUse { kept, ..self.used }
     }
 
-    /// Enqueues a run by its graph. `false` where there is none, and the caller must launch it.
+    /// Enqueues a run by replaying its graph. Returns `false` if there is none; the caller must then launch the run.
     pub(super) fn replay(&mut self, key: &Key, site: &Site) -> Result<bool, CudaError> {
         if let Some((at, graph)) = self.kept.get(key) {
             if at == site {
@@ -88,9 +88,9 @@ impl Graphs {
         Ok(false)
     }
 
-    /// Whether a run that had no graph is to get one: at the second occurrence of its shape, and at the first of a
-    /// bucket, which is likely to recur, while no other graph is evicted for it. A capture takes the host as long as
-    /// launching one or two runs.
+    /// Returns whether to capture a graph for a run that had none. A graph is captured at the second occurrence of a shape. It is
+    /// captured at the first occurrence of a bucket, which is likely to recur, if no other graph is evicted for it. A capture
+    /// takes the host as long as launching one or two runs.
     pub(super) fn is_due(&mut self, key: &Key, site: &Site, is_bucket: bool) -> bool {
         let again = self.seen.get(key).is_some_and(|at| at == site);
         let due = again || (is_bucket && self.kept.len() < KEPT.get());
@@ -107,11 +107,11 @@ impl Graphs {
     }
 }
 
-/// Calls of other threads are neither captured nor able to invalidate the capture.
+/// Capture mode in which calls of other threads are neither captured nor invalidate the capture.
 pub(super) const THREAD: sys::CUstreamCaptureMode =
     sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
 
-/// Captures what `launch` enqueues on `stream` as a graph, without running it.
+/// Captures the work that `launch` enqueues on `stream` as a graph, without running it.
 pub(super) fn capture(
     stream: &Arc<CudaStream>,
     mode: sys::CUstreamCaptureMode,
@@ -121,7 +121,7 @@ pub(super) fn capture(
         .begin_capture(mode)
         .during(|| "begin a capture".to_owned())?;
     let launched = launch();
-    // The capture ends also after an error, so that the stream stays usable.
+    // The capture is ended even after an error, so that the stream stays usable.
     let captured = stream.end_capture(sys::CUgraphInstantiate_flags(0));
     launched?;
     let missing = cudarc::driver::DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bucket_is_due_at_once_and_an_exact_shape_when_it_comes_again_where_it_was() {
+    fn a_bucket_is_due_at_once_and_an_exact_shape_at_its_second_occurrence() {
         let key = |n| (Extents::of(&[n]).unwrap(), false, 0);
         let site = |address| Site {
             plan: Arc::new(Plan {
@@ -152,7 +152,7 @@ mod tests {
         // A shape whose memory has moved counts as new.
         assert!(!graphs.is_due(&key(10), &site(2), false));
         assert!(graphs.is_due(&key(10), &site(2), false));
-        // Another slot's graph is one of its own.
+        // Each slot has its own graph.
         let other = (Extents::of(&[10]).unwrap(), false, 1);
         assert!(!graphs.is_due(&other, &site(3), false));
         assert!(!graphs.is_due(&key(10), &site(2), false));

@@ -1,4 +1,4 @@
-//! Owners of device and pinned memory, which free it when dropped.
+//! Owners of device memory and pinned memory, which they free when dropped.
 
 use std::{ffi::c_void, sync::Arc};
 
@@ -19,8 +19,8 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// Allocates at least one byte, so that the address is valid, and a multiple of [`ALIGNMENT`]: kernels may read all of
-    /// the last 16-byte vector of a tensor.
+    /// Allocates at least one byte, so that the address is valid. The size is rounded up to a multiple of [`ALIGNMENT`], since
+    /// kernels may read the whole last 16-byte vector of a tensor.
     pub(super) fn new(device: &Device, bytes: u64, what: &'static str) -> Result<Self, CudaError> {
         let context = Arc::clone(device.context());
         context
@@ -65,16 +65,16 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // There is nobody to return an error to; the context records it for the next call.
+        // A drop cannot return an error; the context records it for the next call.
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: allocated by `new`, freed once. Freeing waits for work on the device.
+            // SAFETY: allocated by `new` and freed once. Freeing waits for work on the device.
             let _ = unsafe { result::free_sync(self.start) };
         }
     }
 }
 
-/// Copies to device memory before anybody uses it, on a stream of their own: to wait for the whole device would also end the capture of
-/// a graph by another thread.
+/// Copies to device memory before its first use, on a separate stream. Waiting for the whole device instead would invalidate a
+/// graph capture of another thread.
 pub(super) struct Uploads(Arc<CudaStream>);
 
 impl Uploads {
@@ -83,10 +83,10 @@ impl Uploads {
         Ok(Self(stream.during(|| "make a stream".to_owned())?))
     }
 
-    /// Copies to an address. Pageable memory may be written or freed again when this returns.
+    /// Copies to an address. Pageable memory may be overwritten or freed when this returns.
     ///
     /// # Safety
-    /// There is room for the bytes, which nothing uses before [`finish`](Self::finish).
+    /// There must be room for the bytes, and nothing may use them before [`finish`](Self::finish).
     pub(super) unsafe fn copy(
         &self,
         to: sys::CUdeviceptr,
@@ -96,16 +96,16 @@ impl Uploads {
         unsafe { result::memcpy_htod_async(to, bytes, self.0.cu_stream()) }
     }
 
-    /// Sets so many bytes from an address on to zero.
+    /// Sets `n` bytes to zero, starting at address `from`.
     ///
     /// # Safety
-    /// As for [`copy`](Self::copy).
+    /// The requirements of [`copy`](Self::copy) apply.
     pub(super) unsafe fn clear(&self, from: sys::CUdeviceptr, n: usize) -> Result<(), DriverError> {
         // SAFETY: as the caller says.
         unsafe { result::memset_d8_async(from, 0, n, self.0.cu_stream()) }
     }
 
-    /// Waits until all has landed, for whatever stream.
+    /// Waits until all copies are complete and visible to every stream.
     pub(super) fn finish(self) -> Result<(), DriverError> {
         self.0.synchronize()
     }
@@ -118,7 +118,7 @@ pub(super) struct Pinned {
     bytes: usize,
 }
 
-// SAFETY: plain memory that its owner alone hands out.
+// SAFETY: plain memory to which only its owner gives access.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
@@ -139,7 +139,7 @@ impl Pinned {
         })
     }
 
-    /// Its address on the device.
+    /// Returns the address on the device.
     pub(super) fn device_address(&self) -> Result<sys::CUdeviceptr, CudaError> {
         let mut address = 0;
         // SAFETY: the memory was allocated to be mapped; the address is written by the call.
@@ -169,10 +169,10 @@ impl Drop for Pinned {
     }
 }
 
-/// Buffers by chunk id, as the planner asks for them.
+/// Buffers by chunk id, as requested by the planner.
 pub(super) struct Chunks {
     device: Device,
-    /// Whose work is on them.
+    /// The stream whose work uses the buffers.
     stream: Arc<CudaStream>,
     buffers: Vec<Option<Buffer>>,
 }
@@ -221,7 +221,7 @@ impl ChunkOwner for Chunks {
 }
 
 impl Chunks {
-    /// None yet, for the work of a stream.
+    /// Creates an owner without buffers, for the work of a stream.
     pub(super) fn new(device: Device, stream: Arc<CudaStream>) -> Self {
         Self {
             device,
@@ -230,13 +230,13 @@ impl Chunks {
         }
     }
 
-    /// Waits for batches in flight before memory is freed that they may use.
+    /// Waits for batches in flight that may use memory about to be freed.
     fn settle(&self) {
-        // After a failure of the device nothing uses it any more, and each batch in flight tells by itself.
+        // After a device failure nothing uses the memory any more, and each batch in flight reports the error itself.
         let _ = self.stream.synchronize();
     }
 
-    /// The address `offset` bytes into a chunk; 0 where there is none, for tensors without bytes.
+    /// Returns the address at byte `offset` of a chunk, or 0 if the chunk does not exist, as for empty tensors.
     pub(super) fn at(&self, chunk: usize, offset: u64) -> sys::CUdeviceptr {
         self.buffers
             .get(chunk)

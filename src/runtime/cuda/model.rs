@@ -21,7 +21,7 @@ use crate::{
     tensor::{DType, Element, Extents, Size},
 };
 
-/// Bytes of shared memory that a CTA gets without an opt-in.
+/// Bytes of shared memory per CTA that need no opt-in.
 const DEFAULT_SHARED: u32 = 48 * 1024;
 
 /// A kernel on a device, ready to launch.
@@ -31,18 +31,18 @@ pub(super) struct Loaded {
     symbol: String,
     args: Vec<Arg>,
     max_shared: u32,
-    /// The card that it is launched on.
+    /// The card that the kernel is launched on.
     machine: Machine,
 }
 
 enum Arg {
     Pointer,
-    /// A matrix that the kernel copies by TMA: it takes a tensor map in the place of an address.
+    /// A matrix that the kernel copies by TMA. The argument is a tensor map instead of an address.
     Matrix(Matrix),
     Count(Size),
 }
 
-/// What a tensor map is encoded from, besides the address.
+/// Parameters of a tensor map besides the address.
 struct Matrix {
     map: TensorMap,
     element: Element,
@@ -50,13 +50,13 @@ struct Matrix {
     columns: u64,
 }
 
-/// When a kernel begins.
+/// Launch ordering of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
-    /// When everything before it on the stream is done.
+    /// The kernel starts when all earlier work on the stream is done.
     Plain,
-    /// While the kernel before it still runs (programmatic dependent launch); the kernel waits by `griddepcontrol.wait`.
-    /// Only for targets with [`Target::has_dependent_launch`], and after a kernel of the same program.
+    /// The kernel may start while the previous kernel still runs (programmatic dependent launch), and waits with
+    /// `griddepcontrol.wait`. Requires a target with [`Target::has_dependent_launch`] and a previous kernel of the same program.
     Dependent,
 }
 
@@ -79,7 +79,7 @@ impl Loaded {
         let max_shared = device
             .context()
             .attribute(shared)
-            .during(|| "ask for shared memory".into())? as u32;
+            .during(|| "query the shared memory".into())? as u32;
         let maps = spec.tensor_maps();
         let args = spec
             .params()
@@ -100,7 +100,7 @@ impl Loaded {
                 }
             })
             .collect();
-        // The opt-in for dynamic shared memory is set once, to the most that any launch can take.
+        // The opt-in for dynamic shared memory is set once, to the maximum of all launches.
         let opt_in =
             sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let fixed = function
@@ -126,11 +126,11 @@ impl Loaded {
         &self.kernel
     }
 
-    /// Launches on a stream. `pointers` are the kernel's tensors in the order of its signature.
+    /// Launches the kernel on a stream. `pointers` are its tensors in the order of its signature.
     ///
     /// # Safety
-    /// Each pointer must be to device memory that holds what the kernel's parameter says for
-    /// `extents`, and that nothing else writes until the launch is done.
+    /// Each pointer must refer to device memory that has the contents the kernel's parameter requires for `extents`. Nothing else
+    /// may write to it until the launch is done.
     pub(super) unsafe fn launch(
         &self,
         stream: sys::CUstream,
@@ -222,7 +222,7 @@ impl Loaded {
         let ([x, y, z], threads) = (geometry.grid, geometry.threads);
         if start == Start::Plain {
             let (grid, block) = ((x, y, z), (threads, 1, 1));
-            // SAFETY: the function is loaded, and `params` is as the caller says.
+            // SAFETY: the function is loaded, and the caller guarantees `params`.
             return unsafe {
                 result::launch_kernel(function, grid, block, geometry.shared_bytes, stream, params)
             };
@@ -253,8 +253,8 @@ impl Loaded {
 }
 
 impl Matrix {
-    /// Encodes a tensor map of the matrix at `address`, with the box and the row order of `map`. Elements
-    /// outside the matrix are read as zero.
+    /// Encodes a tensor map of the matrix at `address` with the box and the row order of `map`. Elements outside the matrix read
+    /// as zero.
     fn encode(
         &self,
         address: sys::CUdeviceptr,
@@ -276,7 +276,7 @@ impl Matrix {
         let pitch = self.columns * self.element.bytes();
         let (columns, box_columns, box_rows) =
             (self.columns, self.map.box_columns, self.map.box_rows);
-        // Rank, extents of the matrix, strides in bytes of all dimensions but the first, and extents of a box.
+        // Rank, matrix extents, strides in bytes of all dimensions but the first, and box extents.
         let (rank, dims, pitches, sizes) = match self.map.order {
             RowOrder::Plain => (
                 2,
@@ -343,29 +343,29 @@ impl Matrix {
                 Fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
             .result()?;
-            // SAFETY: written by the call, which succeeded.
+            // SAFETY: initialized by the call, which succeeded.
             Ok(map.assume_init())
         }
     }
 }
 
-/// A program on a device: its modules and its weights. Shared by sessions.
+/// A program on a device: its modules and weights. Sessions share it.
 pub struct CudaModel {
     pub(super) device: Device,
     pub(super) program: Program,
     /// Kernels by index; `None` for those that the batches of a [`CudaModel::sibling`] do not launch.
     loaded: Vec<Option<Arc<Loaded>>>,
-    /// Addresses by tensor index; 0 where the tensor is no weight.
+    /// Addresses by tensor index; 0 if the tensor is not a weight.
     pub(super) weights: Vec<sys::CUdeviceptr>,
-    /// Kernels that run before those of the program: the upload of a batch, and the two that pack a padded one.
+    /// Kernels that run before those of the program: the upload of a batch, and the two that pack a padded batch.
     pub(super) before: Arc<[Loaded; 3]>,
-    /// Kernels that run behind and between the steps of a program that writes ([`KernelSpec::decoding`]).
+    /// Kernels that run after and between the decode steps of a text-generating program ([`KernelSpec::decoding`]).
     pub(super) decoding: Option<Arc<[Loaded; 5]>>,
     arena: Arc<Buffer>,
 }
 
 impl CudaModel {
-    /// Kernels that a program needs on a device: its own, then those that upload and pack a batch, and those that choose
+    /// Returns all kernels that a program needs on a device: its own, those that upload and pack a batch, and those that select
     /// tokens.
     pub fn kernels(program: &Program) -> Vec<KernelSpec> {
         program
@@ -377,7 +377,7 @@ impl CudaModel {
             .collect()
     }
 
-    /// Loads modules and weights. `cubins` must hold one for each of [`CudaModel::kernels`].
+    /// Loads modules and weights. `cubins` must contain one for each kernel of [`CudaModel::kernels`].
     pub fn load(
         device: Device,
         program: Program,
@@ -401,14 +401,14 @@ impl CudaModel {
         let before = [load(&upload_batch)?, load(&scan)?, load(&pack)?];
         let decoding = decoding(&program)
             .map(|[choose, candidates, beams, advance, scatter]| {
-                let behind = [
+                let selecting = [
                     load(&choose)?,
                     load(&candidates)?,
                     load(&beams)?,
                     load(&advance)?,
                     load(&scatter)?,
                 ];
-                Ok::<_, CudaError>(behind.into())
+                Ok::<_, CudaError>(selecting.into())
             })
             .transpose()?;
         let (arena, weights) = upload(&device, &program, source, progress)?;
@@ -423,11 +423,11 @@ impl CudaModel {
         })
     }
 
-    /// Another program of the same graph, for batches of these extents only, which shares this model's weights. `code`
-    /// holds the kernels that are loaded, and gains those that are loaded now from `cubins`.
+    /// Creates a model of another program of the same graph that shares this model's weights. It accepts batches of `extents`
+    /// only. Kernels are taken from `code`; missing ones are loaded from `cubins` and added to `code`.
     ///
     /// # Errors
-    /// A weight that this model does not have; a kernel without code.
+    /// Returns an error if this model lacks a weight, or if a kernel has no code.
     pub fn sibling(
         &self,
         program: Program,
@@ -478,7 +478,7 @@ impl CudaModel {
         })
     }
 
-    /// The code of a kernel.
+    /// Returns the code of a kernel.
     pub(super) fn loaded(&self, kernel: usize) -> Result<&Loaded, CudaError> {
         let loaded = self.loaded[kernel].as_deref();
         loaded.ok_or_else(|| {
@@ -503,13 +503,13 @@ impl CudaModel {
     }
 }
 
-/// The kernels that choose tokens, where a program writes.
+/// Returns the kernels that select tokens, if the program generates text.
 fn decoding(program: &Program) -> Option<[KernelSpec; 5]> {
     let (_, vocabulary) = program.next_logits()?;
     Some(KernelSpec::decoding(vocabulary, program.dtype))
 }
 
-/// Kernels that are ready to launch, by symbol, for programs that share them.
+/// Loaded kernels by symbol, shared by several programs.
 #[derive(Default)]
 pub struct Code(HashMap<String, Arc<Loaded>>);
 
@@ -538,7 +538,7 @@ fn load_one(
     }
 }
 
-/// Uploads all weights into one allocation; the addresses are by tensor index.
+/// Uploads all weights into one allocation. Returns it with the addresses by tensor index.
 fn upload(
     device: &Device,
     program: &Program,
@@ -561,7 +561,7 @@ fn upload(
         .enumerate()
         .filter_map(|(i, o)| o.map(|o| (i, o)))
         .collect();
-    // Conversions run in parallel, a group at a time, so that host memory stays small.
+    // Convert one group at a time in parallel, to limit host memory.
     const GROUP: usize = 16;
     let mut done = 0;
     for group in wanted.chunks(GROUP) {

@@ -36,39 +36,39 @@ use crate::{
     tensor::Extents,
 };
 
-/// Batches that a session takes at once: one that runs, and one right behind it on the stream.
+/// Maximum number of batches in flight: one running and one queued on the stream.
 const IN_FLIGHT: usize = 2;
 
-/// Results of no more bytes are copied to the host by a kernel, which neighbouring kernels wait less for than for the copy
-/// engines; those are faster with more.
+/// Maximum size of an output in bytes that a kernel copies to the host. For small outputs a kernel delays neighbouring kernels
+/// less than a copy engine; for larger ones the copy engine is faster.
 const FEW_BYTES: u64 = 256 << 10;
 
-/// What one caller needs to run a [`CudaModel`]: a stream, memory for activations and batch data, and CUDA graphs.
+/// Resources of one caller to run a [`CudaModel`]: a stream, memory for activations and batch data, and CUDA graphs.
 pub struct CudaSession {
     launcher: Launcher,
     workspace: Workspace<Chunks>,
     slots: [Slot; IN_FLIGHT],
-    /// Batches that were submitted so far.
+    /// Number of batches submitted so far.
     submitted: u64,
     graphs: Graphs,
     replay: GraphChoice,
     buckets: Buckets,
-    /// For each output of the program, in their order, its index among the planned tensors.
+    /// Index of each output of the program among the planned tensors.
     output_slots: Vec<usize>,
 }
 
-/// Device memory of a KV cache: blocks of all caches of a program, and one more, which belongs to no sequence.
+/// Device memory of a KV cache: the blocks of all caches of a program, and one spare block that belongs to no sequence.
 pub struct CudaCache {
     memory: Buffer,
-    /// The spare one included.
+    /// Number of blocks, including the spare one.
     blocks: u64,
 }
 
 impl CudaCache {
-    /// Room for so many blocks of a model's program.
+    /// Allocates a cache of `blocks` blocks for the program of a model.
     ///
     /// # Errors
-    /// Memory that could not be had.
+    /// Returns an error if the allocation fails.
     pub fn new(model: &CudaModel, blocks: u64) -> Result<Self, CudaError> {
         let blocks = blocks.saturating_add(1);
         let bytes = blocks.saturating_mul(model.program.block_bytes());
@@ -79,15 +79,15 @@ impl CudaCache {
 
 /// A batch that is ready to launch: plan, addresses, extents.
 struct Ready {
-    /// Which of the session's slots has its data and takes its results.
+    /// Index of the session's slot that holds the batch's data and receives its results.
     slot: usize,
     site: Site,
     data: BatchData,
-    /// The batch's own extents.
+    /// Extents of the batch itself.
     own: Extents,
-    /// Extents of its bucket, which it is planned and launched for: none is smaller.
+    /// Extents of the batch's bucket, for which it is planned and launched. None is smaller than that of the batch.
     extents: Extents,
-    /// Address of the KV cache; 0 without one.
+    /// Address of the KV cache, or 0 without one.
     cache: u64,
 }
 
@@ -97,7 +97,7 @@ impl Ready {
     }
 }
 
-/// How a run was put on the stream.
+/// How a run was enqueued.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Enqueued {
     Replayed,
@@ -105,8 +105,7 @@ enum Enqueued {
 }
 
 impl CudaSession {
-    /// A session with a stream of its own and no memory yet. With `plain_launches` it does without
-    /// programmatic dependent launch, also on cards that have it.
+    /// Creates a session with its own stream and no memory. `plain_launches` disables programmatic dependent launch.
     pub fn new(
         model: Arc<CudaModel>,
         allocator: &AllocatorChoice,
@@ -142,16 +141,16 @@ impl CudaSession {
         })
     }
 
-    /// Puts a batch, which the caller has checked against the model's limits, on the stream, and returns before it has run.
-    /// While it runs the next one can be submitted, so that the device goes on with it at once.
+    /// Enqueues a batch and returns before it has run. The caller must have checked the batch against the model's limits. A
+    /// second batch can be submitted while the first runs, so that the device continues with it immediately.
     ///
     /// # Errors
-    /// [`CudaError::InFlight`] while two batches are in flight; memory that could not be had, and what the driver refuses.
+    /// Returns [`CudaError::InFlight`] if two batches are in flight, an error if an allocation fails, and driver errors.
     pub fn submit(&mut self, batch: &Batch) -> Result<CudaTicket, CudaError> {
         self.submit_at(batch, 0, None)
     }
 
-    /// Where two batches are in flight, waits for the one that was submitted first. Its ticket has its results.
+    /// If two batches are in flight, waits for the one submitted first. Its ticket keeps the results.
     pub fn make_place(&mut self) {
         if self.slots.iter().all(Slot::is_taken) {
             let first = self.slots.iter_mut().min_by_key(|slot| slot.nth());
@@ -161,10 +160,10 @@ impl CudaSession {
         }
     }
 
-    /// Makes room for batches of up to these extents, so that none that is smaller waits for memory.
+    /// Allocates memory for batches of up to `extents`, so that no smaller batch waits for an allocation.
     ///
     /// # Errors
-    /// Memory that could not be had.
+    /// Returns an error if an allocation fails.
     pub fn reserve(&mut self, extents: &Extents) -> Result<(), CudaError> {
         let model = Arc::clone(&self.launcher.model);
         let extents = self.buckets.of_batch(extents);
@@ -184,12 +183,12 @@ impl CudaSession {
         Ok(())
     }
 
-    /// Runs a batch, which the caller has checked against the model's limits.
+    /// Runs a batch. The caller must have checked it against the model's limits.
     pub fn run(&mut self, batch: &Batch) -> Result<Vec<Output>, CudaError> {
         self.run_at(batch, 0)
     }
 
-    /// Runs the next tokens of sequences that lie in `cache`, and adds them to it.
+    /// Runs the next tokens of sequences in `cache` and appends them to it.
     pub fn run_cached(
         &mut self,
         batch: &Batch,
@@ -198,8 +197,8 @@ impl CudaSession {
         self.run_at(batch, cache.memory.start())
     }
 
-    /// Adds sequences' next tokens to `cache` and computes nothing else of them; returns before the device has done so, with a
-    /// fence behind it.
+    /// Appends the next tokens of sequences to `cache` without computing any output. Returns before the device has finished, with
+    /// a fence after the work.
     pub fn fill(&mut self, batch: &Batch, cache: &mut CudaCache) -> Result<Fence, CudaError> {
         let ready = self.prepare(batch, cache.memory.start())?;
         let staging = &mut self.slots[ready.slot].staging;
@@ -209,13 +208,13 @@ impl CudaSession {
         staging.note_upload()?;
         let n_steps = self.launcher.model.program.steps_to_fill_caches();
         self.launch(&ready, n_steps, &|_| true)?;
-        Fence::behind(&self.launcher.stream)
+        Fence::after(&self.launcher.stream)
     }
 
-    /// Lets the runs to come wait for a fence of another stream.
+    /// Makes later runs wait for a fence of another stream.
     ///
     /// # Errors
-    /// Failures of the driver.
+    /// Returns driver errors.
     pub fn wait_behind(&self, fence: &Fence) -> Result<(), CudaError> {
         fence.hold(&self.launcher.stream)
     }
@@ -224,7 +223,8 @@ impl CudaSession {
         self.submit_at(batch, cache, None)?.wait()
     }
 
-    /// As [`submit`](Self::submit), on a KV cache. With a `lap` the stream notes there when the run begins and ends.
+    /// Submits a batch like [`submit`](Self::submit), on a KV cache. If `lap` is given, its events record the start and the end
+    /// of the run.
     fn submit_at(
         &mut self,
         batch: &Batch,
@@ -236,11 +236,11 @@ impl CudaSession {
         self.slots[ready.slot].reserve(&self.launcher.model.device, bytes, &pieces)?;
         let enqueued = self.enqueue_between(&ready, batch, (&pieces, bytes), lap);
         let enqueued = enqueued.inspect_err(|_| {
-            // What was enqueued of it may still write to the slot's memory, which the next batch gets.
+            // Already enqueued work may still write to the slot's memory, which the next batch would reuse.
             let _ = self.launcher.stream.synchronize();
         })?;
         self.submitted += 1;
-        let ticket = self.slots[ready.slot].depart(pieces, self.submitted);
+        let ticket = self.slots[ready.slot].detach(pieces, self.submitted);
         let ticket = ticket.expect("there is room for its results, as was just made");
         self.learn(&ready, enqueued)?;
         Ok(ticket)
@@ -272,7 +272,7 @@ impl CudaSession {
         self.launcher.model.program()
     }
 
-    /// Bytes that the session and its model hold now.
+    /// Memory that the session and its model currently hold.
     pub fn memory(&self) -> MemoryUse {
         MemoryUse {
             weights: self.launcher.model.weight_bytes(),
@@ -281,17 +281,17 @@ impl CudaSession {
         }
     }
 
-    /// How many runs were replays of a graph.
+    /// Statistics of graph replays.
     pub fn graph_use(&self) -> GraphUse {
         self.graphs.used()
     }
 
-    /// What memory management cost the last run, batch data left out.
+    /// Memory management cost of the last run, excluding batch data.
     pub fn memory_work(&self) -> MemoryWork {
         self.workspace.work()
     }
 
-    /// Plans a batch and allocates for it. After a failed allocation the session holds nothing and stays usable.
+    /// Plans a batch and allocates its memory. If an allocation fails, the session releases all memory and stays usable.
     fn prepare(&mut self, batch: &Batch, cache: u64) -> Result<Ready, CudaError> {
         let model = Arc::clone(&self.launcher.model);
         model
@@ -304,7 +304,7 @@ impl CudaSession {
         let mut extents = extents_of(&self.buckets, batch);
         let mut room = self.make_room(&model.program, &extents);
         if matches!(room, Err(NoRoom::Memory { .. })) && extents != own {
-            // The batch itself takes a little less memory than its bucket.
+            // The batch itself takes slightly less memory than its bucket.
             extents = own;
             room = self.make_room(&model.program, &own);
         }
@@ -332,7 +332,8 @@ impl CudaSession {
         })
     }
 
-    /// A slot for the next batch: one that has none before one whose batch still runs, though its ticket was dropped.
+    /// Returns a slot for the next batch. A free slot is preferred over one whose batch still runs although its ticket was
+    /// dropped.
     fn free_slot(&mut self) -> Result<usize, CudaError> {
         let slots = self.slots.iter().enumerate();
         let free = slots.filter(|(_, slot)| !slot.is_taken());
@@ -348,7 +349,7 @@ impl CudaSession {
         extents: &Extents,
     ) -> Result<Arc<Plan>, NoRoom<CudaError>> {
         let room = self.workspace.make_room(program, extents);
-        // The workspace has released its memory, which the graphs name.
+        // The workspace has released the memory that the graphs refer to.
         if matches!(room, Err(NoRoom::Memory { .. })) {
             self.graphs.clear();
         }
@@ -363,7 +364,7 @@ impl CudaSession {
         self.workspace.release();
     }
 
-    /// Enqueues a run, from the upload of the batch to the last launch: as a graph where the session has one for it.
+    /// Enqueues a run, from the upload of the batch to the last launch. Replays a graph if the session has one for it.
     fn enqueue(&mut self, ready: &Ready, batch: &Batch) -> Result<Enqueued, CudaError> {
         let staging = &mut self.slots[ready.slot].staging;
         staging.fill(&ready.data, batch, &ready.extents)?;
@@ -374,7 +375,7 @@ impl CudaSession {
         Ok(Enqueued::Launched)
     }
 
-    /// Captures a graph of a run that was just launched, where one is due, while the device is busy with the run.
+    /// Captures a graph of a run that was just launched, if one is due. The device executes the run in the meantime.
     fn learn(&mut self, ready: &Ready, enqueued: Enqueued) -> Result<(), CudaError> {
         let key = ready.key();
         let is_bucket = ready.extents != ready.own;
@@ -391,15 +392,14 @@ impl CudaSession {
         Ok(())
     }
 
-    /// Launches the upload of a batch, and then its run.
+    /// Launches the upload of a batch and then its run.
     fn launch_all(&self, ready: &Ready) -> Result<(), CudaError> {
         let [upload, ..] = &*self.launcher.model.before;
         self.slots[ready.slot].staging.upload(&ready.data, upload)?;
         self.launch(ready, usize::MAX, &|_| true)
     }
 
-    /// Launches, in order, those of the first `n_steps` steps of a run whose kernel is wanted, and before them the packing of a
-    /// padded batch.
+    /// Launches, in order, the steps among the first `n_steps` whose kernel satisfies `wanted`. A padded batch is packed first.
     fn launch(
         &self,
         ready: &Ready,
@@ -437,13 +437,13 @@ impl CudaSession {
         self.launcher.steps(&bound, n_steps, wanted)
     }
 
-    /// Enqueues the copies of a run's results to the host, in the type that they are stored in.
+    /// Enqueues the copies of a run's results to the host, in their storage type.
     fn download(&mut self, ready: &Ready, pieces: &[Piece], bytes: usize) -> Result<(), CudaError> {
         let Launcher { model, stream, .. } = &self.launcher;
         let program = &model.program;
-        let landing = self.slots[ready.slot].landing();
-        let landing = landing.expect("there is room for the results, as was just made");
-        let to = landing.address()?;
+        let output = self.slots[ready.slot].output();
+        let output = output.expect("there is room for the results, as was just made");
+        let to = output.address()?;
         let outputs = program.outputs_of(ready.own.part);
         for ((name, tensor), piece) in outputs.zip(pieces) {
             let nth = program.outputs.iter().position(|(_, of)| of == tensor);
@@ -458,23 +458,23 @@ impl CudaSession {
                 let rows = (piece.bytes as u64).div_ceil(Upload::PIECE);
                 let extents = Extents::default().with_rows(rows);
                 let args = [from, to + piece.at as u64];
-                // SAFETY: tensors and pieces lie at multiples of `ALIGNMENT`, so that the rest of the last 16 bytes is theirs
-                // too; the output lives at `from` until the next batch on the stream, and the memory at `to` is freed or
-                // used again only behind the event that is recorded below.
+                // SAFETY: tensors and pieces start at multiples of `ALIGNMENT`, so the rest of the last 16 bytes belongs to them.
+                // The output stays valid at `from` until the next batch on the stream. The memory at `to` is freed or reused only
+                // after the event that is recorded below.
                 unsafe { copy.launch(stream.cu_stream(), &extents, &args, name, Start::Plain) }?;
             } else {
-                let to = &mut landing.memory_mut()[piece.at..piece.at + piece.bytes];
-                // SAFETY: as above; nobody reads the pinned memory before the event.
+                let to = &mut output.memory_mut()[piece.at..piece.at + piece.bytes];
+                // SAFETY: as above; nothing reads the pinned memory before the event.
                 unsafe { result::memcpy_dtoh_async(to, from, stream.cu_stream()) }
                     .during(|| format!("download `{name}`"))?;
             }
         }
-        landing.note(stream)
+        output.note(stream)
     }
 }
 
-/// Where the outputs of a batch land in the memory of its slot, and the bytes of all of them together. A bucket's further rows
-/// lie behind those of the batch, and are left out.
+/// Layout of a batch's outputs in the memory of its slot, and their total size in bytes. The extra rows of a bucket follow those
+/// of the batch and are omitted.
 fn pieces(program: &Program, own: &Extents) -> Result<(Vec<Piece>, usize), CudaError> {
     let mut end = 0;
     let mut pieces = Vec::with_capacity(program.outputs.len());
@@ -500,12 +500,12 @@ fn pieces(program: &Program, own: &Extents) -> Result<(Vec<Piece>, usize), CudaE
 
 impl Drop for CudaSession {
     fn drop(&mut self) {
-        // Memory must not be freed under a running kernel; there is nobody to return an error to.
+        // Memory must not be freed under a running kernel. A drop cannot return an error.
         let _ = self.launcher.stream.synchronize();
     }
 }
 
-/// For each output, its index among the planned tensors.
+/// Index of each output among the planned tensors.
 fn output_slots(program: &Program) -> Vec<usize> {
     let slot = |output: usize| program.planned().position(|(index, _)| index == output);
     let slots = program.outputs.iter().map(|&(_, tensor)| slot(tensor));
@@ -514,8 +514,8 @@ fn output_slots(program: &Program) -> Vec<usize> {
         .collect()
 }
 
-/// Adds to an out-of-memory error the `bytes` of all chunks of the plan and about how many tokens would
-/// fit. The session has released its memory, so what is free now is what the next run can have.
+/// Adds the size of the plan's chunks (`bytes`) and an estimate of how many tokens fit to an out-of-memory error. The session has
+/// released its memory, so the memory that is free now is available to the next run.
 fn advise(
     error: CudaError,
     model: &CudaModel,

@@ -1,4 +1,4 @@
-//! Times launches on a device with CUDA events around replays of a CUDA graph, whose launches rotate over sets of operands.
+//! Times launches with CUDA events around replays of a CUDA graph. The launches rotate over sets of operands.
 
 use std::{sync::Arc, time::Instant};
 
@@ -26,24 +26,24 @@ use crate::{
     tensor::{Element, Extents},
 };
 
-/// Least bytes of all sets of operands together, more than twice the largest L2 cache of `machines/`: a set has left it
-/// before a launch reads it again.
+/// Minimum total size of all sets of operands in bytes, more than twice the largest L2 cache of `machines/`. A set is thus
+/// evicted before a launch reads it again.
 const ROTATED_BYTES: u64 = 300_000_000;
-/// Most sets of operands: those of the smallest problems stay in L2 in part.
+/// Maximum number of sets of operands. Sets of the smallest problems partly stay in L2.
 const MOST_SETS: u64 = 64;
-/// Least launches in a graph, so that the gap between two graphs does not show, unless they take longer than
+/// Minimum number of launches in a graph, so that the gap between two graphs is negligible, unless the launches take longer than
 /// [`ENOUGH_MS`].
 const LAUNCHES: u64 = 64;
-/// Milliseconds of a graph beside which the gap does not show, whatever the number of launches.
+/// Duration of a graph in milliseconds for which the gap is negligible, whatever the number of launches.
 const ENOUGH_MS: f32 = 2.0;
-/// Milliseconds of warm-up before the first timed replay: clocks rise from idle.
+/// Warm-up before the first timed replay in milliseconds, because clocks ramp up from idle.
 const WARM_UP_MS: f32 = 10.0;
-/// Timed replays, whose median is reported.
+/// Number of timed replays, of which the median is reported.
 pub(super) const REPLAYS: usize = 20;
-/// Elements after which the random values of a large tensor repeat.
+/// Period of the random values of a large tensor, in elements.
 const PERIOD: usize = 1 << 24;
 
-/// Times launches on a stream of its own.
+/// Times launches on its own stream.
 pub struct Stopwatch {
     device: Device,
     stream: Arc<CudaStream>,
@@ -52,10 +52,10 @@ pub struct Stopwatch {
 /// Time and accuracy of a chain of launches.
 #[derive(Clone, Copy, Debug)]
 pub struct Lap {
-    /// Microseconds of the whole chain: the median time of a replay over the chains in the graph.
+    /// Time of the whole chain in microseconds: the median time of a replay divided by the number of chains in the graph.
     pub us: f64,
-    /// Difference from the first chain's result; `None` for the first. At most the first 16,777,216 elements of each
-    /// result are compared.
+    /// Difference from the result of the first chain; `None` for the first. Only the first 16,777,216 elements of each result are
+    /// compared.
     pub difference: Option<Difference>,
 }
 
@@ -79,8 +79,8 @@ impl Stopwatch {
         &self.stream
     }
 
-    /// Times chains that compute the same thing on the sequences of a case, each with the code of its
-    /// launches, and compares their results with the first chain's.
+    /// Times chains that compute the same function on the sequences of a case, each with the code of its launches, and compares
+    /// their results with those of the first chain.
     pub fn compare(
         &self,
         case: &Case,
@@ -91,7 +91,7 @@ impl Stopwatch {
         let mut want: Option<Vec<Vec<f32>>> = None;
         let mut kept: Option<(&Chain, Operands)> = None;
         for (chain, cubins) in chains {
-            // Operands take longer to make than to time, and most chains have equal ones.
+            // Creating operands takes longer than timing them, and most chains have the same ones.
             let operands = match kept.take() {
                 Some((before, operands)) if before.tensors == chain.tensors => {
                     operands.poison_results(&self.stream, chain)?;
@@ -109,8 +109,7 @@ impl Stopwatch {
                 for (launch, loaded) in chain.launches.iter().zip(&loaded) {
                     let at = |&tensor: &usize| operands.at(set, tensor);
                     let pointers: Vec<_> = launch.operands.iter().map(at).collect();
-                    // SAFETY: every set has room for the chain's tensors at these extents, and
-                    // nothing else uses them.
+                    // SAFETY: every set has room for the chain's tensors at these extents, and nothing else uses them.
                     unsafe {
                         let stream = self.stream.cu_stream();
                         loaded.launch(stream, &extents, &pointers, "benchmark", Start::Plain)?;
@@ -125,7 +124,7 @@ impl Stopwatch {
                 .collect::<Result<Vec<_>, _>>()?;
             let difference = match (&want, chain.last()) {
                 (Some(want), Some(kernel)) => {
-                    // Kernels of one definition may round in between, or not: the wider bound holds for both.
+                    // Two kernels with the same definition may round at different points, so the wider tolerance applies.
                     let first = chains[0].0.last().unwrap_or(kernel);
                     let both = [kernel.tolerance(), first.tolerance()];
                     let [own, firsts] = both.map(of_two_results);
@@ -147,14 +146,14 @@ impl Stopwatch {
         Ok(laps)
     }
 
-    /// Microseconds of one call of `launch`, which launches on one of `n_sets` sets of operands.
+    /// Returns the time of one call of `launch` in microseconds. `launch` receives the index of one of `n_sets` sets of operands.
     pub(super) fn time(
         &self,
         n_sets: u64,
         replays: usize,
         launch: impl Fn(u64) -> Result<(), CudaError>,
     ) -> Result<f64, CudaError> {
-        // The first launch loads code, which a stream capture may refuse: it goes outside the graph.
+        // The first launch loads code, which a stream capture may reject, so it runs outside the graph.
         launch(0)?;
         self.synchronize()?;
         let began = Instant::now();
@@ -162,7 +161,7 @@ impl Stopwatch {
         self.synchronize()?;
         let most = (ENOUGH_MS / (began.elapsed().as_secs_f32() * 1e3)).ceil() as u64;
         let n_launches = n_sets * most.clamp(1, LAUNCHES).div_ceil(n_sets);
-        // cuBLASLt may make calls beside its launches that a stricter mode refuses.
+        // cuBLASLt may make calls besides its launches that a stricter mode rejects.
         let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         let graph = capture(&self.stream, relaxed, || {
             (0..n_launches).try_for_each(|i| launch(i % n_sets))
@@ -172,12 +171,12 @@ impl Stopwatch {
         let mut timing = Timing::default();
         let mut warmed_ms = 0.0;
         while timing.ms.len() < replays {
-            // An untimed replay keeps the device busy while the host enqueues the start event and the
-            // timed graph, which takes as long as several small GEMMs.
+            // An untimed replay keeps the device busy while the host enqueues the start event and the timed graph, which takes as
+            // long as several small GEMMs.
             replay()?;
             let ms = watch.lap(replay)?;
             if warmed_ms < WARM_UP_MS {
-                // At least a microsecond, so that this ends.
+                // Count at least a microsecond, so that the loop ends.
                 warmed_ms += 2.0 * ms.max(1e-3);
             } else {
                 timing.ms.push(ms);
@@ -205,7 +204,7 @@ struct Operands {
     arena: Buffer,
     n_sets: u64,
     set_bytes: u64,
-    /// Offset in a set, bytes and element type, by tensor.
+    /// Offset in a set, size in bytes and element type, by tensor.
     tensors: Vec<(u64, u64, Element)>,
 }
 
@@ -239,7 +238,7 @@ impl Operands {
         let arena = Buffer::new(device, bytes, "the operands of a benchmark")?;
         let stream = stopwatch.stream.cu_stream();
         let during = || "fill the operands".to_owned();
-        // All bits set is NaN in every real type, so that an element that a kernel leaves out is found.
+        // All bits set is NaN in every floating-point type, so elements that a kernel does not write are detected.
         // SAFETY: the arena has this size.
         unsafe { result::memset_d8_async(arena.start(), 0xff, bytes as usize, stream) }
             .during(during)?;
@@ -251,8 +250,7 @@ impl Operands {
             while done < bytes {
                 let piece = (bytes - done).min(encoded.len() as u64);
                 let at = arena.start() + offset + done;
-                // SAFETY: the first set has room for the tensor, and the copy has been made when
-                // the call returns.
+                // SAFETY: the first set has room for the tensor, and the copy is complete when the call returns.
                 unsafe { result::memcpy_htod_sync(at, &encoded[..piece as usize]) }
                     .during(during)?;
                 done += piece;
@@ -274,7 +272,7 @@ impl Operands {
         })
     }
 
-    /// Overwrites with NaN what the launches of a chain wrote, in the set that is compared.
+    /// Overwrites the results of a chain with NaN in the set that is compared.
     fn poison_results(&self, stream: &CudaStream, chain: &Chain) -> Result<(), CudaError> {
         for (tensor, of_chain) in chain.tensors.iter().enumerate() {
             if of_chain.fill.is_none() {
@@ -292,7 +290,7 @@ impl Operands {
         self.arena.start() + set * self.set_bytes + self.tensors[tensor].0
     }
 
-    /// The last set's tensor, or its first [`PERIOD`] elements.
+    /// Downloads the last set's tensor, or its first [`PERIOD`] elements.
     fn download(&self, tensor: usize) -> Result<Vec<f32>, CudaError> {
         let (_, bytes, element) = self.tensors[tensor];
         let max_bytes = PERIOD as u64 * element.bytes();
@@ -304,12 +302,12 @@ impl Operands {
     }
 }
 
-/// The number of sets of so many bytes that launches rotate over.
+/// Number of sets of `bytes` bytes that launches rotate over.
 pub(super) fn rotated_sets(bytes: u64) -> u64 {
     ROTATED_BYTES.div_ceil(bytes.max(1)).clamp(2, MOST_SETS)
 }
 
-/// The bytes of a tensor of `n` elements, or the period that they repeat with. Equal names and sizes give equal values.
+/// Returns the bytes of a tensor of `n` elements, or one period of them. Equal names and sizes give equal values.
 fn values(fill: Fill, element: Element, n: usize, case: &Case, name: &str) -> Vec<u8> {
     let seed = name.bytes().fold(n as u64, |seed, byte| {
         let mut state = seed ^ u64::from(byte);
@@ -346,14 +344,14 @@ pub(super) fn random(n: usize, deviation: f32, seed: u64) -> Vec<f32> {
         .enumerate()
         .for_each(|(piece, values)| {
             let mut state = (seed << 32) | piece as u64;
-            // Neighbouring states give overlapping series; a draw spreads them.
+            // Adjacent states give overlapping series; one draw spreads them.
             state = uniform(&mut state);
             values.fill_with(|| deviation * normal(&mut state));
         });
     values
 }
 
-/// A kernel's tolerance is its distance from an exact reference; here both results are accumulated in f32.
+/// Doubles a tolerance. It bounds the distance of one result from an exact reference, but here two results in f32 are compared.
 pub(super) fn of_two_results(tolerance: Tolerance) -> Tolerance {
     Tolerance {
         absolute: 2.0 * tolerance.absolute,
@@ -377,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_holds_the_same_in_every_chain_and_another_holds_something_else() {
+    fn equal_tensors_have_equal_values_in_every_chain() {
         let of = |name| {
             values(
                 Fill::ACTIVATION,

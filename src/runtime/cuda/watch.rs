@@ -1,4 +1,4 @@
-//! The time between two points of a stream, by CUDA events.
+//! Measures the time between two points of a stream with CUDA events.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::{
     error::{CudaError, During},
 };
 
-/// Times what is enqueued on a stream.
+/// Times work that is enqueued on a stream.
 pub(super) struct Watch {
     stream: Arc<CudaStream>,
     start: CudaEvent,
@@ -32,7 +32,7 @@ impl Watch {
         })
     }
 
-    /// Milliseconds on the device from the start to the end of what `enqueue` puts on the stream.
+    /// Returns the device time of the work that `enqueue` puts on the stream, in milliseconds.
     pub(super) fn lap(
         &self,
         enqueue: impl FnOnce() -> Result<(), CudaError>,
@@ -40,7 +40,7 @@ impl Watch {
         self.lap_beside(&mut (), |()| enqueue(), |(), ()| Ok(()))
     }
 
-    /// As [`Watch::lap`], while the host runs `beside` on what `enqueue` returned.
+    /// Like [`Watch::lap`], while the host runs `beside` on the value that `enqueue` returned.
     pub(super) fn lap_beside<T, E>(
         &self,
         on: &mut T,

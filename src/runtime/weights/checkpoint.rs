@@ -1,4 +1,4 @@
-//! A checkpoint folder as published: `model.safetensors`, or an index and its shards.
+//! A published checkpoint folder: `model.safetensors`, or an index and its shards.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,9 +32,11 @@ pub enum CheckpointError {
         file: PathBuf,
         source: std::io::Error,
     },
-    #[error("`{file}` is no whole safetensors file: {problem}; download it again")]
+    #[error("`{file}` is not a complete safetensors file: {problem}; download it again")]
     NotSafetensors { file: PathBuf, problem: String },
-    #[error("`{file}` is no index of shards: {problem}; expected an object with a `weight_map`")]
+    #[error(
+        "`{file}` is not an index of shards: {problem}; expected an object with a `weight_map`"
+    )]
     Index { file: PathBuf, problem: String },
     #[error(transparent)]
     File(ReadError),
@@ -51,7 +53,7 @@ pub enum CheckpointError {
     )]
     EndedEarly { file: PathBuf, tensor: String },
     #[error(
-        "there is no memory for the tensor `{tensor}`, which takes {bytes} bytes; are its sizes right? Free memory, or use a smaller model"
+        "out of memory for the tensor `{tensor}`, which takes {bytes} bytes; are its sizes right? Free memory, or use a smaller model"
     )]
     OutOfMemory { tensor: String, bytes: u64 },
     #[error("`{index}` names the shard `{shard}`, which is not beside it; download it too")]
@@ -74,7 +76,7 @@ pub enum CheckpointError {
         other: String,
     },
     #[error(
-        "`{file}` is a pickle, which runs code of whoever wrote it when it is read, so gemmule does not; convert it where you trust it: python3 -c \"import torch, safetensors.torch as s; s.save_file(torch.load('{file}', weights_only=True), '{with}')\""
+        "`{file}` is a pickle, and loading a pickle runs code that its author put into it, so gemmule does not load it; if you trust the file, convert it: python3 -c \"import torch, safetensors.torch as s; s.save_file(torch.load('{file}', weights_only=True), '{with}')\""
     )]
     Pickle { file: PathBuf, with: PathBuf },
     #[error(
@@ -105,16 +107,16 @@ impl From<ReadError> for CheckpointError {
     }
 }
 
-/// An open checkpoint. Files stay open; a tensor is read when it is asked for.
+/// An open checkpoint. Files stay open, and a tensor is read on request.
 pub struct Checkpoint {
-    /// The single file or the index, for messages.
+    /// Path of the single file or the index, for messages.
     main: PathBuf,
     shards: Vec<Shard>,
-    /// Where each tensor is.
+    /// Shard and location of each tensor.
     entries: BTreeMap<String, Entry>,
-    /// Tensors of shards that the index does not name, or not for their shard.
+    /// Tensors in a shard that the index does not assign to that shard.
     unnamed: BTreeSet<String>,
-    /// Files that would have tensors that are not there, and that are not read.
+    /// Pickle files that may contain missing tensors. They are not read.
     pickles: Vec<PathBuf>,
     names: WeightNames,
 }
@@ -125,11 +127,11 @@ struct Entry {
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in `folder`, whose tensors may be called as `names` says. Folders with weights of their own
-    /// that `names` has lie in `root`.
+    /// Opens the checkpoint in `folder`. `names` gives the alternative spellings of tensor names. The subfolders with weights of
+    /// their own that `names` lists are in `root`.
     ///
     /// # Errors
-    /// Files that are missing or no safetensors files, and an index that does not fit its shards.
+    /// Returns an error if a file is missing or not a safetensors file, or if the index does not match its shards.
     pub fn open(folder: &Path, root: &Path, names: WeightNames) -> Result<Self, CheckpointError> {
         let mut checkpoint = Self {
             main: PathBuf::new(),
@@ -155,7 +157,7 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Opens the files of a folder, whose tensors are called `prefix` and their own name. The single file or the index.
+    /// Opens the files of a folder and prepends `prefix` to their tensor names. Returns the path of the single file or the index.
     fn add_folder(&mut self, folder: &Path, prefix: &str) -> Result<PathBuf, CheckpointError> {
         let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
         if single.is_file() {
@@ -175,7 +177,7 @@ impl Checkpoint {
         Ok(index)
     }
 
-    /// Opens a file of which all tensors may be read.
+    /// Opens a file and makes all of its tensors available.
     fn add_file(&mut self, file: PathBuf, prefix: &str) -> Result<(), CheckpointError> {
         let (shard, tensors) = Shard::open(file)?;
         let at = self.shards.len();
@@ -187,8 +189,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Opens a shard, of which the index names these tensors. Those are read from it and no others,
-    /// whatever else lies in it.
+    /// Opens a shard and makes the tensors available that the index assigns to it. Other tensors in the shard are not read.
     fn add(
         &mut self,
         index: &Path,
@@ -222,13 +223,13 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The entry of a tensor, under the first spelling that is there.
+    /// Returns the first existing spelling of a tensor's name, with its entry.
     fn find(&self, name: &str) -> Option<(String, &Entry)> {
         let mut spellings = self.names.spellings(name).into_iter();
         spellings.find_map(|n| self.entries.get(&n).map(|e| (n, e)))
     }
 
-    /// Refuses tensors under several names of one tensor that differ: only the first is read.
+    /// Returns an error if a tensor is stored under several spellings with different values, since only the first would be read.
     fn check_spellings(&self, name: &str) -> Result<(), CheckpointError> {
         let spellings = self.names.spellings(name).into_iter();
         let ties = self.names.ties.keys();
@@ -246,7 +247,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Whether two tensors have the same values.
+    /// Returns whether two tensors have bitwise identical values.
     fn are_equal(
         &self,
         (a, one): (&str, &Entry),
@@ -262,7 +263,7 @@ impl Checkpoint {
             shard.read(name, &entry.stored, dtype)
         };
         let ((one, _), (other, _)) = (values(a, one)?, values(b, other)?);
-        // Bits, as NaNs are equal to nothing.
+        // Compare bits, because NaN does not equal itself.
         let mut pairs = one.iter().zip(&other);
         Ok(pairs.all(|(a, b)| a.to_bits() == b.to_bits()))
     }
@@ -303,7 +304,7 @@ impl Checkpoint {
         Ok((full, entry, dtype))
     }
 
-    /// A file that is not read for what it is, which would have one of these tensors.
+    /// Returns a pickle file that may contain one of the missing tensors.
     fn pickle_of(&self, missing: &[&str]) -> Option<&PathBuf> {
         let spellings = missing.iter().flat_map(|name| self.names.spellings(name));
         let stems: BTreeSet<String> = spellings.filter_map(|name| file_of(&name)).collect();
@@ -407,7 +408,8 @@ impl WeightSource for Checkpoint {
     }
 }
 
-/// The file beside the checkpoint, without its ending, that a name such as `sparse_linear/weight` says to hold the tensor.
+/// Returns the stem of the file next to the checkpoint that contains a tensor named `stem/tensor`, such as
+/// `sparse_linear/weight`.
 fn file_of(name: &str) -> Option<String> {
     let (stem, _) = name.split_once('/')?;
     let mut parts = Path::new(stem).components();
@@ -417,13 +419,13 @@ fn file_of(name: &str) -> Option<String> {
     }
 }
 
-/// The files that other names of tensors say.
+/// Returns the stems of all additional files that `names` mentions.
 fn files_of(names: &WeightNames) -> BTreeSet<String> {
     let others = names.others.values().flatten();
     others.filter_map(|name| file_of(name)).collect()
 }
 
-/// A tensor's name with `#` for each number between its dots.
+/// Replaces every numeric component of a dotted tensor name with `#`.
 fn without_indices(name: &str) -> String {
     let part = |part: &str| match part.bytes().all(|b| b.is_ascii_digit()) {
         true => "#".to_owned(),
@@ -432,7 +434,7 @@ fn without_indices(name: &str) -> String {
     name.split('.').map(part).collect::<Vec<_>>().join(".")
 }
 
-/// The tensors of each shard, as the index has them.
+/// Reads the index and returns the tensors of each shard.
 fn named_by(index: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
     let broken = |problem: String| CheckpointError::Index {
         file: index.to_owned(),
@@ -449,9 +451,9 @@ fn named_by(index: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointErr
         let name = shard
             .as_str()
             .ok_or_else(|| broken(format!("`{tensor}` names no file")))?;
-        // An index comes from elsewhere: it may name files beside itself only.
+        // An index is untrusted input: it may name files in its own folder only.
         if Path::new(name).components().count() != 1 || name.starts_with('.') {
-            return Err(broken(format!("`{name}` is no plain file name")));
+            return Err(broken(format!("`{name}` is not a plain file name")));
         }
         let tensors = shards.entry(name.to_owned()).or_default();
         tensors.push(tensor.clone());

@@ -1,4 +1,4 @@
-//! What a folder without readable weights holds instead, and what would make weights of it.
+//! Detects the contents of a folder without readable weights, and explains how to obtain weights from them.
 
 use std::{
     fmt,
@@ -10,31 +10,31 @@ use serde_json::Value;
 use super::checkpoint::{INDEX, SINGLE};
 use crate::files::{self, Kind};
 
-/// Files of a folder that are no weights which gemmule reads.
+/// Contents of a folder that has no readable weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// An adapter, with the name of the model that it changes.
+    /// An adapter, with the name of its base model.
     Adapter { base: Option<String> },
-    /// A file of llama.cpp.
+    /// A llama.cpp file.
     Gguf { file: PathBuf },
-    /// A file of pickles, or the index of several.
+    /// A pickle file, or the index of several.
     Pickle { file: PathBuf },
-    /// Weights of TensorFlow or Flax.
+    /// TensorFlow or Flax weights.
     OtherFramework { file: PathBuf },
-    /// A graph of ONNX or OpenVINO.
+    /// An ONNX or OpenVINO graph.
     Graph { file: PathBuf },
     /// Shards without their index.
     Shards { file: PathBuf },
-    /// A safetensors file of another name.
+    /// A safetensors file under an unexpected name.
     OtherName { file: PathBuf },
-    /// A folder below with weights.
+    /// A subfolder with weights.
     Below { folder: PathBuf },
-    /// None of these, or weights that are read.
+    /// None of the above, or readable weights.
     Nothing,
 }
 
 impl Found {
-    /// Looks into a folder. What is closest to readable weights is named first.
+    /// Inspects a folder. If several kinds match, the one that is easiest to turn into readable weights is returned.
     pub fn in_folder(folder: &Path) -> Self {
         let (files, folders) = listed(folder);
         let ending = |endings: &[&str]| {
@@ -101,38 +101,38 @@ impl fmt::Display for Found {
                 let base = base.as_ref().map(|base| format!(" of `{base}`"));
                 write!(
                     f,
-                    "an adapter{}, which is merged into its model first: peft.AutoPeftModel.from_pretrained(FOLDER).merge_and_unload().save_pretrained(NEW) in Python",
+                    "an adapter{}; merge it into its model first: peft.AutoPeftModel.from_pretrained(FOLDER).merge_and_unload().save_pretrained(NEW) in Python",
                     base.unwrap_or_default()
                 )
             }
             Self::Gguf { file } => write!(
                 f,
-                "`{}`, whose format is not read; take the folder that it was converted from, or transformers.AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME).save_pretrained(NEW) in Python",
+                "`{}`, a format that gemmule does not read; use the folder that it was converted from, or run transformers.AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME).save_pretrained(NEW) in Python",
                 name(file)
             ),
             Self::Pickle { file } => write!(
                 f,
-                "`{}`, a pickle, which runs code of whoever wrote it when it is read; where you trust it, the model's class in transformers converts it: CLASS.from_pretrained(FOLDER).save_pretrained(FOLDER), with the class that config.json names in `architectures`",
+                "`{}`, a pickle, which runs its author's code when it is loaded; if you trust it, convert it with the model's class in transformers: CLASS.from_pretrained(FOLDER).save_pretrained(FOLDER), where CLASS is the class in `architectures` of config.json",
                 name(file)
             ),
             Self::OtherFramework { file } => write!(
                 f,
-                "`{}`, weights of another framework; transformers 4 converts them: CLASS.from_pretrained(FOLDER, from_tf=True) or from_flax=True, and save_pretrained(FOLDER)",
+                "`{}`, weights of another framework; convert them with transformers 4: CLASS.from_pretrained(FOLDER, from_tf=True) or from_flax=True, and save_pretrained(FOLDER)",
                 name(file)
             ),
             Self::Graph { file } => write!(
                 f,
-                "`{}`, an exported graph, which is not read; take the folder that it was exported from",
+                "`{}`, an exported graph, which gemmule does not read; use the folder that it was exported from",
                 file.display()
             ),
             Self::Shards { file } => write!(
                 f,
-                "`{}` without `{INDEX}`, which says what tensors each shard has; download it too",
+                "`{}` without `{INDEX}`, which lists the tensors of each shard; download it too",
                 name(file)
             ),
             Self::OtherName { file } => write!(
                 f,
-                "`{}`, which is not read under that name; if its tensors are named as transformers names them, rename it to `{SINGLE}`, else take the file of that name of the same model",
+                "`{}`, a file name that is not recognized; if its tensors have transformers' names, rename it to `{SINGLE}`, else use the file of that name from the same model",
                 name(file)
             ),
             Self::Below { folder } => write!(
@@ -151,7 +151,7 @@ fn name(file: &Path) -> String {
         .unwrap_or_default()
 }
 
-/// Files and folders of a folder, by name; none, where it cannot be read.
+/// Returns the files and the subfolders of a folder, sorted by name. Both are empty if it cannot be read.
 fn listed(folder: &Path) -> (Vec<PathBuf>, Vec<PathBuf>) {
     let entries = std::fs::read_dir(folder).into_iter().flatten();
     let mut paths: Vec<PathBuf> = entries.filter_map(Result::ok).map(|e| e.path()).collect();
@@ -160,7 +160,7 @@ fn listed(folder: &Path) -> (Vec<PathBuf>, Vec<PathBuf>) {
     (files, folders)
 }
 
-/// The model that an adapter changes.
+/// Returns the base model of an adapter.
 fn base(file: &Path) -> Option<String> {
     let text = files::text(file, Kind::Config).ok()?;
     let json: Value = serde_json::from_str(&text).ok()?;

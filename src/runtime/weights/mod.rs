@@ -1,7 +1,7 @@
-//! Weights: from a published checkpoint, or random for benchmarks.
+//! Weights of a model, read from a published checkpoint or generated at random for benchmarks.
 //!
-//! Tensors are found under their published names, with the usual prefixes (`bert.`, …) tried in
-//! order. Everything is checked before the first byte is copied.
+//! Tensors are found under their published names, with the usual prefixes (`bert.`, …) tried in order. All names, shapes and
+//! types are checked before the first byte is copied.
 
 mod checkpoint;
 mod found;
@@ -19,34 +19,34 @@ use crate::{
     tensor::DType,
 };
 
-/// Something that yields stored tensors as f32.
+/// A source of stored tensors, converted to f32.
 pub trait WeightSource: Send + Sync {
-    /// The tensor `name` of `dims`, row-major.
+    /// Reads the tensor `name` with dimensions `dims` in row-major order.
     fn read(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError>;
 
-    /// Checks all of `stored` at once, so that one error names everything that is missing.
+    /// Checks all tensors of `stored` at once, so that one error lists everything that is missing.
     fn check(&self, stored: &[(&str, &[u64])]) -> Result<(), CheckpointError>;
 
-    /// Tensors that the source has and none of `used` is; published checkpoints carry some.
+    /// Returns the tensors of the source that are not in `used`. Published checkpoints often have some.
     fn surplus(&self, used: &[(&str, &[u64])]) -> Vec<String>;
 
-    /// Tensors of heads that are tied to tables, and that the source has with values of their own.
+    /// Returns the tied head tensors for which the source has values that differ from those of their tables.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// Returns the errors of [`read`](Self::read).
     fn own(&self) -> Result<Vec<String>, CheckpointError> {
         Ok(Vec::new())
     }
 
-    /// Those of the surplus that are called as one that is used but for the number of a layer: a description that forgot
-    /// an index, or a config.json with fewer layers, leaves them out. A source that makes what it is asked for has none.
+    /// Returns the surplus tensors whose names match that of a used tensor except for a layer number. They indicate a description
+    /// with a missing index, or a config.json with too few layers. A source that generates its tensors has none.
     fn left_out(&self, _used: &[(&str, &[u64])]) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// Room for `n` elements of `tensor`, whose size a file or a config says. Where there is none it is
-/// an error; a plain allocation would end the process.
+/// Allocates room for `n` elements of `tensor`. The size comes from a file or a config, so a failed allocation must be an error;
+/// a plain allocation would abort the process.
 pub(super) fn room<T>(tensor: &str, n: u64) -> Result<Vec<T>, CheckpointError> {
     let refused = || CheckpointError::OutOfMemory {
         tensor: tensor.to_owned(),
@@ -58,7 +58,7 @@ pub(super) fn room<T>(tensor: &str, n: u64) -> Result<Vec<T>, CheckpointError> {
     Ok(values)
 }
 
-/// Elements of a tensor; as many as no memory holds where the product is beyond 64 bits.
+/// Number of elements of a tensor, saturating at `u64::MAX`.
 fn elements(dims: &[u64]) -> u64 {
     dims.iter().fold(1, |n: u64, &d| n.saturating_mul(d))
 }
@@ -66,7 +66,7 @@ fn elements(dims: &[u64]) -> u64 {
 /// Evaluates an expression over stored tensors.
 ///
 /// # Errors
-/// As [`WeightSource::read`].
+/// Returns the errors of [`WeightSource::read`].
 pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>, CheckpointError> {
     match expr {
         WeightExpr::Stored { name, dims } => source.read(name, dims),
@@ -162,17 +162,17 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
     }
 }
 
-/// `values` in their storage type, little-endian.
+/// Encodes `values` as `dtype`, little-endian.
 pub fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(values.len() * dtype.bytes() as usize);
     encode_into(&mut bytes, values, dtype);
     bytes
 }
 
-/// The elements of the weight `name` in their storage type, little-endian.
+/// Encodes the elements of the weight `name` as `dtype`, little-endian.
 ///
 /// # Errors
-/// No memory for them.
+/// Returns an error if the allocation fails.
 pub fn encode_weight(name: &str, values: &[f32], dtype: DType) -> Result<Vec<u8>, CheckpointError> {
     let mut bytes = room(name, values.len() as u64 * dtype.bytes())?;
     encode_into(&mut bytes, values, dtype);
@@ -187,14 +187,14 @@ fn encode_into(bytes: &mut Vec<u8>, values: &[f32], dtype: DType) {
     }
 }
 
-/// Stored elements as f32; trailing bytes that make no element are ignored.
+/// Decodes stored elements to f32. Trailing bytes of an incomplete element are ignored.
 pub fn decode(bytes: &[u8], dtype: DType) -> Vec<f32> {
     let mut values = Vec::new();
     decode_into(&mut values, bytes, dtype);
     values
 }
 
-/// As [`decode`], behind the elements that are there.
+/// Decodes like [`decode`] and appends to `values`.
 pub(super) fn decode_into(values: &mut Vec<f32>, bytes: &[u8], dtype: DType) {
     let pairs = || bytes.as_chunks::<2>().0.iter();
     match dtype {

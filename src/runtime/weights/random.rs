@@ -1,10 +1,10 @@
 use super::{CheckpointError, WeightSource, elements, room};
 use crate::kernels::trial::normal;
 
-/// Weights drawn from a seed: for benchmarks and for tests of sizes that nobody published.
+/// Weights generated from a seed, for benchmarks and for tests of unpublished model sizes.
 ///
-/// A tensor depends on the seed and its own name only. Matrices are normal around 0 and gains of
-/// LayerNorm around 1. `scripts/reference.py` makes the same numbers for transformers.
+/// A tensor depends only on the seed and its own name. Matrices are normally distributed around 0 and LayerNorm weights around 1.
+/// `scripts/reference.py` generates the same numbers for transformers.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomWeights {
     pub seed: u64,
@@ -12,7 +12,7 @@ pub struct RandomWeights {
 }
 
 impl RandomWeights {
-    /// The deviation 0.02 that transformers' initialisers have.
+    /// Creates weights with standard deviation 0.02, the default of transformers.
     pub fn new(seed: u64) -> Self {
         Self {
             seed,
@@ -25,7 +25,7 @@ impl WeightSource for RandomWeights {
     fn read(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError> {
         let n = elements(dims);
         let mut values = room(name, n)?;
-        // FNV-1a of the name, started from the seed.
+        // FNV-1a hash of the name, starting from the seed.
         let mut state = name
             .bytes()
             .fold(self.seed ^ 0xcbf2_9ce4_8422_2325, |h, b| {
@@ -60,20 +60,20 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_that_no_memory_holds_is_an_error_with_its_name_and_bytes() {
+    fn a_tensor_larger_than_memory_is_an_error_with_its_name_and_bytes() {
         let text = |dims: &[u64]| {
             let weights = RandomWeights::new(1);
             weights.read("table", dims).unwrap_err().to_string()
         };
-        insta::assert_snapshot!(text(&[1 << 40, 1 << 8]), @"there is no memory for the tensor `table`, which takes 1125899906842624 bytes; are its sizes right? Free memory, or use a smaller model");
-        // Beyond 64 bits.
-        insta::assert_snapshot!(text(&[1 << 40, 1 << 40]), @"there is no memory for the tensor `table`, which takes 18446744073709551615 bytes; are its sizes right? Free memory, or use a smaller model");
+        insta::assert_snapshot!(text(&[1 << 40, 1 << 8]), @"out of memory for the tensor `table`, which takes 1125899906842624 bytes; are its sizes right? Free memory, or use a smaller model");
+        // The product exceeds 64 bits.
+        insta::assert_snapshot!(text(&[1 << 40, 1 << 40]), @"out of memory for the tensor `table`, which takes 18446744073709551615 bytes; are its sizes right? Free memory, or use a smaller model");
         let row = |rows| crate::graph::WeightExpr::Stored {
             name: format!("part of {rows}"),
             dims: vec![rows, 1 << 20],
         };
         let parts = crate::graph::WeightExpr::ConcatRows(vec![row(1 << 31), row(1 << 30)]);
         let error = super::super::evaluate(&parts, &RandomWeights::new(1)).unwrap_err();
-        insta::assert_snapshot!(error, @"there is no memory for the tensor `part of 2147483648`, which takes 13510798882111488 bytes; are its sizes right? Free memory, or use a smaller model");
+        insta::assert_snapshot!(error, @"out of memory for the tensor `part of 2147483648`, which takes 13510798882111488 bytes; are its sizes right? Free memory, or use a smaller model");
     }
 }

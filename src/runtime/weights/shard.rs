@@ -1,5 +1,5 @@
-//! One safetensors file, read in pieces through an open handle. It is not mapped: a file that
-//! another process cuts short while it is mapped ends this one with SIGBUS, here it is an error.
+//! Reads one safetensors file in pieces through an open handle. The file is not memory-mapped: if another process truncates a
+//! mapped file, this process receives SIGBUS. A truncated read is an ordinary error.
 
 use std::{
     collections::BTreeMap,
@@ -13,20 +13,20 @@ use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::Metadata};
 use super::{CheckpointError, decode_into, room};
 use crate::{files::read_at, tensor::DType};
 
-/// The length of the header stands before it, in eight bytes.
+/// Size of the length field before the header, in bytes.
 const N_LENGTH: u64 = 8;
-/// As the safetensors crate has it.
+/// Maximum header size of the safetensors crate, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
-/// What is read at once: little beside a large tensor, and many times what a call costs.
+/// Bytes per read: small compared with a large tensor, and large enough to amortize the system call.
 const PIECE: usize = 1 << 20;
 
-/// An open file.
+/// An open safetensors file.
 pub(super) struct Shard {
     path: PathBuf,
     file: File,
 }
 
-/// A tensor of a shard, as its header says.
+/// A tensor's entry in the header of a shard.
 pub(super) struct Stored {
     pub dtype: Dtype,
     pub dims: Vec<u64>,
@@ -36,7 +36,7 @@ pub(super) struct Stored {
 }
 
 impl Shard {
-    /// Opens a file and reads its header, which fits the file's size.
+    /// Opens a file, reads its header and checks it against the file size.
     pub fn open(path: PathBuf) -> Result<(Self, BTreeMap<String, Stored>), CheckpointError> {
         let io = |source| CheckpointError::Io {
             file: path.clone(),
@@ -68,8 +68,8 @@ impl Shard {
         header.resize(data as usize, 0);
         read_at(&file, &mut header, 0).map_err(io)?;
         let metadata: Metadata = serde_json::from_slice(&header[N_LENGTH as usize..])
-            // The crate's own reader says what is wrong; it wants the data too, and gets to ask for
-            // them only where the header is sound.
+            // Report the error of the safetensors crate, which is more precise. It also checks for the data, which is not passed
+            // here, but only after it has accepted the header.
             .map_err(|error| match SafeTensors::read_metadata(&header) {
                 Err(problem) => broken(problem),
                 Ok(_) => broken(error.into()),
@@ -97,8 +97,8 @@ impl Shard {
         &self.path
     }
 
-    /// A tensor's elements, and how many of them are no finite numbers. Beside them there is one
-    /// piece of the file in memory, never the whole tensor.
+    /// Reads a tensor's elements. Besides them, only one piece of the file is in memory at a time. Returns the elements and the
+    /// number of non-finite ones.
     pub fn read(
         &self,
         name: &str,

@@ -7,7 +7,7 @@ use crate::{
     runtime::AllocatorChoice,
 };
 
-/// A device of so many bytes.
+/// A fake device with `capacity` bytes.
 #[derive(Default)]
 struct Device {
     capacity: u64,
@@ -81,7 +81,7 @@ fn workspace(program: &Program, choice: &AllocatorChoice, capacity: u64) -> Work
 }
 
 #[test]
-fn the_chunks_are_those_that_the_plan_names_under_every_allocator() {
+fn every_allocator_creates_the_chunks_of_its_plan() {
     let program = program();
     for choice in choices() {
         let mut workspace = workspace(&program, &choice, u64::MAX);
@@ -109,7 +109,7 @@ fn a_batch_that_does_not_fit_leaves_room_for_one_that_does() {
         let small = Planner::footprint(&program, &choice, &batch(300), &batch(300)).unwrap();
         let large = Planner::footprint(&program, &choice, &batch(60_000), &batch(60_000)).unwrap();
         let capacity = match choice {
-            // Its memory is the same for every batch.
+            // The maximum plan takes the same memory for every batch.
             AllocatorChoice::Maximum(_) => large.chunks - 1,
             _ => small.chunks,
         };
@@ -142,7 +142,7 @@ fn chunks_of_earlier_batches_make_room_for_a_batch_that_needs_them() {
     let choice = AllocatorChoice::Caching;
     let alone = Planner::footprint(&program, &choice, &batch(24_000), &batch(24_000)).unwrap();
     let mut workspace = workspace(&program, &choice, alone.chunks);
-    // Its segments are of other sizes, and the allocator gives none back by itself.
+    // The segments have other sizes, and the allocator does not free them by itself.
     workspace.make_room(&program, &batch(20_000)).unwrap();
     let (plan, changed) = workspace.make_room(&program, &batch(24_000)).unwrap();
     assert_eq!((plan.footprint(), changed), (alone.chunks, true));
@@ -151,7 +151,7 @@ fn chunks_of_earlier_batches_make_room_for_a_batch_that_needs_them() {
 }
 
 #[test]
-fn a_batch_beyond_the_declared_maximum_is_refused_with_both() {
+fn a_batch_beyond_the_declared_maximum_is_rejected() {
     let program = program();
     let maximum = Extents::of(&[512; 8]).unwrap();
     let choice = AllocatorChoice::Maximum(maximum);
@@ -163,7 +163,7 @@ fn a_batch_beyond_the_declared_maximum_is_refused_with_both() {
             NoRoom::Plan(other) => assert_eq!(other.to_string(), error.to_string()),
             other => panic!("{other:?}"),
         }
-        // What is within runs afterwards.
+        // A batch within the maximum still runs afterwards.
         workspace.make_room(&program, &maximum).unwrap();
         error.to_string()
     };
@@ -172,7 +172,7 @@ fn a_batch_beyond_the_declared_maximum_is_refused_with_both() {
 }
 
 #[test]
-fn a_policy_that_cannot_be_is_refused() {
+fn an_invalid_policy_is_rejected() {
     let policy = ChunkPolicy {
         default_chunk: 1000,
         ..ChunkPolicy::default()

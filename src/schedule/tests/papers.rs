@@ -1,4 +1,4 @@
-//! The algorithms of the papers beside plain forms of them.
+//! The papers' algorithms compared with direct implementations.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ use crate::schedule::{
     index::Index,
 };
 
-/// Time of padded batches.
+/// Total time of the padded batches.
 fn total(lens: &[u32], runs: &[usize], costs: &dyn Costs) -> u64 {
     let mut at = 0;
     runs.iter()
@@ -39,7 +39,7 @@ fn compositions(n: usize, most: usize) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn the_papers_five_requests_go_out_in_three_batches() {
+fn the_papers_five_requests_run_in_three_batches() {
     // TurboTransformers, figure 9: 17, 18, 52, 63 and 77 tokens. A batch costs as much as about twelve tokens.
     let costs = Straight {
         batch: 12,
@@ -51,7 +51,7 @@ fn the_papers_five_requests_go_out_in_three_batches() {
     let one = total(&lens, &[5], &costs);
     let none = total(&lens, &[1; 5], &costs);
     let three = total(&lens, &runs, &costs);
-    // One batch of all is worse than none, as the paper has it.
+    // In the paper, too, a single batch is slower than no batching.
     assert!(three < none && none < one, "{three} {none} {one}");
 }
 
@@ -69,7 +69,7 @@ fn the_listing_of_turbos_scheduler_would_lose_a_request() {
 
 proptest! {
     #[test]
-    fn turbos_partition_is_the_best_of_all(
+    fn turbos_partition_is_optimal(
         mut lens in prop::collection::vec(1_u32..300, 1..=10),
         batch in 0_u64..500,
         most in 1_usize..=10,
@@ -85,7 +85,7 @@ proptest! {
     }
 
     #[test]
-    fn turbos_partition_keeps_to_the_memory(
+    fn turbos_partition_respects_the_memory(
         mut lens in prop::collection::vec(1_u32..300, 1..=30),
         tokens in 299_u64..900,
     ) {
@@ -136,7 +136,7 @@ proptest! {
         arrivals in prop::collection::vec((1_u32..40, 0_usize..3, 0_usize..3), 1..7),
         length in 40_u32..60,
     ) {
-        // One row a time slot, of which there are three. Nobody knows in the first what comes in the later ones.
+        // One row per time slot, with three time slots. Later arrivals are unknown in the first slot.
         let mut index = Index::by_length();
         let mut utility = 0.0;
         for slot in 0..3 {
@@ -144,7 +144,7 @@ proptest! {
                 if at == slot {
                     index.put(tokens, (Micros((at + within) as u64), id as u64));
                 }
-                // What is past its deadline goes.
+                // Expired requests are removed.
                 if at + within < slot {
                     index.remove(tokens, (Micros((at + within) as u64), id as u64));
                 }
@@ -158,7 +158,7 @@ proptest! {
     }
 
     #[test]
-    fn slots_are_as_long_as_the_longest_that_utility_chose_and_hold_what_is_in_them(
+    fn slots_are_as_long_as_the_longest_dominant_request_and_hold_their_requests(
         lens in prop::collection::vec(1_u32..60, 1..60),
         length in 60_u32..200,
     ) {
@@ -194,8 +194,8 @@ fn filled(waiting: &[Waiting]) -> Index {
     index
 }
 
-/// TCB's algorithm 1, word by word, with requests that leave N_t when they are chosen. Ties are broken by deadline, then by
-/// arrival.
+/// Literal implementation of TCB's algorithm 1, with requests that leave N_t when they are selected. Ties are broken by deadline,
+/// then by arrival.
 fn by_the_listing(waiting: &[Waiting], rows: u32, length: u32) -> Vec<Vec<u64>> {
     let mut left: Vec<Waiting> = waiting.to_vec();
     let mut batch = Vec::new();
@@ -246,7 +246,7 @@ fn by_the_listing(waiting: &[Waiting], rows: u32, length: u32) -> Vec<Vec<u64>> 
     batch
 }
 
-/// The most utility of requests in rows with this room.
+/// Maximum utility of requests in rows with this room.
 fn optimum(lens: &[u32], rooms: &mut Vec<u32>) -> f64 {
     let Some((&len, rest)) = lens.split_first() else {
         return 0.0;
@@ -262,7 +262,7 @@ fn optimum(lens: &[u32], rooms: &mut Vec<u32>) -> f64 {
     best
 }
 
-/// The most utility of requests that each run in a time slot between arrival and deadline.
+/// Maximum utility if each request runs in a time slot between its arrival and its deadline.
 fn online_optimum(arrivals: &[(u32, usize, usize)], rooms: &mut [u32; 3]) -> f64 {
     let Some((&(len, at, within), rest)) = arrivals.split_first() else {
         return 0.0;
@@ -279,7 +279,7 @@ fn online_optimum(arrivals: &[(u32, usize, usize)], rooms: &mut [u32; 3]) -> f64
 }
 
 #[test]
-fn requests_go_into_the_first_row_with_room_and_the_first_without_one_ends_it() {
+fn first_fit_stops_at_the_first_request_without_room() {
     let order = [5_u32, 4, 6, 1, 9, 1].into_iter().zip(0..);
     let rows = first_fit(order, 2, 10);
     let ids: Vec<Vec<i32>> = rows
@@ -307,7 +307,7 @@ fn lazy_waits_for_a_full_batch_a_timeout_or_half_of_the_latency() {
             costs: &costs,
         })
     };
-    // Half of 10 ms, less 200 µs for the batch and 200 for its tokens.
+    // Half of 10 ms, less 200 µs for the batch and 200 µs for its tokens.
     let early = decide(&[100, 100], 0);
     assert!(early.run.is_empty());
     assert_eq!(early.wake, Some(Micros(4_600)));
@@ -328,7 +328,7 @@ fn lazy_waits_for_a_full_batch_a_timeout_or_half_of_the_latency() {
 }
 
 #[test]
-fn requests_join_slots_whose_own_have_finished() {
+fn requests_join_slots_whose_requests_have_finished() {
     let settings = Settings {
         rows: 1,
         length: 40,
@@ -385,14 +385,14 @@ fn requests_join_slots_whose_own_have_finished() {
     assert_eq!(joined.run.len(), 1);
     assert!(joined.run[0].joins);
     assert_eq!(joined.run[0].rows, vec![vec![3]].into());
-    // Requests of one step end together: an empty slot of theirs is of no use while they run.
+    // Requests with one step end together, so an empty slot of theirs cannot be reused while they run.
     let mut other = scheduler("slotted-das", &settings).unwrap();
     let all = waiting(&[10, 10, 10]);
     let first = other.decide(&view(all[..1].into(), false));
     assert_eq!(first.run[0].rows.len(), 4);
     let second = other.decide(&view(all[1..].into(), true));
     assert!(second.run.is_empty(), "{second:?}");
-    // The request of 30 tokens fits no slot, and waits.
+    // The request of 30 tokens fits no slot and waits.
     das.finished(&[1, 2, 3, 4], 0);
     assert!(das.decide(&view(rest[1..].into(), true)).run.is_empty());
 }

@@ -1,11 +1,11 @@
-//! What holds for every scheduler, on random load.
+//! Properties of every scheduler under random load.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::simulate::{Devices, Fate, Outcome, simulate};
 
-/// Random arrivals, in order of time.
+/// Random arrivals in order of time.
 fn arrivals() -> impl Strategy<Value = Vec<Waiting>> {
     let request = (
         0_u64..3000,
@@ -34,7 +34,7 @@ fn arrivals() -> impl Strategy<Value = Vec<Waiting>> {
     })
 }
 
-/// Looks at every decision of another scheduler.
+/// Wraps another scheduler and checks every decision.
 struct Watched<'a> {
     of: Box<dyn Scheduler>,
     name: &'a str,
@@ -86,7 +86,7 @@ impl Scheduler for Watched<'_> {
 
 impl Watched<'_> {
     fn of_its_own_bytes(&self, view: &View<'_>, tokens: u32) -> u64 {
-        // TCB's schedulers need a row for a request alone.
+        // TCB's schedulers refuse a request longer than a row.
         let tokens = match self.name.contains("das") || self.name.contains("concat") {
             true => 512,
             false => u64::from(tokens),
@@ -118,7 +118,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn every_request_ends_once_within_the_memory_and_equal_load_has_equal_decisions(
+    fn every_request_ends_once_within_the_memory_and_decisions_are_reproducible(
         arrivals in arrivals(),
         n_lanes in 1_usize..3,
         tokens in 300_u64..3000,
@@ -144,7 +144,7 @@ proptest! {
     }
 
     #[test]
-    fn a_request_larger_than_any_batch_is_refused_and_does_not_stop_the_others(
+    fn a_request_larger_than_any_batch_is_refused_without_blocking_others(
         mut arrivals in arrivals(),
         at in 0_usize..60,
     ) {
@@ -169,7 +169,7 @@ proptest! {
     }
 
     #[test]
-    fn senders_that_go_are_forgotten(
+    fn cancelled_requests_are_removed(
         arrivals in arrivals(),
         gone in prop::collection::vec(any::<bool>(), 60),
     ) {
@@ -209,9 +209,9 @@ proptest! {
 }
 
 #[test]
-fn nobody_starves_under_packed_at_full_load() {
-    // The device computes a million tokens a second, and gets nine tenths of that: short requests of a high class with deadlines
-    // all the time, beside long ones of the lowest class, of another tenant.
+fn no_request_starves_under_packed_at_full_load() {
+    // The device computes a million tokens per second and receives nine tenths of that. Short high-class requests with deadlines
+    // arrive constantly, next to long ones of the lowest class from another tenant.
     let costs = Straight {
         batch: 50,
         ..Straight::default()
@@ -249,13 +249,13 @@ fn nobody_starves_under_packed_at_full_load() {
         }
         longest = longest.max(at.since(waiting.arrived).0);
     }
-    // Ten classes of 200 ms each is what ageing needs at most.
+    // Ageing takes at most ten classes of 200 ms each.
     assert!(longest < 2_000_000, "{longest} µs");
 }
 
 #[test]
 fn tenants_share_a_device_evenly_under_packed() {
-    // One tenant sends nine times as much as the other, and both more than their half.
+    // One tenant sends nine times as much as the other, and both exceed their half of the device.
     let costs = Straight::default();
     let mut packed = scheduler("packed", &Settings::default()).unwrap();
     let mut desk = Desk::new(&[u64::MAX], 1);
@@ -282,7 +282,7 @@ fn tenants_share_a_device_evenly_under_packed() {
 }
 
 #[test]
-fn a_tenant_that_comes_later_takes_turns_with_one_whose_requests_wait_for_long_under_packed() {
+fn a_new_tenant_takes_turns_with_a_backlogged_one_under_packed() {
     let costs = Straight::default();
     let mut packed = scheduler("packed", &Settings::default()).unwrap();
     let mut desk = Desk::new(&[u64::MAX], 1);
@@ -310,7 +310,7 @@ fn a_tenant_that_comes_later_takes_turns_with_one_whose_requests_wait_for_long_u
 }
 
 #[test]
-fn packed_gives_a_busy_lane_its_next_batch_only_when_it_is_worth_it() {
+fn packed_gives_a_busy_lane_its_next_batch_late_or_when_it_is_large() {
     let costs = Straight::default();
     let mut packed = scheduler("packed", &Settings::default()).unwrap();
     let mut desk = Desk::new(&[u64::MAX], 2);
@@ -329,7 +329,7 @@ fn packed_gives_a_busy_lane_its_next_batch_only_when_it_is_worth_it() {
             .len(),
         1
     );
-    // Both places are taken.
+    // Both places of the lane are taken.
     desk.arrive(Waiting::new(100_000, Micros(10_001)));
     assert!(
         desk.decide(Micros(10_001), &mut *packed, &costs)
@@ -340,7 +340,7 @@ fn packed_gives_a_busy_lane_its_next_batch_only_when_it_is_worth_it() {
 }
 
 #[test]
-fn packed_refuses_what_cannot_be_in_time() {
+fn packed_refuses_requests_that_would_be_late() {
     let costs = Straight::default();
     let mut packed = scheduler("packed", &Settings::default()).unwrap();
     let mut desk = Desk::new(&[u64::MAX], 1);
@@ -362,7 +362,7 @@ fn packed_refuses_what_cannot_be_in_time() {
     assert_eq!(late.refuse, [(3, Refusal::Expired)]);
 }
 
-/// About what an H200 takes for BERT-base.
+/// Approximate costs of BERT-base on an H200.
 fn of_a_card() -> CostTable {
     let text = "(about: \"\", packed: (x: [32, 512, 1024, 2048, 4096, 16384], y: [16, 512], \
         values: [[140, 150], [200, 230], [330, 360], [620, 650], [1200, 1300], [4800, 5200]]), overhead: 20.0, multiple: 64)";
@@ -370,9 +370,9 @@ fn of_a_card() -> CostTable {
 }
 
 #[test]
-fn packed_meets_more_deadlines_than_any_other_at_every_load() {
+fn packed_meets_more_deadlines_than_the_others_at_every_load() {
     let costs = of_a_card();
-    // Lengths, requests a second that the card can do, and how far off deadlines are: to a few batches.
+    // Request lengths, requests per second that the card sustains, and time to deadline: up to a few batches.
     let loads = [
         ("normal:5,500,250,90", 12_800.0, 3_000, 15_000),
         ("normal:3,100,20,4.5", 165_000.0, 1_000, 5_000),

@@ -1,10 +1,10 @@
-//! Takes a kernel's arguments in order, and checks each against the kernel and the batch.
+//! Takes a kernel's arguments in order and validates each against the kernel and the batch.
 
 use super::{OpError, Read, linear::Weight};
 use crate::kernels::attention::HeadView;
 use crate::tensor::Extents;
 
-/// The arguments of one launch, taken from the front.
+/// Arguments of one launch, taken from the front.
 pub(super) struct Args<'r, 'w> {
     op: &'static str,
     pub extents: &'r Extents,
@@ -52,7 +52,7 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
-    /// Whether a tensor has as many elements as the product of `shape`.
+    /// Checks that a tensor has as many elements as the product of `shape`.
     pub fn check_shape(
         &self,
         param: &'static str,
@@ -74,7 +74,7 @@ impl<'r, 'w> Args<'r, 'w> {
         })
     }
 
-    /// The next argument: reals, as many as the product of `shape`.
+    /// Takes the next argument: reals, as many as the product of `shape`.
     pub fn real(&mut self, param: &'static str, shape: &[u64]) -> Result<&'r [f32], OpError> {
         match self.next(param)? {
             Read::Real(x) => {
@@ -85,7 +85,7 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
-    /// The next argument: the weight `[n, k]` of a linear layer.
+    /// Takes the next argument: the weight `[n, k]` of a linear layer.
     pub fn weight(&mut self, param: &'static str, shape: &[u64; 2]) -> Result<Weight<'r>, OpError> {
         match self.next(param)? {
             Read::Real(x) => {
@@ -103,7 +103,7 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
-    /// The next argument: i32, `n` of them.
+    /// Takes the next argument: `n` values of type i32.
     pub fn i32s(&mut self, param: &'static str, n: u64) -> Result<&'r [i32], OpError> {
         match self.next(param)? {
             Read::I32(x) => {
@@ -114,7 +114,7 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
-    /// The next argument: a pool of blocks of `stride` elements, from the first of one cache on.
+    /// Takes the next argument: a pool, starting at the first element of one cache.
     pub fn pool(&mut self, param: &'static str) -> Result<&'r [f32], OpError> {
         match self.next(param)? {
             Read::Real(x) => Ok(x),
@@ -122,7 +122,7 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
-    /// The next argument: where each sequence starts.
+    /// Takes the next argument: the start of each sequence.
     pub fn sequences(&mut self) -> Result<Vec<Sequence>, OpError> {
         let (op, tokens) = (self.op, self.extents.tokens);
         let starts = self.i32s("cu_lens", self.extents.batch.saturating_add(1))?;
@@ -141,7 +141,7 @@ impl<'r, 'w> Args<'r, 'w> {
             if pair[1] <= pair[0] {
                 return Err(wrong(index + 1, format!("more than {}", pair[0])));
             }
-            // Starts go up from 0, so both are at least 0 and their difference is positive.
+            // Starts increase from 0, so both are at least 0 and their difference is positive.
             sequences.push(Sequence {
                 start: pair[0] as usize,
                 len: (pair[1] - pair[0]) as usize,
@@ -156,7 +156,7 @@ impl<'r, 'w> Args<'r, 'w> {
         Ok(sequences)
     }
 
-    /// The next two arguments: where each sequence starts, and where its pairs do.
+    /// Takes the next two arguments: the start of each sequence and of its pairs.
     pub fn sequences_with_pairs(&mut self) -> Result<Vec<Sequence>, OpError> {
         let op = self.op;
         let mut sequences = self.sequences()?;
@@ -177,7 +177,7 @@ impl<'r, 'w> Args<'r, 'w> {
             }
             if let Some(sequence) = sequences.get_mut(index) {
                 sequence.pairs = expected as usize;
-                // A length is below 2³¹ and so are their sum: the squares add up to below 2⁶².
+                // Each length and the sum of all lengths are below 2³¹, so the squares add up to less than 2⁶².
                 expected += (sequence.len * sequence.len) as i64;
             }
         }
@@ -192,7 +192,7 @@ impl<'r, 'w> Args<'r, 'w> {
         Ok(sequences)
     }
 
-    /// The next argument: how many tokens of each sequence count as keys.
+    /// Takes the next argument: the number of tokens of each sequence that count as keys.
     pub fn valid_lens(&mut self, sequences: &mut [Sequence]) -> Result<(), OpError> {
         let op = self.op;
         let lens = self.i32s("valid_lens", sequences.len() as u64)?;
@@ -212,7 +212,7 @@ impl<'r, 'w> Args<'r, 'w> {
         Ok(())
     }
 
-    /// Where the heads of a tensor over all tokens lie. Errors when they reach past its rows.
+    /// Returns the layout of the heads of a tensor over all tokens. Returns an error if they exceed its rows.
     pub fn heads(
         &self,
         what: &'static str,
@@ -260,13 +260,13 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
-    /// The pool that is written, from the first element of one cache on, once every argument is taken.
+    /// Takes the pool to write, starting at the first element of one cache, after all arguments have been taken.
     pub fn out_pool(self) -> Result<&'w mut [f32], OpError> {
         self.all_taken()?;
         Ok(self.out)
     }
 
-    /// The tensor that is written, once every argument is taken. Errors on surplus arguments.
+    /// Takes the tensor to write, after all arguments have been taken. Returns an error if there are surplus arguments.
     pub fn out(self, shape: &[u64]) -> Result<&'w mut [f32], OpError> {
         self.all_taken()?;
         self.check_len("out", elements(shape), self.out.len())?;
@@ -274,7 +274,7 @@ impl<'r, 'w> Args<'r, 'w> {
     }
 }
 
-/// Elements of a shape. A product too large for any slice saturates, and so fits none.
+/// Number of elements of a shape. A product that overflows saturates and so matches no slice.
 fn elements(shape: &[u64]) -> u64 {
     shape.iter().fold(1, |n, &d| n.saturating_mul(d))
 }
@@ -282,18 +282,18 @@ fn elements(shape: &[u64]) -> u64 {
 /// One sequence of the batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sequence {
-    /// Its first token.
+    /// First token.
     pub start: usize,
-    /// Its tokens, at least one.
+    /// Number of tokens, at least one.
     pub len: usize,
-    /// Tokens that count as keys, from 1 to `len`.
+    /// Number of tokens that count as keys, from 1 to `len`.
     pub valid: usize,
-    /// Its first pair within a head's pairs; 0 where the kernel has no pairs.
+    /// First pair within those of a head; 0 if the kernel has no pairs.
     pub pairs: usize,
 }
 
-/// A checked [`HeadView`]: element `c` of head `h` of token `t` is at
-/// `offset + h·head_stride + t·token_stride + c`, within `elements`.
+/// A validated [`HeadView`]: element `c` of head `h` of token `t` is at `offset + h·head_stride + t·token_stride + c`, which is
+/// less than `elements`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Heads {
     offset: usize,
@@ -303,7 +303,7 @@ pub(super) struct Heads {
 }
 
 impl Heads {
-    /// Where the elements of head `h` of token `t` start.
+    /// Returns the start of the elements of head `h` of token `t`.
     pub fn at(&self, h: usize, t: usize) -> usize {
         self.offset + h * self.head_stride + t * self.token_stride
     }

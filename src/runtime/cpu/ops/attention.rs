@@ -1,5 +1,5 @@
-//! Attention within each sequence, on the packed layout: every (sequence, head) is its own small
-//! problem, read and written in place through strides.
+//! Attention within each sequence on the packed layout. Every (sequence, head) is a separate small problem, read and written in
+//! place through strides.
 
 use std::ops::Range;
 
@@ -13,30 +13,30 @@ use super::product::{Into, Operand, multiply};
 use super::simd::{self, Running, Times};
 use crate::kernels::attention::*;
 
-/// Multiplications of attention below which one thread is faster than several.
+/// Number of multiplications below which one thread is faster than several.
 const MIN_PARALLEL: usize = 1 << 17;
 
-/// Queries that a task takes at once, and keys that it meets them with: the scores between them stay
-/// in the second-level cache, whatever the length of the sequence. Queries are whole panels of fused attention on every
-/// instruction set, which asserts it: 48, 32, 16 or 12 of them, and 2.
+/// Maximum number of queries per task and of keys per tile. The scores of a tile stay in the L2 cache, whatever the length of the
+/// sequence. Fused attention asserts that the number of queries is a multiple of its panels on every instruction set: 48, 32, 16
+/// or 12 queries, and 2.
 pub(super) const MAX_QUERIES: usize = 240;
 pub(super) const MAX_KEYS: usize = 256;
 
-/// Some queries of one sequence.
+/// Consecutive queries of one sequence.
 #[derive(Clone, Copy)]
 pub(super) struct Block {
     pub sequence: Sequence,
-    /// The first of them, within the sequence.
+    /// First query, counted within the sequence.
     pub query: usize,
     pub n_queries: usize,
 }
 
-/// Cuts sequences into blocks of queries.
+/// Partitions sequences into blocks of queries.
 pub(super) fn blocks(sequences: &[Sequence]) -> Vec<Block> {
     blocks_of(MAX_QUERIES, sequences)
 }
 
-/// Cuts sequences into blocks of at most so many queries.
+/// Partitions sequences into blocks of at most `most` queries.
 pub(super) fn blocks_of(most: usize, sequences: &[Sequence]) -> Vec<Block> {
     let mut blocks = Vec::with_capacity(sequences.len());
     for &sequence in sequences {
@@ -51,8 +51,7 @@ pub(super) fn blocks_of(most: usize, sequences: &[Sequence]) -> Vec<Block> {
     blocks
 }
 
-/// Calls `body(scratch, head, block)` for every head of every block, in parallel when `work`
-/// multiplications are enough for it.
+/// Calls `body(scratch, head, block)` for every head of every block, in parallel if there are enough multiplications (`work`).
 pub(super) fn for_heads_and_blocks(
     heads: usize,
     blocks: &[Block],
@@ -62,7 +61,7 @@ pub(super) fn for_heads_and_blocks(
     with_scratch(heads, blocks, work, body);
 }
 
-/// As [`for_heads_and_blocks`], for tasks that keep something else.
+/// Like [`for_heads_and_blocks`], with any type of scratch memory.
 pub(super) fn with_scratch<Scratch: Default>(
     heads: usize,
     blocks: &[Block],
@@ -70,7 +69,7 @@ pub(super) fn with_scratch<Scratch: Default>(
     body: impl Fn(&mut Scratch, usize, Block) + Sync,
 ) {
     let n = heads * blocks.len();
-    // Heads of one block are neighbours, so that a token-major row is read by one thread.
+    // Heads of one block are adjacent, so that one thread reads a token-major row.
     let task = |scratch: &mut Scratch, i: usize| body(scratch, i % heads, blocks[i / heads]);
     if work < MIN_PARALLEL || rayon::current_num_threads() == 1 {
         let mut scratch = Scratch::default();
@@ -80,17 +79,17 @@ pub(super) fn with_scratch<Scratch: Default>(
     (0..n).into_par_iter().for_each_init(Scratch::default, task);
 }
 
-/// What a task keeps between the two products.
+/// Scratch memory of a task between the two matrix products.
 #[derive(Default)]
 pub(super) struct Scratch {
     pub scores: Vec<f32>,
-    /// One for each query.
+    /// One entry per query.
     running: Vec<Running>,
-    /// What each query's sum of values is multiplied by.
+    /// Factor of each query's sum of values.
     factors: Vec<f32>,
 }
 
-/// Multiplications of `scores = q·kᵀ` over all heads.
+/// Number of multiplications of `scores = q·kᵀ` over all heads.
 pub(super) fn work(sequences: &[Sequence], heads: usize, head: usize) -> usize {
     let pairs = sequences
         .iter()
@@ -99,7 +98,7 @@ pub(super) fn work(sequences: &[Sequence], heads: usize, head: usize) -> usize {
     pairs.saturating_mul(heads).saturating_mul(head)
 }
 
-/// The rows of `heads` of one head, from a token on, as a matrix of `[tokens, head]`.
+/// Returns the rows of one head, starting at `token`, as a matrix `[tokens, head]`.
 pub(super) fn rows_of<'a>(x: &'a [f32], heads: &Heads, h: usize, token: usize) -> Operand<'a> {
     Operand {
         data: &x[heads.at(h, token)..],
@@ -150,8 +149,8 @@ pub(super) fn scores(spec: &AttentionScores, mut args: Args<'_, '_>) -> Result<(
     Ok(())
 }
 
-/// Products of some rows with those of the table that their pairs are at, of which each pair then takes its own: about twice the
-/// multiplications that pairs have, and those of a GEMM.
+/// Multiplies rows by those rows of the table that their pairs refer to, and then picks the element of each pair. This takes
+/// about twice the multiplications of the pairs themselves, but runs as a GEMM.
 pub(super) fn relative_scores(
     spec: &RelativeScores,
     mut args: Args<'_, '_>,
@@ -188,7 +187,7 @@ pub(super) fn relative_scores(
             let (rows, positions) = (matrix(x, token), matrix(table, first));
             scratch.scores.resize(n * n_rows, 0.0);
             let products = SharedOut::new(&mut scratch.scores);
-            // SAFETY: the products are this task's own.
+            // SAFETY: the products belong to this task.
             unsafe {
                 multiply(
                     (n, n_rows, head),
@@ -226,7 +225,7 @@ pub(super) fn softmax(spec: &AttentionSoftmax, mut args: Args<'_, '_>) -> Result
     let out = args.out(&[heads, pairs])?;
     let (heads, pairs) = (heads as usize, pairs as usize);
     let out = SharedOut::new(out);
-    // A softmax is worth a few multiplications for each score.
+    // A softmax costs as much as a few multiplications per score.
     let work = work(&sequences, heads, 8);
     for_heads_and_blocks(heads, &blocks(&sequences), work, |_, h, block| {
         let len = block.sequence.len;
@@ -287,7 +286,7 @@ pub(super) fn softmax_by_distance(
             corrections: &mut scratch.factors,
         });
         for (row, running) in rows.chunks_exact_mut(len).zip(&scratch.running) {
-            // A query of padding may attend to no key: its numerators are 0.
+            // A padding query may attend to no key; its numerators are 0.
             let inverse = if running.sum > 0.0 {
                 1.0 / running.sum
             } else {
@@ -299,7 +298,7 @@ pub(super) fn softmax_by_distance(
     Ok(())
 }
 
-/// The operand of a bias; empty where there is none.
+/// Returns the operand of a bias; empty without one.
 pub(super) fn biases<'r>(
     by: ByDistance,
     heads: u32,
@@ -309,7 +308,7 @@ pub(super) fn biases<'r>(
         .map_or(Ok(&[]), |bias| args.real("bias", &bias.dims(heads)))
 }
 
-/// What positions do to the scores of a head.
+/// Effect of positions on the scores of a head: mask and bias.
 #[derive(Clone, Copy)]
 pub(super) struct Distances<'a> {
     pub by: ByDistance,
@@ -319,7 +318,7 @@ pub(super) struct Distances<'a> {
 }
 
 impl<'a> Distances<'a> {
-    /// Those of rows of scores, from a query and a key on, of a sequence of `n_keys` keys.
+    /// Returns the effect on rows of scores that start at `query` and `key`, in a sequence of `n_keys` keys.
     pub fn of(self, query: usize, key: usize, n_keys: usize) -> Seen<'a> {
         Seen {
             distances: self,
@@ -330,18 +329,18 @@ impl<'a> Distances<'a> {
     }
 }
 
-/// [`Distances`] of a block of scores.
+/// [`Distances`] for a block of scores.
 #[derive(Clone, Copy)]
 pub(super) struct Seen<'a> {
     distances: Distances<'a>,
-    /// The query of the first row and the key of the first column, and how many keys the sequence has.
+    /// Query of the first row, key of the first column, and number of keys of the sequence.
     query: usize,
     key: usize,
     n_keys: usize,
 }
 
 impl Seen<'_> {
-    /// The columns of a row that its query attends to, of `len`.
+    /// Columns of a row that its query attends to, below `len`.
     fn columns(&self, row: usize, len: usize) -> Range<usize> {
         let Distances { by, causal, .. } = self.distances;
         let seen = by.seen(causal, self.query + row, self.n_keys);
@@ -349,7 +348,7 @@ impl Seen<'_> {
         column(seen.start)..column(seen.end)
     }
 
-    /// Adds the bias to some columns of a row.
+    /// Adds the bias to the given columns of a row.
     fn add(&self, row: usize, columns: Range<usize>, scores: &mut [f32]) {
         let Distances {
             by, biases, head, ..
@@ -362,14 +361,14 @@ impl Seen<'_> {
     }
 }
 
-/// Softmax of `scale · row` over the first `valid` of each row; 0 for the rest.
+/// Computes the softmax of `scale · row` over the first `valid` elements of each row, and sets the rest to 0.
 struct SoftmaxRows<'a> {
     rows: &'a mut [f32],
-    /// Not 0.
+    /// Row length, not 0.
     len: usize,
     /// From 1 to `len`.
     valid: usize,
-    /// The query of the first row, where a row is over the keys up to its query.
+    /// Query of the first row, if attention is causal.
     causal: Option<usize>,
     scale: f32,
 }
@@ -409,7 +408,7 @@ pub(super) fn context(spec: &AttentionContext, mut args: Args<'_, '_>) -> Result
             row: len,
             col: 1,
         };
-        // SAFETY: each head has its own columns, each query its own rows.
+        // SAFETY: each head has its own columns and each query its own rows.
         unsafe {
             multiply(
                 (block.n_queries, head, len),
@@ -426,15 +425,15 @@ pub(super) fn context(spec: &AttentionContext, mut args: Args<'_, '_>) -> Result
     Ok(())
 }
 
-/// A step of the online softmax on each row of scores, which becomes its numerators.
+/// Applies one step of the online softmax to each row of scores, which becomes its numerators.
 pub(super) struct OnlineSoftmax<'a> {
     pub rows: &'a mut [f32],
-    /// Not 0.
+    /// Row length, not 0.
     pub len: usize,
-    /// The keys that each row is over, and what is added to their scores.
+    /// The keys that each row attends to, and the biases of their scores.
     pub seen: Seen<'a>,
     pub running: &'a mut [Running],
-    /// Set to what the results of the steps before are to be multiplied by.
+    /// Receives the factors for the results of the previous steps.
     pub corrections: &'a mut [f32],
 }
 
@@ -459,7 +458,7 @@ impl WithSimd for OnlineSoftmax<'_> {
     }
 }
 
-/// Multiplies each row of a block by its own number.
+/// Multiplies each row of a block by its own factor.
 pub(super) struct ScaleRows<'a> {
     pub by: &'a [f32],
     pub out: SharedOut<'a>,
@@ -475,7 +474,7 @@ impl WithSimd for ScaleRows<'_> {
     fn with_simd<S: Simd>(self, simd: S) {
         for (i, &by) in self.by.iter().enumerate() {
             let start = self.at + i * self.stride;
-            // SAFETY: rows of the block that this task alone writes.
+            // SAFETY: rows of the block, which only this task writes.
             let row = unsafe { self.out.slice(start..start + self.cols) };
             simd::map_in_place(simd, Times(by), row);
         }

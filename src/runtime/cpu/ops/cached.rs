@@ -1,4 +1,4 @@
-//! The KV cache: adding to it, and attention to what is in it.
+//! KV cache operations: appending, and attention to cached keys and values.
 
 use super::OpError;
 use super::args::{Args, Sequence};
@@ -8,7 +8,7 @@ use super::attention::{
 use super::parallel::SharedOut;
 use super::parallel::for_row_blocks;
 use super::product::{Into, Operand, multiply};
-use super::rotary::turn;
+use super::rotary::rotate;
 use super::rows::RmsRows;
 use super::simd::{self, Running};
 use crate::kernels::attention::{Keys as Whose, MhaCached};
@@ -85,7 +85,7 @@ pub(super) fn prepare_attention(
     let (n, kv) = (spec.heads as usize, spec.kv_heads as usize);
     let (head, row) = (spec.head as usize, row as usize);
     args.check_shape("queries", &[tokens, n as u64, head_size], queries.len())?;
-    // Heads of queries (0) or keys (1) of a token, normalised and turned.
+    // Normalizes and rotates the heads of queries (0) or keys (1) of a token.
     let prepare = |part: usize, token: usize, out: &mut [f32]| {
         let from = token * row + spec.columns[part] as usize;
         let x = &x[from..][..out.len()];
@@ -99,7 +99,7 @@ pub(super) fn prepare_attention(
             _ => out.copy_from_slice(x),
         }
         if let Some(rotation) = &spec.rotation {
-            turn(rotation, head, positions[token], out);
+            rotate(rotation, head, positions[token], out);
         }
     };
     for_row_blocks(queries, n * head, |first, out| {
@@ -131,16 +131,16 @@ pub(super) fn prepare_attention(
     Ok(())
 }
 
-/// How many slots a pool has for one cache.
+/// Number of slots that a pool has for one cache.
 struct Room {
     slots: usize,
 }
 
 impl Room {
-    /// The slots of a pool that has so many elements from the cache's first on.
+    /// Computes the slots of a pool that has `elements` elements from the cache's first one on.
     fn of(elements: usize, heads: usize, head: usize, stride: usize) -> Self {
         let own = heads * head * BLOCK as usize;
-        // The last block may end with the cache itself.
+        // The last block may end at the end of the cache.
         let blocks = match elements.checked_sub(own) {
             Some(rest) => rest / stride.max(1) + 1,
             None => 0,
@@ -168,11 +168,11 @@ impl Room {
 /// Keys of a sequence in the cache.
 struct Keys<'a> {
     slots: &'a [i32],
-    /// Those before the sequence's tokens in the batch; of a source there are none.
+    /// Number of keys before the sequence's tokens in the batch; 0 for a source.
     before: usize,
 }
 
-/// The slots of each sequence's keys, checked against its tokens.
+/// Returns the slots of each sequence's keys, validated against its tokens.
 fn keys_of<'a>(
     whose: Whose,
     op: &'static str,
@@ -208,7 +208,7 @@ fn keys_of<'a>(
     .collect()
 }
 
-/// What a task keeps: the rows of a tile's keys and values, and the softmax of the queries of a group of heads.
+/// Scratch memory of a task: the rows of a tile's keys and values, and the softmax of the queries of a group of heads.
 #[derive(Default)]
 struct Scratch {
     keys: Vec<f32>,
@@ -218,7 +218,7 @@ struct Scratch {
     factors: Vec<f32>,
 }
 
-/// Takes `most_queries` of a sequence together at most.
+/// Processes at most `most_queries` queries of a sequence together.
 pub(super) fn mha_cached(
     spec: &MhaCached,
     most_queries: usize,
@@ -258,7 +258,7 @@ pub(super) fn mha_cached(
             Whose::Own => first + n,
             Whose::Source => own.slots.len(),
         };
-        // The first tile that a query attends to.
+        // First tile that a query attends to.
         let first_key = spec.by.seen(causal, first, n_keys).start / MAX_KEYS * MAX_KEYS;
         scratch.running.clear();
         scratch.running.resize(group * n, Running::START);
@@ -269,7 +269,7 @@ pub(super) fn mha_cached(
             let tile = &own.slots[key..n_keys.min(key + MAX_KEYS)];
             let gather = |to: &mut Vec<f32>, from: &[f32]| {
                 to.clear();
-                // Neighbouring slots of a block are neighbouring rows.
+                // Adjacent slots of a block are adjacent rows.
                 for run in tile.chunk_by(|&a, &b| b == a + 1 && !(b as u32).is_multiple_of(BLOCK)) {
                     let at = index(run[0] as usize, kv, head, stride);
                     to.extend_from_slice(&from[at..at + run.len() * head]);
@@ -292,7 +292,7 @@ pub(super) fn mha_cached(
                 };
                 let q = rows_of(q, &q_heads, h, token);
                 let scores = &mut scratch.scores[..n * tile.len()];
-                // SAFETY: the scratch is this task's.
+                // SAFETY: the scratch memory belongs to this task.
                 unsafe {
                     multiply(
                         (n, tile.len(), head),
@@ -332,7 +332,7 @@ pub(super) fn mha_cached(
                     col: 1,
                 };
                 let values = rows(&scratch.values);
-                // SAFETY: each head has its own columns, each query its own rows.
+                // SAFETY: each head has its own columns and each query its own rows.
                 unsafe {
                     multiply(
                         (n, head, tile.len()),
@@ -374,10 +374,10 @@ pub(super) fn mha_cached(
     Ok(())
 }
 
-/// Multiplications below which one thread is faster than several.
+/// Number of multiplications below which one thread is faster than several.
 const MIN_PARALLEL: usize = 1 << 17;
 
-/// Pairs of a query and a key.
+/// Number of pairs of a query and a key.
 fn pairs_of(keys: &[Keys<'_>], sequences: &[Sequence]) -> usize {
     let each = keys.iter().zip(sequences);
     each.map(|(keys, s)| s.len.saturating_mul(keys.slots.len()))

@@ -1,8 +1,9 @@
-//! Attention in one kernel: a few queries, one in each lane, meet block after block of keys, so that scores stay in the
-//! first-level cache and sums in registers (FlashAttention's loops, Dao et al. 2022, algorithm 1, on a CPU's caches).
+//! Fused attention. A few queries, one per SIMD lane, are processed against one block of keys after another, so that scores stay
+//! in the L1 cache and sums in registers. The loops are those of FlashAttention (Dao et al. 2022, algorithm 1), adapted to CPU
+//! caches.
 //!
-//! Scores are transposed, a row for each key: a softmax takes no sums across lanes, and all that is turned are queries, once,
-//! and results.
+//! Scores are transposed, with one row per key. The softmax then needs no sums across lanes, and only queries (once) and results
+//! are transposed.
 
 use std::{iter::zip, ops::Range};
 
@@ -19,7 +20,7 @@ use super::{
 };
 use crate::kernels::attention::{Attending, MhaOnline, MhaShort};
 
-/// Keys of a block: their scores with three vectors of queries fit the first-level cache.
+/// Number of keys in a block. Their scores with three vectors of queries fit the L1 cache.
 const KEYS: usize = 128;
 
 pub(super) fn mha_short(spec: &MhaShort, args: Args<'_, '_>) -> Result<(), OpError> {
@@ -30,7 +31,7 @@ pub(super) fn mha_online(spec: &MhaOnline, args: Args<'_, '_>) -> Result<(), OpE
     fused(&spec.of, None, args)
 }
 
-/// Both fused kernels: on the CPU they differ only in the lengths that they take.
+/// Implements both fused kernels. On the CPU they differ only in the maximum length.
 fn fused(of: &Attending, max_len: Option<u32>, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (op, tokens) = (args.op(), args.extents.tokens);
     let q_heads = args.heads("the heads of `q`", of.q, of.heads, of.head)?;
@@ -79,12 +80,12 @@ fn fused(of: &Attending, max_len: Option<u32>, mut args: Args<'_, '_>) -> Result
             },
             scratch,
             out,
-            // The result is a head's columns of the sequence's rows.
+            // The result consists of a head's columns in the rows of the sequence.
             at: start * width + h * head,
             stride: width,
         });
     };
-    // Keys and values are gathered for each block of queries, of which there must be a few for each thread.
+    // Keys and values are gathered once per block of queries, so blocks are large if there are still a few of them per thread.
     let most = match heads * sequences.len() >= 4 * rayon::current_num_threads() {
         true => 4 * MAX_QUERIES,
         false => MAX_QUERIES,
@@ -93,19 +94,19 @@ fn fused(of: &Attending, max_len: Option<u32>, mut args: Args<'_, '_>) -> Result
     Ok(())
 }
 
-/// Memory that a task keeps: for its queries and for a block of keys, whatever the length of a sequence.
+/// Scratch memory of a task, for its queries and one block of keys, independent of the length of a sequence.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// `[keys, head]`, one row behind the other: those of one head lie far from each other.
+    /// `[keys, head]`, contiguous. In the input, the rows of one head are far apart.
     keys: Vec<f32>,
     values: Vec<f32>,
-    /// `[keys, queries]` of a panel, which become the weights of values.
+    /// `[keys, queries]` of a panel: scores, later the weights of the values.
     scores: Lines,
-    /// The queries of every panel, scaled: `[head, queries]`.
-    turned: Lines,
+    /// Scaled and transposed queries of every panel: `[head, queries]`.
+    transposed_queries: Lines,
     /// Weighted sums of values of every panel: `[head, queries]`.
     sums: Lines,
-    /// Largest score and sum of exponentials of every query, as a [`Softmax`] has them.
+    /// Maximum score and sum of exponentials of every query, as in [`Softmax`].
     max: Lines,
     total: Lines,
 }
@@ -117,27 +118,27 @@ pub(super) struct Attend<'a, 'b> {
     pub k: Operand<'a>,
     pub v: Operand<'a>,
     pub scale: f32,
-    /// Elements of a row.
+    /// Elements per row.
     pub head: usize,
-    /// Rows.
+    /// Number of rows.
     pub len: usize,
     pub queries: Range<usize>,
     pub distances: Distances<'a>,
     pub scratch: &'b mut Scratch,
     pub out: SharedOut<'a>,
-    /// Where the sequence's results start in `out`, whose rows are `stride` apart.
+    /// Start of the sequence's results in `out`, whose rows are `stride` apart.
     pub at: usize,
     pub stride: usize,
 }
 
-/// What is done for a panel: as many queries as have their sums in registers, one in each lane.
+/// Operation on a panel. A panel has as many queries as there are registers for their sums, one query per lane.
 #[derive(Clone, Copy)]
 enum Step {
-    /// Its queries are scaled and turned.
-    Turn,
-    /// Its queries meet the keys that were gathered.
-    Meet { first: usize, end: usize },
-    /// Its results are written.
+    /// Scale and transpose the queries.
+    Transpose,
+    /// Process the queries against the gathered keys.
+    Process { first: usize, end: usize },
+    /// Write the results.
     Finish,
 }
 
@@ -147,44 +148,47 @@ impl WithSimd for Attend<'_, '_> {
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         self.begin(S::F32_LANES);
-        self.panels(simd, Step::Turn);
+        self.panels(simd, Step::Transpose);
         let seen = self.seen(&self.queries);
-        // Blocks begin at multiples, so that a row's bits do not depend on where blocks of queries do.
+        // Blocks start at multiples of `KEYS`, so that the bits of a row do not depend on the partition into blocks of queries.
         for key in (seen.start / KEYS * KEYS..seen.end).step_by(KEYS) {
             let (first, end) = (key.max(seen.start), seen.end.min(key + KEYS));
             self.gather(first..end);
-            self.panels(simd, Step::Meet { first, end });
+            self.panels(simd, Step::Process { first, end });
         }
         self.panels(simd, Step::Finish);
     }
 }
 
 impl Attend<'_, '_> {
-    /// The keys that any of some queries attends to: they see further the later they are.
+    /// Range of keys that any of the queries attends to. Later queries reach further.
     fn seen(&self, queries: &Range<usize>) -> Range<usize> {
         let Distances { by, causal, .. } = self.distances;
         let of = |query| by.seen(causal, query, self.len);
         of(queries.start).start..of(queries.end - 1).end
     }
 
-    /// Sums over no keys, for whole vectors of queries.
+    /// Initializes the sums, for whole vectors of queries.
     fn begin(&mut self, lanes: usize) {
         let (head, scratch) = (self.head, &mut *self.scratch);
         let cols = self.queries.len().next_multiple_of(lanes);
-        scratch.turned.room::<f32>(head * cols).fill(0.0);
+        scratch
+            .transposed_queries
+            .room::<f32>(head * cols)
+            .fill(0.0);
         scratch.sums.room::<f32>(head * cols).fill(0.0);
         scratch.max.room(cols).fill(f32::NEG_INFINITY);
         scratch.total.room::<f32>(cols).fill(0.0);
     }
 
-    /// Does a step for all panels.
+    /// Applies a step to all panels.
     #[inline(always)]
     fn panels<S: Simd>(&mut self, simd: S, step: Step) {
-        // As many sums as fit the registers together with what is multiplied.
+        // Use as many sums as fit the registers together with the operands.
         let many = S::REGISTER_COUNT >= 32;
         let most = const {
             let most = S::F32_LANES * if S::REGISTER_COUNT >= 32 { 3 } else { 2 };
-            // Blocks of queries are whole panels but for the last of a sequence.
+            // Blocks of queries are a multiple of the panel size, except the last block of a sequence.
             assert!(MAX_QUERIES.is_multiple_of(most));
             most
         };
@@ -200,7 +204,7 @@ impl Attend<'_, '_> {
         }
     }
 
-    /// Does a step for the queries of `N` vectors, by tiles of sums of `M` rows.
+    /// Applies a step to `N` vectors of queries, with tiles of `M` rows of sums.
     #[inline(always)]
     fn panel<S: Simd, const M: usize, const N: usize>(
         &mut self,
@@ -209,34 +213,35 @@ impl Attend<'_, '_> {
         step: Step,
     ) {
         match step {
-            Step::Turn => self.turn::<S, N>(queries),
-            Step::Meet { first, end } => {
+            Step::Transpose => self.transpose::<S, N>(queries),
+            Step::Process { first, end } => {
                 let seen = self.seen(&queries);
                 let block = first.max(seen.start)..end.min(seen.end);
                 if !block.is_empty() {
-                    self.meet::<S, M, N>(simd, &queries, block, first);
+                    self.process::<S, M, N>(simd, &queries, block, first);
                 }
             }
             Step::Finish => self.finish::<S, N>(queries),
         }
     }
 
-    /// Scales queries, in powers of two.
+    /// Scales and transposes queries. Scores are exponents of two.
     #[inline(always)]
-    fn turn<S: Simd, const N: usize>(&mut self, queries: Range<usize>) {
+    fn transpose<S: Simd, const N: usize>(&mut self, queries: Range<usize>) {
         let (head, cols) = (self.head, N * S::F32_LANES);
         let at = (queries.start - self.queries.start) * head;
-        let turned = &mut self.scratch.turned.all_mut()[at..][..head * cols];
+        let transposed_queries =
+            &mut self.scratch.transposed_queries.all_mut()[at..][..head * cols];
         let scale = self.scale * std::f32::consts::LOG2_E;
         for (lane, query) in queries.enumerate() {
             let row = &self.q.data[query * self.q.row..][..head];
-            for (to, x) in zip(turned[lane..].iter_mut().step_by(cols), row) {
+            for (to, x) in zip(transposed_queries[lane..].iter_mut().step_by(cols), row) {
                 *to = scale * x;
             }
         }
     }
 
-    /// Puts rows of keys and values behind one another.
+    /// Copies rows of keys and values into contiguous memory.
     fn gather(&mut self, rows: Range<usize>) {
         let Scratch { keys, values, .. } = &mut *self.scratch;
         for (to, from) in [(keys, self.k), (values, self.v)] {
@@ -247,9 +252,9 @@ impl Attend<'_, '_> {
         }
     }
 
-    /// Sums go on with a block of keys, of those that were gathered from a first one on.
+    /// Adds the contribution of a block of keys to the sums. `first` is the first gathered key.
     #[inline(always)]
-    fn meet<S: Simd, const M: usize, const N: usize>(
+    fn process<S: Simd, const M: usize, const N: usize>(
         &mut self,
         simd: S,
         queries: &Range<usize>,
@@ -262,28 +267,29 @@ impl Attend<'_, '_> {
             keys,
             values,
             scores,
-            turned,
+            transposed_queries,
             sums,
             max,
             total,
         } = &mut *self.scratch;
         let of_block = (block.start - first) * head..(block.end - first) * head;
         let (k, values) = (&keys[of_block.clone()], &values[of_block]);
-        let turned = vectors::<S, N>(&turned.all()[at * head..][..head * cols]);
+        let transposed_queries =
+            vectors::<S, N>(&transposed_queries.all()[at * head..][..head * cols]);
         let sums = &mut sums.all_mut()[at * head..][..head * cols];
         let max = &mut vectors_mut::<S, N>(&mut max.all_mut()[at..][..cols])[0];
         let total = &mut vectors_mut::<S, N>(&mut total.all_mut()[at..][..cols])[0];
         let scores = scores.room(block.len() * cols);
         let tiles = scores.chunks_mut(M * cols).zip(k.chunks(M * head));
         for (scores, k) in tiles {
-            // Behind the last key, it is computed again and not stored.
+            // The last key is recomputed in the remaining rows of the tile, without being stored.
             let last = k.len() / head - 1;
             let mut rows: [&[f32]; M] = [&[]; M];
             for (i, row) in rows.iter_mut().enumerate() {
                 *row = &k[i.min(last) * head..][..head];
             }
             let mut products = [[simd.splat_f32s(0.0); N]; M];
-            add_products(simd, rows, turned, &mut products);
+            add_products(simd, rows, transposed_queries, &mut products);
             for (to, products) in zip(vectors_mut::<S, N>(scores), products) {
                 *to = products;
             }
@@ -310,7 +316,7 @@ impl Attend<'_, '_> {
         }
     }
 
-    /// Writes results.
+    /// Writes the results.
     #[inline(always)]
     fn finish<S: Simd, const N: usize>(&self, queries: Range<usize>) {
         let (head, cols) = (self.head, N * S::F32_LANES);
@@ -322,12 +328,12 @@ impl Attend<'_, '_> {
         let sums = &sums.all::<f32>()[at * head..][..head * cols];
         for (lane, query) in queries.enumerate() {
             let factor = match max[lane] == f32::NEG_INFINITY {
-                // Such scores have no softmax: their difference from the largest is no number.
+                // The softmax of such scores is undefined: their difference from the maximum is NaN.
                 true => f32::NAN,
                 false => 1.0 / total[lane],
             };
             let start = self.at + query * self.stride;
-            // SAFETY: these columns of the query's row are this task's.
+            // SAFETY: only this task writes these columns of the query's row.
             let row = unsafe { self.out.slice(start..start + head) };
             for (to, &sum) in zip(row, sums[lane..].iter().step_by(cols)) {
                 *to = factor * sum;
@@ -337,7 +343,7 @@ impl Attend<'_, '_> {
 }
 
 impl Distances<'_> {
-    /// Adds biases to scores that have a row for each key of a block and a column for each query, in powers of two.
+    /// Adds biases to scores with a row for each key of a block and a column for each query. Scores are exponents of two.
     fn add_biases(
         &self,
         queries: &Range<usize>,
@@ -356,7 +362,7 @@ impl Distances<'_> {
         }
     }
 
-    /// Sets such scores of what queries do not see.
+    /// Masks the scores of keys that a query does not attend to.
     fn fill_unseen(
         &self,
         queries: &Range<usize>,
@@ -379,7 +385,7 @@ impl Distances<'_> {
     }
 }
 
-/// `sums = corrections · sums + valuesᵀ · weights`, for the first `M` elements of each row of values.
+/// Computes `sums = corrections · sums + valuesᵀ · weights` for the first `M` elements of each row of values.
 #[inline(always)]
 fn accumulate<S: Simd, const M: usize, const N: usize>(
     simd: S,
@@ -410,16 +416,16 @@ fn accumulate<S: Simd, const M: usize, const N: usize>(
     }
 }
 
-/// The online softmax of columns of scores in powers of two (Milakov and Gimelshein, algorithm 3).
+/// Online softmax of columns of scores with base 2 (Milakov and Gimelshein, algorithm 3).
 struct Softmax<V, const N: usize> {
-    /// The largest score of each column so far, and the sum of `2^(score − max)`.
+    /// Maximum score of each column so far, and the sum of `2^(score − max)`.
     max: [V; N],
     total: [V; N],
 }
 
 impl<V: Copy, const N: usize> Softmax<V, N> {
-    /// Goes on with some rows, which become `2^(score − max)`. Returns the factors that bring what was summed before to the
-    /// maxima that now cover these rows.
+    /// Processes further rows, which become `2^(score − max)`. Returns the factors that rescale the previous sums to the new
+    /// maxima.
     #[inline(always)]
     fn step<S: Simd<f32s = V>>(&mut self, simd: S, scores: &mut [f32]) -> [V; N] {
         let scores = vectors_mut::<S, N>(scores);
@@ -432,13 +438,13 @@ impl<V: Copy, const N: usize> Softmax<V, N> {
         let mut base = self.max;
         let mut corrections = self.max;
         for j in 0..N {
-            // A column that has seen nothing yet has no number to subtract.
+            // A column without scores so far has no maximum to subtract.
             let nothing = simd.equal_f32s(base[j], simd.splat_f32s(f32::NEG_INFINITY));
             base[j] = simd.select_f32s(nothing, simd.splat_f32s(0.0), base[j]);
             corrections[j] = exp2_of_negative(simd, simd.sub_f32s(before[j], base[j]));
             self.total[j] = simd.mul_f32s(self.total[j], corrections[j]);
         }
-        // Vector by vector of the columns: what the power needs and two sums more would not fit 16 registers.
+        // Process one vector of columns at a time: the exponential and two further sums would not fit 16 registers.
         for j in 0..N {
             let mut total = self.total[j];
             for scores in scores.iter_mut() {

@@ -1,4 +1,4 @@
-//! `act(x · weightᵀ + bias) + residual`, and what is fused with it.
+//! GEMMs `act(x · weightᵀ + bias) + residual` and their fused variants.
 
 use super::args::Args;
 use super::linear::{Finish, Linear};
@@ -35,7 +35,7 @@ pub(super) fn gemm(spec: &Gemm, mut args: Args<'_, '_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The products with bias and residual, and the norm of that sum, one after the other.
+/// Computes the products with bias and residual, and then the norm of that sum.
 pub(super) fn gemm_residual_norm(
     spec: &GemmResidualNorm,
     extents: &crate::tensor::Extents,
@@ -69,7 +69,7 @@ pub(super) fn gemm_residual_norm(
     super::run(&norm, extents, &reads, &mut [&mut **out])
 }
 
-/// The GEMM, then bias, residual and the row statistics that LayerNorm needs.
+/// Computes a GEMM, adds bias and residual, and computes the row statistics that LayerNorm needs.
 pub(super) fn gemm_residual_row_stats(
     spec: &GemmResidualRowStats,
     mut args: Args<'_, '_>,
@@ -100,7 +100,7 @@ pub(super) fn gemm_residual_row_stats(
     Ok(())
 }
 
-/// LayerNorm from row statistics, then the GEMM of its result.
+/// Applies LayerNorm from row statistics, and then a GEMM to the result.
 pub(super) fn deferred_layer_norm_gemm(
     spec: &DeferredLayerNormGemm,
     mut args: Args<'_, '_>,
@@ -124,7 +124,8 @@ pub(super) fn deferred_layer_norm_gemm(
     gemm(&product, Args::new(op, extents, &of_gemm, out))
 }
 
-/// The GEMM with a gate in its epilogue, or before or behind a norm: `scaled` and row statistics are `more`.
+/// Computes a GEMM with a gate in its epilogue, or before or after a norm. `more` holds the `scaled` values and the row
+/// statistics.
 pub(super) fn gemm_stream(
     spec: &GemmStream,
     mut args: Args<'_, '_>,
@@ -133,7 +134,7 @@ pub(super) fn gemm_stream(
     let (op, extents) = (args.op(), args.extents);
     let (rows, n, k) = (extents.rows, u64::from(spec.n), u64::from(spec.k));
     let plain = spec.plain();
-    let (x_rows, behind) = match spec.norm {
+    let (x_rows, input_norm) = match spec.norm {
         StreamNorm::Behind { eps, centred } => {
             (rows + GemmStream::more_rows(centred), Some((eps, centred)))
         }
@@ -155,7 +156,7 @@ pub(super) fn gemm_stream(
         }
     }
     let normal;
-    if let Some((eps, centred)) = behind {
+    if let Some((eps, centred)) = input_norm {
         let row_stats = args.real("row_stats", &[rows, GemmResidualRowStats::stats_of(spec.k)])?;
         let sizes = (rows as usize, spec.k as usize);
         normal = stream_normals(x, row_stats, sizes.0, sizes.1, eps, centred);

@@ -1,8 +1,8 @@
-//! Linear layers: `act(x · weightᵀ + bias) + residual`, over the pool's threads, with the epilogue applied while a block of
-//! the result is in cache.
+//! Linear layers: `act(x · weightᵀ + bias) + residual`, computed on the threads of the pool. The epilogue is applied to a block
+//! of the result while it is in cache.
 //!
-//! A weight is packed once, when a model is loaded, for the instructions of the CPU at hand. Every form sums a row's products in
-//! an order that does not depend on the other rows.
+//! A weight is packed for the instruction set of the CPU once, when a model is loaded. Every format sums a row's products in an
+//! order that does not depend on the other rows.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -29,7 +29,7 @@ use super::{
 };
 use crate::kernels::gemm::Activation;
 
-/// A weight `[n, k]` in the form that its products are computed from.
+/// A weight `[n, k]` in the format of its matrix multiplication.
 pub struct PackedWeight {
     n: usize,
     k: usize,
@@ -43,20 +43,21 @@ enum Form {
     Int8(int8::Int8),
 }
 
-/// How linear layers compute products on the CPU. Sums of products are f32 or exact, and everything else is f32.
+/// Precision of the products in linear layers on the CPU. Products are summed in f32 or exactly, and all other computation is in
+/// f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Products {
     #[default]
     F32,
-    /// Both factors are rounded to bf16. Only some CPUs have instructions for that.
+    /// Rounds both factors to bf16. Only some CPUs support it.
     Bf16,
-    /// 8-bit integers: a weight has a scale for each row of its output, which is found when it is loaded, an activation one for
-    /// each of its rows, found when it is multiplied. Both are symmetric around 0.
+    /// Quantizes both factors to 8-bit integers, symmetrically around 0. A weight has one scale per output row, computed at load
+    /// time. An activation has one scale per row, computed at run time.
     Int8,
 }
 
 impl Products {
-    /// Whether the CPU at hand has the instructions.
+    /// Returns whether this CPU has the required instructions.
     pub fn is_supported(self) -> bool {
         match self {
             Self::F32 | Self::Int8 => true,
@@ -88,7 +89,7 @@ impl PackedWeight {
     /// Packs `weight`, which has `n` rows of `k` elements.
     ///
     /// # Panics
-    /// When it has not.
+    /// Panics if `weight` has another length.
     pub fn new(weight: &[f32], n: usize, k: usize, products: Products) -> Self {
         assert_eq!(weight.len(), n * k, "the weight has n rows of k elements");
         let form = match products {
@@ -104,19 +105,19 @@ impl PackedWeight {
         Self { n, k, form }
     }
 
-    /// As with [`Products::Int8`] on a CPU that has no form of ours for them.
+    /// Packs like [`Products::Int8`] on a CPU for which this crate has no format of its own.
     #[cfg(test)]
     pub fn int8_of_crate(weight: &[f32], n: usize, k: usize) -> Self {
-        let form = Form::Int8(int8::Int8::of_crate(weight, n, k));
+        let form = Form::Int8(int8::Int8::for_crate(weight, n, k));
         Self { n, k, form }
     }
 
-    /// The largest magnitude of a weight's integers on this CPU: 127, or 63 where it adds two products in 16 bits.
+    /// Maximum magnitude of a weight's integers on this CPU: 127, or 63 if the CPU adds two products in 16 bits.
     pub fn largest_integer() -> i8 {
         int8::largest()
     }
 
-    /// Bytes of memory that it takes.
+    /// Size in bytes.
     pub fn bytes(&self) -> u64 {
         match &self.form {
             Form::F32(panels) => panels.bytes(),
@@ -126,16 +127,16 @@ impl PackedWeight {
         }
     }
 
-    /// Rows and columns of what was packed.
+    /// Rows and columns of the packed weight.
     pub fn shape(&self) -> [u64; 2] {
         [self.n as u64, self.k as u64]
     }
 }
 
-/// The weight of a linear layer as an operand.
+/// Weight of a linear layer as an operand.
 #[derive(Clone, Copy)]
 pub(super) enum Weight<'a> {
-    /// As it was stored, row by row.
+    /// Row-major, as stored.
     Rows(&'a [f32]),
     Packed(&'a PackedWeight),
 }
@@ -149,16 +150,16 @@ impl<'a> From<Weight<'a>> for Read<'a> {
     }
 }
 
-/// What the epilogue applies.
+/// Operands of the epilogue.
 #[derive(Clone, Copy)]
 pub(super) struct Finish<'a> {
     pub bias: Option<&'a [f32]>,
     pub activation: Option<Activation>,
-    /// As long as the result.
+    /// Tensor of the same size as the result.
     pub residual: Option<&'a [f32]>,
 }
 
-/// One linear layer for all rows of a batch: `x [rows, k]`, and `out [rows, n]`, which is not empty.
+/// A linear layer for all rows of a batch: `x [rows, k]` and a non-empty `out [rows, n]`.
 #[derive(Clone, Copy)]
 pub(super) struct Linear<'a> {
     pub x: &'a [f32],
@@ -167,12 +168,12 @@ pub(super) struct Linear<'a> {
     pub finish: Finish<'a>,
 }
 
-/// How a result is cut into blocks.
+/// Partition of a result into blocks.
 #[derive(Clone, Copy)]
 struct Cut {
     rows: usize,
     cols: usize,
-    /// Whether more than one thread is worth waking.
+    /// Whether the work is large enough for more than one thread.
     parallel: bool,
 }
 
@@ -186,7 +187,7 @@ impl Cut {
     }
 }
 
-/// A block of the result, which one task writes.
+/// A block of the result, written by one task.
 #[derive(Clone, Copy)]
 struct Block {
     row: usize,
@@ -196,11 +197,11 @@ struct Block {
 }
 
 impl Linear<'_> {
-    /// Writes the layer's result.
+    /// Computes the result of the layer.
     pub fn run(&self, weight: Weight<'_>, out: &mut [f32]) {
         match weight {
             Weight::Rows(weight) => Panels::new(weight, self.n, self.k).multiply(self, out),
-            // There is nothing to pack.
+            // A weight without columns has no packed data.
             Weight::Packed(_) if self.k == 0 => Panels::new(&[], self.n, 0).multiply(self, out),
             Weight::Packed(packed) => match &packed.form {
                 Form::F32(panels) => panels.multiply(self, out),
@@ -211,8 +212,8 @@ impl Linear<'_> {
         }
     }
 
-    /// Calls `part` for the layer on some of its rows after others, with their number and their part of the result, so that what
-    /// is computed of activations takes little memory whatever the batch.
+    /// Calls `part` for one chunk of rows after another, with the chunk's layer, number of rows and part of the result. Chunks
+    /// limit the memory for quantized activations, whatever the batch.
     fn by_chunks(&self, out: &mut [f32], part: impl Fn(&Linear<'_>, usize, &mut [f32])) {
         const ROWS: usize = 4096;
         let (n, k) = (self.n, self.k);
@@ -231,7 +232,7 @@ impl Linear<'_> {
         }
     }
 
-    /// What `make` gives of the activations of each row of blocks.
+    /// Applies `make` to the activations of each row of blocks.
     fn of_rows<T: Send>(
         &self,
         rows: usize,
@@ -249,18 +250,18 @@ impl Linear<'_> {
         }
     }
 
-    /// How a result of so many rows is cut into blocks of at most so many rows and columns.
+    /// Partitions a result of `rows` rows into blocks of at most the given numbers of rows and columns.
     fn cut(&self, rows: usize, [most_rows, cols]: [usize; 2]) -> Cut {
-        /// Multiplications below which one thread is faster than several. Where rows are few, reading the weight takes as
+        /// Number of multiplications below which one thread is faster than several. With few rows, reading the weight takes as
         /// long as the products of four rows.
         const MIN_PARALLEL: usize = 1 << 18;
-        /// Rows at least of a block: fewer take longer by the row.
+        /// Minimum number of rows per block; smaller blocks take longer per row.
         const MIN_ROWS: usize = 32;
         let threads = match rows.max(4) * self.n * self.k < MIN_PARALLEL {
             true => 1,
             false => rayon::current_num_threads(),
         };
-        // A few blocks per thread: one that is late leaves work for the others to take.
+        // Use a few blocks per thread, so that the other threads can take over the work of a late one.
         let over_rows = match threads {
             1 => 1,
             _ => (4 * threads).div_ceil(self.n.div_ceil(cols)),
@@ -275,8 +276,8 @@ impl Linear<'_> {
         }
     }
 
-    /// Calls `multiply`, which writes the products of a block, and applies the epilogue, for all blocks of the result. Those of
-    /// the same rows follow one another, so that these stay in cache.
+    /// Calls `multiply`, which writes the products of a block, and applies the epilogue, for all blocks of the result. Blocks of
+    /// the same rows are consecutive, so that these rows stay in cache.
     fn blocks(
         &self,
         out: &mut [f32],
@@ -298,12 +299,12 @@ impl Linear<'_> {
         });
     }
 
-    /// Where a block starts in the result.
+    /// Start of a block in the result.
     fn at(&self, block: Block) -> usize {
         block.row * self.n + block.col
     }
 
-    /// The epilogue on a block that holds products.
+    /// Applies the epilogue to a block of products.
     fn finish(&self, out: SharedOut<'_>, block: Block) {
         let (linear, of) = (*self, self.finish);
         if of.bias.is_some() || of.activation.is_some() || of.residual.is_some() {
@@ -328,7 +329,7 @@ impl<F: Pointwise> WithSimd for ApplyEpilogue<'_, F> {
         let of = self.linear.finish;
         for row in 0..self.block.rows {
             let start = self.linear.at(self.block) + row * self.linear.n;
-            // SAFETY: a row of the block that this task alone writes.
+            // SAFETY: a row of the block, which only this task writes.
             let row = unsafe { self.out.slice(start..start + cols) };
             match of.bias {
                 Some(bias) => simd::add_map_in_place(simd, self.f, &bias[col..][..cols], row),

@@ -1,4 +1,4 @@
-//! Memory that begins at a cache line: a vector that crosses from one line into the next costs two loads.
+//! Memory aligned to cache lines. A vector that crosses two lines costs two loads.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -6,17 +6,17 @@ use bytemuck::{Pod, Zeroable};
 #[repr(C, align(64))]
 struct Line([u32; 16]);
 
-/// Numbers from the beginning of a cache line on.
+/// Numbers that start at a cache line.
 #[derive(Default)]
 pub(super) struct Lines(Vec<Line>);
 
 impl Lines {
-    /// So many zeros, and what fills the last line up.
+    /// Allocates `len` zeros, rounded up to whole lines.
     pub fn zeros<T: Pod>(len: usize) -> Self {
         Self(vec![Line::zeroed(); lines::<T>(len)])
     }
 
-    /// So many numbers, whatever they are.
+    /// Returns room for `len` numbers with arbitrary contents.
     pub fn room<T: Pod>(&mut self, len: usize) -> &mut [T] {
         let lines = lines::<T>(len);
         if self.0.len() < lines {

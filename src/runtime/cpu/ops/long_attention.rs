@@ -1,4 +1,4 @@
-//! The three kernels of attention as grouped GEMMs, on the same ragged scores as a device has.
+//! The three kernels of attention as grouped GEMMs, on the same ragged scores as on a device.
 
 use pulp::{Simd, WithSimd};
 
@@ -11,10 +11,10 @@ use super::simd::{self, Running, Weight};
 use crate::kernels::attention::*;
 use crate::tensor::Extents;
 
-/// Keys of a tile.
+/// Number of keys in a tile.
 const KEY_TILE: usize = Extents::KEY_TILE as usize;
 
-/// Elements of `scores` and pairs of `partials` in a head.
+/// Number of elements of `scores`, and of pairs of `partials`, per head.
 fn sizes(extents: &Extents) -> (u64, u64) {
     let scores = extents
         .tokens
@@ -80,11 +80,10 @@ pub(super) fn scores(
     Ok(())
 }
 
-/// The maximum and the sum of exponentials of each tile of keys of each row. What is left of a pitch
-/// becomes 0.
+/// Computes the maximum and the sum of exponentials of each tile of keys of each row. The padding up to the pitch becomes 0.
 struct PartialReductions<'a> {
     rows: &'a mut [f32],
-    /// Neither is 0.
+    /// Row length. Neither `len` nor `pitch` is 0.
     len: usize,
     pitch: usize,
     partials: &'a mut [f32],
@@ -100,7 +99,7 @@ impl WithSimd for PartialReductions<'_> {
         for row in self.rows.chunks_exact_mut(self.pitch) {
             let (row, rest) = row.split_at_mut(self.len);
             rest.fill(0.0);
-            // As many pairs of partials as tiles, by the layout.
+            // The layout has one pair of partials per tile.
             for (tile, partial) in row.chunks(KEY_TILE).zip(&mut partials) {
                 let numerators = &mut numerators[..tile.len()];
                 numerators.copy_from_slice(tile);
@@ -121,7 +120,7 @@ pub(super) fn reduce(spec: &MhaLongReduce, mut args: Args<'_, '_>) -> Result<(),
     let out = args.out(&[u64::from(spec.heads), tokens, 2])?;
     let (heads, tokens) = (spec.heads as usize, tokens as usize);
     let out = SharedOut::new(out);
-    // An exponential for each tile of keys.
+    // One exponential per tile of keys.
     let work = work(&sequences, heads, 1);
     for_heads_and_blocks(heads, &blocks(&sequences), work, |_, h, block| {
         let Sequence {
@@ -131,7 +130,7 @@ pub(super) fn reduce(spec: &MhaLongReduce, mut args: Args<'_, '_>) -> Result<(),
         let tiles = Layout::tiles(len);
         let from = (layout.partials(h, pairs, start) + block.query * tiles) * 2;
         let to = (h * tokens + start + block.query) * 2;
-        // SAFETY: each head and query has its own place.
+        // SAFETY: each head and query has its own location.
         let out = unsafe { out.slice(to..to + n * 2) };
         let rows = partials[from..from + n * tiles * 2].chunks_exact(tiles * 2);
         for (row, to) in rows.zip(out.chunks_exact_mut(2)) {
@@ -168,7 +167,7 @@ pub(super) fn context(spec: &MhaLongContext, mut args: Args<'_, '_>) -> Result<(
         let first = (h * tokens + start + block.query) * 2;
         let statistics = &statistics[first..first + n * 2];
         let at = (start + block.query) * width + h * head;
-        // Only grows, and each part of the keys overwrites its part of it.
+        // The memory only grows, and each part of the keys overwrites its share.
         let largest = scratch.scores.len().max(n * len.min(MAX_KEYS));
         scratch.scores.resize(largest, 0.0);
         for key in (0..len).step_by(MAX_KEYS) {
@@ -191,22 +190,22 @@ pub(super) fn context(spec: &MhaLongContext, mut args: Args<'_, '_>) -> Result<(
                 _ => Into::Accumulate,
             };
             let v = rows_of(v, &v_heads, h, start + key);
-            // SAFETY: each head has its own columns, each query its own rows.
+            // SAFETY: each head has its own columns and each query its own rows.
             unsafe { multiply((n, head, n_keys), 1.0, weights, v, into, &out, at, width) };
         }
     });
     Ok(())
 }
 
-/// `exp(score − maximum) / sum` of some keys of each row.
+/// Computes `exp(score − maximum) / sum` for some keys of each row.
 struct Weights<'a> {
-    /// `pitch` from one row to the next.
+    /// Rows of scores, `pitch` apart.
     scores: &'a [f32],
     pitch: usize,
     /// Maximum and sum of each row.
     statistics: &'a [f32],
     weights: &'a mut [f32],
-    /// Keys. Not 0.
+    /// Number of keys, not 0.
     len: usize,
 }
 

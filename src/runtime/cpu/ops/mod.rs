@@ -1,9 +1,8 @@
-//! Every [`KernelSpec`] on the CPU, in f32, on the packed layout.
+//! CPU implementation of every [`KernelSpec`], in f32 on the packed layout.
 //!
-//! [`run`] checks what it is given, then computes: a slice of the wrong length, an id outside its
-//! table or sequence starts that do not fit the batch are errors and never a panic. Whatever
-//! storage type a kernel names, here it is computed and stored in f32. Work is spread over the
-//! rayon pool that the caller is in; small work stays on the calling thread.
+//! [`run`] validates its arguments and then computes. A slice of the wrong length, an id outside its table and sequence starts
+//! that do not match the batch are errors, never panics. Values are computed and stored in f32, whatever storage type a kernel
+//! names. Work is distributed over the rayon pool of the caller; small work stays on the calling thread.
 
 mod args;
 mod attention;
@@ -30,12 +29,12 @@ pub use linear::{PackedWeight, Products};
 use crate::kernels::{KernelSpec, attention::SoftmaxMask, gemm::GemmPrepareAttention};
 use crate::tensor::Extents;
 
-/// One tensor that a kernel reads, in host memory.
+/// A tensor in host memory that a kernel reads.
 #[derive(Clone, Copy, Debug)]
 pub enum Read<'a> {
     /// Activations and weights.
     Real(&'a [f32]),
-    /// The weight of a linear layer.
+    /// Weight of a linear layer.
     Packed(&'a PackedWeight),
     /// Ids and sequence starts.
     I32(&'a [i32]),
@@ -54,7 +53,7 @@ impl Read<'_> {
     }
 }
 
-/// Why a kernel cannot run on what it was given. Every message names the kernel.
+/// Error of kernel arguments. Every message names the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpError {
     #[error("{op}: `{param}`, its input {index} counted from 0, was not given")]
@@ -72,7 +71,7 @@ pub enum OpError {
     #[error("{op} writes {expected}; {found} were given")]
     Writes {
         op: &'static str,
-        /// In words.
+        /// Expected number in words.
         expected: &'static str,
         found: usize,
     },
@@ -84,7 +83,7 @@ pub enum OpError {
         found: &'static str,
     },
     #[error(
-        "{op}: the {bytes} bytes of host memory for what it computes in between could not be had; send fewer tokens at once"
+        "{op}: the {bytes} bytes of host memory for its intermediate values could not be allocated; send fewer tokens at once"
     )]
     OutOfMemory { op: &'static str, bytes: u64 },
     #[error("{op}: `{param}` was packed as {found:?}; expected {expected:?}")]
@@ -119,7 +118,7 @@ pub enum OpError {
         op: &'static str,
         index: usize,
         found: i32,
-        /// In words, e.g. `more than 7`.
+        /// Expected value in words, e.g. `more than 7`.
         expected: String,
         tokens: u64,
     },
@@ -144,7 +143,7 @@ pub enum OpError {
     #[error("{op}: {what} end at column {end} of rows of {stride}; expected at most {stride}")]
     Columns {
         op: &'static str,
-        /// Which columns, e.g. `the heads of `q``.
+        /// Name of the columns, e.g. `the heads of `q``.
         what: &'static str,
         end: u64,
         stride: u64,
@@ -155,7 +154,7 @@ pub enum OpError {
         param: &'static str,
         index: usize,
         found: i32,
-        /// In words.
+        /// Expected value in words.
         expected: String,
     },
     #[error("{op} reads the cache that it adds to; on the CPU two kernels do that in turn")]
@@ -163,7 +162,7 @@ pub enum OpError {
     #[error("{op} brings batches to a device; on the CPU a batch is packed when it is made")]
     Packing { op: &'static str },
     #[error(
-        "{op}: sequence {sequence} has {len} tokens; this kernel takes at most {max_len}, mha_online takes any"
+        "{op}: sequence {sequence} has {len} tokens; this kernel supports at most {max_len}; mha_online supports any length"
     )]
     TooLong {
         op: &'static str,
@@ -175,14 +174,14 @@ pub enum OpError {
 
 /// Runs one kernel.
 ///
-/// `reads` are the kernel's parameters of role `Read`, in the order that its type documents, counts
-/// left out. `writes` is what it writes, one tensor for all but those of two tensors ([`KernelSpec::n_writes`]); what it held before does not matter. All of it is written, except columns that the view of an attention
-/// context's result leaves out, and elements between the rows of ragged scores.
-/// `extents.rows` is the number of rows of row-wise kernels and GEMMs.
+/// `reads` are the kernel's parameters of role `Read` in the order that its type documents, without the counts. `writes` are the
+/// tensors that it writes: one for most kernels, two for some ([`KernelSpec::n_writes`]). Their previous contents are ignored,
+/// and all elements are written, with two exceptions: columns that the view of an attention result skips, and elements between
+/// the rows of ragged scores. `extents.rows` is the number of rows of row-wise kernels and GEMMs.
 ///
 /// # Errors
 ///
-/// [`OpError`] when the arguments do not fit the kernel and the extents; nothing is then computed.
+/// Returns an [`OpError`] if the arguments do not match the kernel and the extents. Nothing is computed then.
 pub fn run(
     spec: &KernelSpec,
     extents: &Extents,
@@ -305,12 +304,13 @@ pub fn run(
     }
 }
 
-/// As [`run`], for a program that is invariant. Attention to a cache takes queries one by one then, as how many of a sequence are
-/// in a batch depends on what else runs; other kernels compute a row in an order that depends on its own sequence anyway.
+/// Runs like [`run`], for an invariant program. Attention to a cache then processes queries one by one, because the number of
+/// queries of a sequence in a batch depends on the other sequences. The other kernels compute a row in an order that depends only
+/// on its own sequence.
 ///
 /// # Errors
 ///
-/// As [`run`].
+/// Returns the errors of [`run`].
 pub fn run_invariant(
     spec: &KernelSpec,
     extents: &Extents,
@@ -335,7 +335,7 @@ pub fn run_invariant(
     cached::mha_cached(plain, 1, Args::new(op, extents, reads, out))
 }
 
-/// The two kernels one after the other, with the rows of the first where the second leaves its values.
+/// Runs the two kernels in sequence. The first writes its rows where the second leaves its values.
 fn gemm_prepare_attention(
     spec: &GemmPrepareAttention,
     extents: &Extents,
@@ -356,7 +356,7 @@ fn gemm_prepare_attention(
     run(&spec.prepare.clone().into(), extents, &reads, prepared)
 }
 
-/// Where a linear layer's weight is among the tensors that a kernel reads, with its rows and columns.
+/// Returns the index of a linear layer's weight among the tensors that a kernel reads, with its rows and columns.
 pub(super) fn weight_of(spec: &KernelSpec) -> Option<(usize, [u32; 2])> {
     let plain;
     let gemm = match spec {
@@ -385,7 +385,7 @@ pub(super) fn weight_of(spec: &KernelSpec) -> Option<(usize, [u32; 2])> {
     Some((1, [gemm.n, gemm.k]))
 }
 
-/// The kernel's stem, as in its template's name.
+/// Returns the stem of the kernel's template name.
 fn name(spec: &KernelSpec) -> &'static str {
     match spec {
         KernelSpec::Gemm(_) | KernelSpec::GemmWgmma(_) | KernelSpec::GemmSplitK(_) => "gemm",

@@ -1,15 +1,15 @@
-//! How work is cut for the thread pool.
+//! Partitioning of work for the thread pool.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use rayon::prelude::*;
 
-/// Elements of pointwise work below which waking another thread costs more than it saves.
+/// Number of elements of pointwise work below which waking another thread costs more than it saves.
 const MIN_ELEMENTS: usize = 16 * 1024;
 
-/// Calls `body(first_row, rows)` on blocks of whole rows of `out`, in parallel when there are
-/// enough of them. `out` is a whole number of rows; nothing is called when it is empty.
+/// Calls `body(first_row, rows)` on blocks of whole rows of `out`, in parallel if there are enough of them. `out` is a whole
+/// number of rows. Nothing is called if it is empty.
 pub(super) fn for_row_blocks(
     out: &mut [f32],
     width: usize,
@@ -22,7 +22,7 @@ pub(super) fn for_row_blocks(
     if threads == 1 || out.len() < 2 * MIN_ELEMENTS {
         return body(0, out);
     }
-    // A few blocks per thread: one that is late leaves work for the others to take.
+    // Use a few blocks per thread, so that the other threads can take over the work of a late one.
     let rows = out.len() / width;
     let block = rows.div_ceil(4 * threads).max(MIN_ELEMENTS.div_ceil(width));
     out.par_chunks_mut(block * width)
@@ -30,8 +30,7 @@ pub(super) fn for_row_blocks(
         .for_each(|(i, rows)| body(i * block, rows));
 }
 
-/// A slice that several tasks write, each to its own elements, where those are not contiguous and
-/// cannot be split beforehand.
+/// A slice that several tasks write to. Each task has its own elements, which need not be contiguous.
 #[derive(Clone, Copy)]
 pub(super) struct SharedOut<'a> {
     start: *mut f32,
@@ -39,8 +38,8 @@ pub(super) struct SharedOut<'a> {
     borrow: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: it is a `&mut [f32]` whose elements are handed out by `slice` and `pointer`, whose callers
-// promise that no two tasks hold the same one.
+// SAFETY: this is a `&mut [f32]` whose elements are accessed through `slice` and `block`. Their callers guarantee that no two
+// tasks access the same element.
 unsafe impl Send for SharedOut<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for SharedOut<'_> {}
@@ -54,11 +53,11 @@ impl<'a> SharedOut<'a> {
         }
     }
 
-    /// The elements in `range`.
+    /// Returns the elements in `range`.
     ///
     /// # Safety
     ///
-    /// While the result lives, no one else reads or writes these elements.
+    /// While the result lives, nothing else may read or write these elements.
     #[expect(
         clippy::mut_from_ref,
         reason = "disjointness is the caller's promise, as the safety section says"
@@ -72,13 +71,13 @@ impl<'a> SharedOut<'a> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 
-    /// A pointer to a block of `rows` rows of `cols` elements, `stride` apart, from `at` on.
+    /// Returns a pointer to a block that starts at `at` and has `rows` rows of `cols` elements, `stride` apart.
     pub fn block(&self, at: usize, rows: usize, cols: usize, stride: usize) -> *mut f32 {
         assert!(
             rows == 0 || at + (rows - 1) * stride + cols <= self.len,
             "kernels write within the length that was checked"
         );
-        // `wrapping_add`: an empty block may start at the end.
+        // `wrapping_add`, because an empty block may start at the end.
         self.start.wrapping_add(at)
     }
 }

@@ -1,4 +1,4 @@
-//! From tokens to one row per sequence, and unit rows.
+//! Pooling of tokens to one row per sequence, and normalization to unit length.
 
 use pulp::{Simd, WithSimd};
 
@@ -46,7 +46,7 @@ pub(super) fn max_pool(spec: &MaxPool, mut args: Args<'_, '_>) -> Result<(), OpE
             let x = &x[sequence.start * width..][..sequence.len * width];
             out.fill(f32::NEG_INFINITY);
             for row in x.chunks_exact(width) {
-                // Branches on each element would keep this from being vectorised.
+                // A branch per element would prevent vectorization.
                 for (top, &x) in out.iter_mut().zip(row) {
                     *top = larger(*top, x);
                 }
@@ -90,7 +90,7 @@ struct Pool<'a> {
     x: &'a [f32],
     sequences: &'a [Sequence],
     normalize: Option<f32>,
-    /// Not 0.
+    /// Row width, not 0.
     width: usize,
     out: &'a mut [f32],
 }
@@ -133,7 +133,7 @@ pub(super) fn l2_normalize(spec: &L2Normalize, mut args: Args<'_, '_>) -> Result
 }
 
 struct UnitRows<'a> {
-    /// Not 0.
+    /// Row width, not 0.
     width: usize,
     eps: f32,
     out: &'a mut [f32],
@@ -154,7 +154,7 @@ impl WithSimd for UnitRows<'_> {
 #[inline(always)]
 fn unit<S: Simd>(simd: S, row: &mut [f32], eps: f32) {
     let norm = simd::sum_of_squares(simd, row, 0.0).sqrt();
-    // Not `f32::max`, which would turn a NaN norm into `eps`.
+    // `f32::max` would turn a NaN norm into `eps`.
     let norm = if norm < eps { eps } else { norm };
     simd::map_in_place(simd, Times(1.0 / norm), row);
 }

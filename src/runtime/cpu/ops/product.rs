@@ -1,4 +1,4 @@
-//! Products on the calling thread: of matrices that lie in memory as they are, and tiles of sums in registers.
+//! Matrix products on the calling thread: of strided matrices, and of register tiles.
 
 use gemm_common::Parallelism;
 use gemm_f32::gemm::f32::get_gemm_fn;
@@ -27,19 +27,19 @@ impl Operand<'_> {
     }
 }
 
-/// What [`multiply`] does with what its block holds.
+/// Treatment of the previous contents of the output block in [`multiply`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Into {
     Overwrite,
     Accumulate,
 }
 
-/// Writes or adds `scale · a · b`, on the calling thread, to the `m × n` block at `out[at..]` whose
-/// rows are `stride` apart. `a` is `m × k` and `b` is `k × n`.
+/// Writes or adds `scale · a · b` on the calling thread. The output is the `m × n` block at `out[at..]`, whose rows are `stride`
+/// apart. `a` is `m × k` and `b` is `k × n`.
 ///
 /// # Safety
 ///
-/// No one else reads or writes the block meanwhile.
+/// Nothing else may read or write the block in the meantime.
 #[expect(clippy::too_many_arguments, reason = "a GEMM has this many sizes")]
 pub(super) unsafe fn multiply(
     (m, n, k): (usize, usize, usize),
@@ -54,9 +54,9 @@ pub(super) unsafe fn multiply(
     a.check(m, k);
     b.check(k, n);
     let dst = out.block(at, m, n, stride);
-    // The micro-kernel writes columns, so it computes the transpose: outᵀ = bᵀ · aᵀ, `n` rows of `m` columns.
-    // SAFETY: the operands and the block are in bounds by the checks above; the block is ours by
-    // the caller's promise. Strides of slices in memory fit an isize.
+    // The micro-kernel writes columns, so it computes the transpose: outᵀ = bᵀ · aᵀ, with `n` rows of `m` columns.
+    // SAFETY: the checks above ensure that the operands and the block are in bounds. The caller guarantees exclusive access to
+    // the block. Strides of slices in memory fit an isize.
     unsafe {
         get_gemm_fn()(
             n,
@@ -82,8 +82,8 @@ pub(super) unsafe fn multiply(
     }
 }
 
-/// Adds to a tile of sums in registers: of `M` rows, each with an element for each row of `b`, times `b`. Sums are in the order of
-/// the elements.
+/// Adds products to a register tile of sums: `M` rows, each with one element per row of `b`, times `b`. Products are added in the
+/// order of the elements.
 #[inline(always)]
 pub(super) fn add_products<S: Simd, const M: usize, const N: usize>(
     simd: S,
@@ -94,8 +94,8 @@ pub(super) fn add_products<S: Simd, const M: usize, const N: usize>(
     add_products_ahead::<S, M, N, 0>(simd, rows, b, sums, &[]);
 }
 
-/// The same, which asks for `ahead` meanwhile: for `AHEAD` lines with each element, as evenly as that can be, so that some are
-/// asked for again where they are fewer, and those beyond are left out.
+/// Like [`add_products`], and prefetches `ahead` in the meantime: `AHEAD` cache lines per element, evenly distributed. If `ahead`
+/// has fewer lines, some are requested twice; if it has more, the rest is skipped.
 #[inline(always)]
 pub(super) fn add_products_ahead<S: Simd, const M: usize, const N: usize, const AHEAD: usize>(
     simd: S,
@@ -104,12 +104,11 @@ pub(super) fn add_products_ahead<S: Simd, const M: usize, const N: usize, const 
     sums: &mut [[S::f32s; N]; M],
     ahead: &[f32],
 ) {
-    // Loops rather than closures: a closure is compiled for the base instruction set unless it
-    // happens to be inlined.
+    // Use loops rather than closures: a closure is compiled for the base instruction set unless it happens to be inlined.
     for row in &mut rows {
         *row = &row[..b.len()];
     }
-    // One loop, and no branch in it: it took twice as long with a second one for those without a request.
+    // Use a single loop without branches: a second loop for elements without a prefetch doubled the time.
     let request = Requests::of(ahead, AHEAD * b.len());
     for at in 0..b.len() {
         for i in 0..AHEAD {
@@ -124,11 +123,11 @@ pub(super) fn add_products_ahead<S: Simd, const M: usize, const N: usize, const 
     }
 }
 
-/// Requests for lines of memory, by their number.
+/// Prefetch requests, identified by number.
 #[derive(Clone, Copy)]
 struct Requests {
     from: *const f32,
-    /// Lines between one request and the next, in parts of `1 << SHIFT`.
+    /// Cache lines between one request and the next, in units of `1 / (1 << SHIFT)`.
     step: usize,
 }
 
@@ -145,7 +144,7 @@ impl Requests {
         }
     }
 
-    /// Into the second-level cache.
+    /// Prefetches into the L2 cache.
     #[inline(always)]
     fn send(self, number: usize) {
         let line = (number * self.step) >> Self::SHIFT;
@@ -153,7 +152,7 @@ impl Requests {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-            // SAFETY: a request that is no access: it faults nowhere, and changes nothing that a program sees.
+            // SAFETY: a prefetch is not an access: it never faults and has no visible effect.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -161,7 +160,7 @@ impl Requests {
     }
 }
 
-/// Rows of `N` vectors.
+/// Splits a slice into rows of `N` vectors.
 #[inline(always)]
 pub(super) fn vectors<S: Simd, const N: usize>(x: &[f32]) -> &[[S::f32s; N]] {
     pulp::as_arrays::<N, _>(S::as_simd_f32s(x).0).0

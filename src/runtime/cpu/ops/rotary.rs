@@ -18,14 +18,14 @@ pub(super) fn rotary(spec: &Rotary, mut args: Args<'_, '_>) -> Result<(), OpErro
             let token = first + i;
             let from = token * spec.stride as usize + spec.from as usize;
             row.copy_from_slice(&x[from..][..width]);
-            turn(&spec.rotation, head, positions[token], row);
+            rotate(&spec.rotation, head, positions[token], row);
         }
     });
     Ok(())
 }
 
-/// Turns the heads of `head` columns of a token.
-pub(super) fn turn(rotation: &Rotation, head: usize, position: i32, heads: &mut [f32]) {
+/// Rotates the heads of a token, each `head` columns wide.
+pub(super) fn rotate(rotation: &Rotation, head: usize, position: i32, heads: &mut [f32]) {
     let position = position as f32;
     for (c, &frequency) in rotation.frequencies.iter().enumerate() {
         let (sin, cos) = (position * frequency).sin_cos();

@@ -1,4 +1,4 @@
-//! Kernels that compute each row from rows: pointwise, LayerNorm and embeddings.
+//! Row-wise kernels: pointwise functions, norms and embeddings.
 
 use std::iter::zip;
 
@@ -99,7 +99,7 @@ impl WithSimd for RmsRows<'_> {
     }
 }
 
-/// `out = a + b`, in rows as long as `b`, which is not empty.
+/// Computes `out = a + b` in rows as long as `b`, which is not empty.
 struct AddRows<'a> {
     a: &'a [f32],
     b: &'a [f32],
@@ -255,21 +255,21 @@ pub(super) fn merge_heads(spec: &MergeHeads, mut args: Args<'_, '_>) -> Result<(
     Ok(())
 }
 
-/// What is summed into a row before it is normalised.
+/// Terms that are summed into a row before it is normalized.
 #[derive(Clone, Copy)]
 enum Sum<'a> {
-    /// Row `i` of each, and a bias.
+    /// Row `i` of each tensor, and a bias.
     Rows {
         bias: Option<&'a [f32]>,
         x: &'a [f32],
         residual: Option<&'a [f32]>,
     },
-    /// A row of each table, picked by the table's own id of token `i`.
+    /// One row of each table, selected by the table's id for token `i`.
     Tables(&'a [Lookup<'a>]),
 }
 
-/// LayerNorm of a sum of rows, for rows `first ..`. The row is summed where its result will be, so
-/// it is in the first-level cache for the passes that follow.
+/// LayerNorm of a sum of rows, for the rows from `first` on. The sum is computed in place of the result, so it is in the L1 cache
+/// for the later passes.
 struct NormalizeSum<'a> {
     sum: Sum<'a>,
     gamma: &'a [f32],
@@ -388,7 +388,7 @@ impl<'a> Lookup<'a> {
     }
 }
 
-/// Whether every id picks a row of the table.
+/// Checks that every id refers to a row of the table.
 fn check_ids(op: &'static str, table: &Table, ids: &[i32]) -> Result<(), OpError> {
     for (index, &id) in ids.iter().enumerate() {
         let row = i64::from(id) + i64::from(table.offset);
@@ -447,7 +447,7 @@ pub(super) fn log_probability(
     let positions = args.i32s("positions", tokens)?;
     let out = args.out(&[tokens, 1])?;
     let width = width as usize;
-    // A row of the result costs a row of logits.
+    // Each row of the result needs one row of logits.
     let one = |t: usize, scratch: &mut Vec<f32>| {
         if t == 0 || positions[t] == 0 {
             return 0.0;
@@ -464,7 +464,7 @@ pub(super) fn log_probability(
     Ok(())
 }
 
-/// `log Σ exp` of a row, which is overwritten.
+/// Computes `log Σ exp` of a row, which is overwritten.
 struct LogSum<'a>(&'a mut [f32]);
 
 impl WithSimd for LogSum<'_> {

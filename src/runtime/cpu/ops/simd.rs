@@ -1,27 +1,26 @@
-//! Vector arithmetic on slices, for whatever instruction set the machine has.
+//! Vector arithmetic on slices for any instruction set.
 //!
-//! The crate is built for the base of its architecture, so hot loops are written against
-//! [`pulp::Simd`] and chosen at run time by [`dispatch`]. Everything generic over `S` is
-//! `inline(always)`: only code that is inlined into the dispatched function may use its
-//! instructions.
+//! The crate is compiled for the base instruction set of its architecture. Hot loops are therefore written against
+//! [`pulp::Simd`], and [`dispatch`] selects the instruction set at run time. Everything generic over `S` is `inline(always)`:
+//! only code that is inlined into the dispatched function may use its instructions.
 
 use std::iter::zip;
 
 use pulp::{Arch, Simd, WithSimd};
 
-/// Runs `op` with the widest vectors that this machine has.
+/// Runs `op` with the widest vectors of this machine.
 pub(super) fn dispatch<Op: WithSimd>(op: Op) -> Op::Output {
     Arch::new().dispatch(op)
 }
 
-/// `eˣ`, relatively within 3e-7. Below −87.3, where the result would be subnormal,
-/// `e^−87.3`; above 88.3, `e^88.3`. NaN stays NaN.
+/// Computes `eˣ` with a relative error of at most 3e-7. The result is `e^−87.3` below −87.3, where it would be subnormal, and
+/// `e^88.3` above 88.3. NaN stays NaN.
 ///
-/// `x = n·ln 2 + r` with `|r| ≤ ln 2 / 2`, a polynomial of degree 6 for `eʳ` (Cephes `expf`), and
-/// `2ⁿ` made from its exponent bits.
+/// Uses `x = n·ln 2 + r` with `|r| ≤ ln 2 / 2`, a polynomial of degree 6 for `eʳ` (Cephes `expf`), and `2ⁿ` assembled from
+/// exponent bits.
 #[inline(always)]
 pub(super) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
-    // Adding this leaves the nearest whole number in the low bits of the mantissa.
+    // Adding this constant leaves the nearest integer in the low bits of the mantissa.
     const ROUND: f32 = 12_582_912.0;
     let x = clamp(simd, x, -87.3, 88.3);
     let shifted = simd.mul_add_e_f32s(
@@ -30,7 +29,7 @@ pub(super) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
         simd.splat_f32s(ROUND),
     );
     let n = simd.sub_f32s(shifted, simd.splat_f32s(ROUND));
-    // ln 2 in two parts, so that the subtraction is exact where the machine has no fused product.
+    // ln 2 is split in two, so that the subtraction is exact without fused multiply-add.
     let r = simd.mul_add_e_f32s(n, simd.splat_f32s(-0.693_359_4), x);
     let r = simd.mul_add_e_f32s(n, simd.splat_f32s(2.121_944_4e-4), r);
     let tail = polynomial(
@@ -52,12 +51,13 @@ pub(super) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     simd.mul_f32s(mantissa, simd.transmute_f32s_u32s(power))
 }
 
-/// `2ˣ` for `x ≤ 0`, relatively within 3e-7. Below −126, where the result would be subnormal, `2^−126`. NaN stays NaN.
+/// Computes `2ˣ` for `x ≤ 0` with a relative error of at most 3e-7. The result is `2^−126` below −126, where it would be
+/// subnormal. NaN stays NaN.
 ///
-/// A polynomial for the part of `x` between −½ and ½, times `2ⁿ` made from its exponent bits for the whole part.
+/// Uses a polynomial for the fraction of `x` between −½ and ½, times `2ⁿ` assembled from exponent bits.
 #[inline(always)]
 pub(super) fn exp2_of_negative<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
-    // Adding this leaves the nearest whole number, with the bias of exponents, in the low bits of the mantissa.
+    // Adding this constant leaves the nearest integer, with the exponent bias, in the low bits of the mantissa.
     const ROUND: f32 = 12_582_912.0 + 127.0;
     let low = simd.splat_f32s(-126.0);
     let x = simd.select_f32s(simd.less_than_f32s(x, low), low, x);
@@ -77,11 +77,11 @@ pub(super) fn exp2_of_negative<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
         ],
     );
     let power = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
-    // A product rather than a sum of bits, which would make numbers of some NaNs.
+    // Multiply rather than add exponent bits, which would turn some NaNs into numbers.
     simd.mul_f32s(mantissa, simd.transmute_f32s_u32s(power))
 }
 
-/// `tanh x`, at most 1e-6 from it: an odd polynomial over an even one, as in Eigen's `ptanh`.
+/// Computes `tanh x` with an absolute error of at most 1e-6, as an odd polynomial divided by an even one, like Eigen's `ptanh`.
 #[inline(always)]
 pub(super) fn tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let x = clamp(simd, x, -7.905_311, 7.905_311);
@@ -107,7 +107,7 @@ pub(super) fn tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     simd.div_f32s(simd.mul_f32s(x, p), q)
 }
 
-/// `erf x` to about an f32: an odd polynomial over an even one, as in Eigen's `perf`.
+/// Computes `erf x` to about f32 precision, as an odd polynomial divided by an even one, like Eigen's `perf`.
 #[inline(always)]
 pub(super) fn erf<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let x = clamp(simd, x, -4.0, 4.0);
@@ -139,8 +139,8 @@ pub(super) fn erf<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     simd.div_f32s(simd.mul_f32s(x, p), q)
 }
 
-/// `x·Φ(x)`, at most 1e-6 from it for `|x| ≤ 8` (2e-6 where products are not fused), and exactly 0
-/// or `x` further out.
+/// Computes `x·Φ(x)`. The absolute error is at most 1e-6 for `|x| ≤ 8` (2e-6 without fused multiply-add). Further out the result
+/// is exactly 0 or `x`.
 #[inline(always)]
 fn gelu_exact<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let half = simd.splat_f32s(0.5);
@@ -166,8 +166,8 @@ fn gelu_tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     saturate(simd, x, simd.mul_add_e_f32s(half_x, tanh, half_x))
 }
 
-/// GELU's limits beyond ±5.66, where they are nearer than 5e-8: a rounding error of the bounded
-/// function times a large `x` would be large.
+/// Replaces GELU by its limits beyond ±5.66, where the difference is below 5e-8. A rounding error of the bounded function would
+/// otherwise be multiplied by a large `x`.
 #[inline(always)]
 fn saturate<S: Simd>(simd: S, x: S::f32s, gelu: S::f32s) -> S::f32s {
     let low = simd.less_than_f32s(x, simd.splat_f32s(-5.66));
@@ -176,7 +176,7 @@ fn saturate<S: Simd>(simd: S, x: S::f32s, gelu: S::f32s) -> S::f32s {
     simd.select_f32s(high, x, gelu)
 }
 
-/// `x` within `[low, high]`; unlike a minimum and maximum, it keeps NaN.
+/// Clamps `x` to `[low, high]`. Unlike a minimum and a maximum, it keeps NaN.
 #[inline(always)]
 fn clamp<S: Simd>(simd: S, x: S::f32s, low: f32, high: f32) -> S::f32s {
     let (low, high) = (simd.splat_f32s(low), simd.splat_f32s(high));
@@ -184,7 +184,7 @@ fn clamp<S: Simd>(simd: S, x: S::f32s, low: f32, high: f32) -> S::f32s {
     simd.select_f32s(simd.less_than_f32s(high, x), high, x)
 }
 
-/// Horner's rule, highest degree first.
+/// Evaluates a polynomial with Horner's rule, highest degree first.
 #[inline(always)]
 fn polynomial<S: Simd, const N: usize>(simd: S, x: S::f32s, coefficients: &[f32; N]) -> S::f32s {
     let mut sum = simd.splat_f32s(coefficients[0]);
@@ -228,7 +228,7 @@ pointwise! {
         let power = exp(simd, simd.mul_f32s(x, simd.splat_f32s(-1.702)));
         simd.div_f32s(x, simd.add_f32s(one, power))
     };
-    /// Element by element: what has it is a row for each sequence.
+    /// Computed element by element: its users have only one row per sequence.
     Log1pRelu(simd, x) = {
         let zero = simd.splat_f32s(0.0);
         let mut positive = simd.select_f32s(simd.less_than_f32s(x, zero), zero, x);
@@ -237,7 +237,7 @@ pointwise! {
         }
         positive
     };
-    /// `max(x, 0)` that keeps NaN.
+    /// `max(x, 0)`, keeping NaN.
     Relu(simd, x) = {
         let zero = simd.splat_f32s(0.0);
         simd.select_f32s(simd.less_than_f32s(x, zero), zero, x)
@@ -254,7 +254,7 @@ impl Pointwise for Times {
     }
 }
 
-/// `exp(x − max) · factor`, a weight of a softmax.
+/// Softmax weight `exp(x − max) · factor`.
 #[derive(Clone, Copy)]
 pub(super) struct Weight {
     pub max: f32,
@@ -269,8 +269,8 @@ impl Pointwise for Weight {
     }
 }
 
-/// Calls `$go` with the [`Pointwise`] of an activation, or [`Identity`] of none, so that the choice
-/// is made once and not for each element.
+/// Calls `$go` with the [`Pointwise`] of an activation, or with [`Identity`] without one, so that the selection is made once
+/// rather than per element.
 macro_rules! with_activation {
     ($activation:expr, $f:ident => $go:expr) => {
         match $activation {
@@ -311,7 +311,7 @@ macro_rules! with_activation {
 }
 pub(super) use with_activation;
 
-/// `out = f(x)`.
+/// Computes `out = f(x)`.
 #[inline(always)]
 pub(super) fn map<S: Simd, F: Pointwise>(simd: S, f: F, x: &[f32], out: &mut [f32]) {
     let (x, x_tail) = S::as_simd_f32s(x);
@@ -325,7 +325,7 @@ pub(super) fn map<S: Simd, F: Pointwise>(simd: S, f: F, x: &[f32], out: &mut [f3
     }
 }
 
-/// `x = f(x)`.
+/// Computes `x = f(x)`.
 #[inline(always)]
 pub(super) fn map_in_place<S: Simd, F: Pointwise>(simd: S, f: F, x: &mut [f32]) {
     let (x, tail) = S::as_mut_simd_f32s(x);
@@ -338,7 +338,7 @@ pub(super) fn map_in_place<S: Simd, F: Pointwise>(simd: S, f: F, x: &mut [f32]) 
     }
 }
 
-/// `x = f(x + bias)`.
+/// Computes `x = f(x + bias)`.
 #[inline(always)]
 pub(super) fn add_map_in_place<S: Simd, F: Pointwise>(simd: S, f: F, bias: &[f32], x: &mut [f32]) {
     let (bias, bias_tail) = S::as_simd_f32s(bias);
@@ -353,7 +353,7 @@ pub(super) fn add_map_in_place<S: Simd, F: Pointwise>(simd: S, f: F, bias: &[f32
     }
 }
 
-/// `out = a + b`.
+/// Computes `out = a + b`.
 #[inline(always)]
 pub(super) fn add<S: Simd>(simd: S, a: &[f32], b: &[f32], out: &mut [f32]) {
     let (a, a_tail) = S::as_simd_f32s(a);
@@ -371,13 +371,13 @@ pub(super) fn add<S: Simd>(simd: S, a: &[f32], b: &[f32], out: &mut [f32]) {
     }
 }
 
-/// `sum += x`.
+/// Computes `sum += x`.
 #[inline(always)]
 pub(super) fn accumulate<S: Simd>(simd: S, x: &[f32], sum: &mut [f32]) {
     add_map_in_place(simd, Identity, x, sum);
 }
 
-/// Sum of the elements, in four vectors of partial sums.
+/// Sums the elements in four vectors of partial sums.
 #[inline(always)]
 pub(super) fn sum<S: Simd>(simd: S, x: &[f32]) -> f32 {
     let (x, tail) = S::as_simd_f32s(x);
@@ -394,7 +394,7 @@ pub(super) fn sum<S: Simd>(simd: S, x: &[f32]) -> f32 {
     reduce(simd, sums) + tail.iter().sum::<f32>()
 }
 
-/// Sum of the squares of `x − shift`.
+/// Sums the squares of `x − shift`.
 #[inline(always)]
 pub(super) fn sum_of_squares<S: Simd>(simd: S, x: &[f32], shift: f32) -> f32 {
     let (x, tail) = S::as_simd_f32s(x);
@@ -420,8 +420,8 @@ fn reduce<S: Simd>(simd: S, sums: [S::f32s; 4]) -> f32 {
     simd.reduce_sum_f32s(simd.add_f32s(simd.add_f32s(a, b), simd.add_f32s(c, d)))
 }
 
-/// Replaces `row` by its LayerNorm, with the biased variance. The variance is summed in a second
-/// pass about the mean, so it does not cancel for rows far from zero.
+/// Replaces `row` by its LayerNorm with the biased variance. A second pass sums the variance around the mean, which avoids
+/// cancellation for rows far from zero.
 #[inline(always)]
 pub(super) fn normalize<S: Simd>(simd: S, row: &mut [f32], gamma: &[f32], beta: &[f32], eps: f32) {
     let n = row.len() as f32;
@@ -441,7 +441,7 @@ pub(super) fn normalize<S: Simd>(simd: S, row: &mut [f32], gamma: &[f32], beta: 
     }
 }
 
-/// The largest scaled score of a row so far, and the sum of `e^(score − max)`.
+/// Maximum scaled score of a row so far, and the sum of `e^(score − max)`.
 #[derive(Clone, Copy)]
 pub(super) struct Running {
     pub max: f32,
@@ -455,10 +455,9 @@ impl Running {
     };
 }
 
-/// One step of the online softmax (Milakov and Gimelshein, algorithm 3) over a part of a row:
-/// replaces each element by `e^(scale·x − max)`, where the maximum now covers this part, and returns
-/// the factor that brings the numerators of the parts before to it. Softmax is the numerators over
-/// the sum.
+/// Performs one step of the online softmax (Milakov and Gimelshein, algorithm 3) on a part of a row. Replaces each element by
+/// `e^(scale·x − max)`, where the maximum now includes this part. Returns the factor that rescales the numerators of the earlier
+/// parts to the new maximum. The softmax is the numerators divided by the sum.
 #[inline(always)]
 pub(super) fn softmax_numerators<S: Simd>(
     simd: S,

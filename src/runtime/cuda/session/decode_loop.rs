@@ -1,12 +1,12 @@
-//! Steps of one token of each sequence, which follow one another on the device without the host.
+//! Runs decode steps of one token per sequence, which follow one another on the device without the host.
 //!
-//! What a step reads of its sequences lies in device memory, and its last kernel writes it for the next one
-//! ([`Advance`]). So a step is one CUDA graph, and several are on the stream before the host knows what the first has chosen.
-//! The tokens come by a ring in the host's memory, which the host polls.
+//! The inputs of a step are in device memory, and its last kernel writes those of the next step ([`Advance`]). A step is
+//! therefore one CUDA graph, and several steps can be enqueued before the host knows the tokens of the first. The tokens arrive
+//! through a ring buffer in host memory, which the host polls.
 //!
-//! Steps have a stream of their own, of the highest priority: one that writes for few sequences waits for latency more than for the
-//! device's units, so that prompts are read beside it ([`CudaSession::fill`]). [`Fence`]s order the two where they use the
-//! same blocks of the cache.
+//! Steps run on their own stream with the highest priority. A step over few sequences is bound by latency and leaves most of the
+//! device idle, so prompts are processed concurrently ([`CudaSession::fill`]). [`Fence`]s order the two streams where they use
+//! the same cache blocks.
 
 mod edit;
 mod ring;
@@ -44,44 +44,44 @@ use crate::{
     tensor::Extents,
 };
 
-/// The loop of one generator.
+/// Decode loop of one generator.
 pub struct DecodeLoop {
     launcher: Launcher,
-    /// Memory of its own, so that batches of other shapes in between move nothing that a graph names.
+    /// Own memory, so that batches of other shapes do not move memory that a graph refers to.
     workspace: Workspace<Chunks>,
-    /// By what chooses tokens behind a step.
+    /// Graphs by [`Behind`] (kind of token selection).
     graphs: [Graphs; 3],
     buckets: Buckets,
     replays: bool,
     logits: TensorIndex,
-    /// The part of the model that writes.
+    /// The part of the model that generates text.
     part: u32,
-    /// Address and blocks of the KV cache, the spare one included.
+    /// Address and number of blocks of the KV cache, including the spare block.
     cache: (u64, u64),
     table: Option<Table>,
     ring: Ring,
     uploads: Vec<Upload>,
     enqueued: u64,
     received: u64,
-    /// Rows of each step that is on its way.
+    /// Number of rows of each step in flight.
     in_flight: std::collections::VecDeque<usize>,
 }
 
 // SAFETY: handles and memory of one device, which any thread may use, one at a time.
 unsafe impl Send for DecodeLoop {}
 
-/// What chooses tokens behind a step.
+/// Kind of token selection that runs after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behind {
-    /// No sequence is a beam.
+    /// Sampling only: no sequence uses beam search.
     Choice,
-    /// All are.
+    /// Beam search only.
     Search,
     Both,
 }
 
 impl Behind {
-    /// For sequences that are beams or are not; at least one of the two.
+    /// Selects the kind for a set of sequences with or without beam search. At least one argument must be true.
     pub fn of(has_singles: bool, has_beams: bool) -> Self {
         match (has_singles, has_beams) {
             (true, true) => Self::Both,
@@ -92,11 +92,11 @@ impl Behind {
 }
 
 impl DecodeLoop {
-    /// A loop of a part of the program beside a session's stream, over the sequences in `cache`. `None` where the program writes no
-    /// tokens.
+    /// Creates a loop over the sequences in `cache` for one part of the program, next to a session's stream. Returns `None` if
+    /// the program does not generate text.
     ///
     /// # Errors
-    /// Memory that could not be had.
+    /// Returns an error if an allocation fails.
     pub fn new(
         session: &CudaSession,
         cache: &CudaCache,
@@ -136,28 +136,28 @@ impl DecodeLoop {
         }))
     }
 
-    /// A fence behind all steps and edits so far.
+    /// Creates a fence after all steps and edits enqueued so far.
     ///
     /// # Errors
-    /// Failures of the driver.
+    /// Returns driver errors.
     pub fn fence(&self) -> Result<Fence, CudaError> {
-        Fence::behind(&self.launcher.stream)
+        Fence::after(&self.launcher.stream)
     }
 
-    /// Lets the edits and steps to come wait for a fence of another stream.
+    /// Makes later edits and steps wait for a fence of another stream.
     ///
     /// # Errors
-    /// Failures of the driver.
+    /// Returns driver errors.
     pub fn wait_behind(&self, fence: &Fence) -> Result<(), CudaError> {
         fence.hold(&self.launcher.stream)
     }
 
-    /// Steps that are on their way.
+    /// Number of steps in flight.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Whether there is so much room.
+    /// Returns whether the table has at least the room `wanted`.
     pub fn has_room(&self, wanted: LoopRoom) -> bool {
         self.table.as_ref().is_some_and(|Table { room, .. }| {
             room.rows >= wanted.rows
@@ -166,11 +166,11 @@ impl DecodeLoop {
         })
     }
 
-    /// Gives sequences other rows: each of `moves` goes from a row to one that is no later, in the order of the rows, and all
-    /// other rows are empty then. Makes as much room as is wanted. No step may be on its way.
+    /// Moves sequences to other rows and grows the table to the room `wanted`. Each of `moves` goes from a row to the same or an
+    /// earlier row, in row order. All other rows become empty. No step may be in flight.
     ///
     /// # Errors
-    /// Memory that could not be had, and failures of the driver; sequences are where they were then.
+    /// Returns an error if an allocation or a driver call fails. The sequences then keep their rows.
     pub fn relocate(
         &mut self,
         wanted: LoopRoom,
@@ -180,7 +180,7 @@ impl DecodeLoop {
             true => None,
             false => Some(self.larger(wanted)?),
         };
-        // Earlier edits may still be on their way to the rows.
+        // Earlier edits of the rows may still be in flight.
         let stream = Arc::clone(&self.launcher.stream);
         let wait = || {
             let waited = stream.synchronize();
@@ -214,7 +214,7 @@ impl DecodeLoop {
         }
     }
 
-    /// A table that has the room that is wanted, and no less than there is.
+    /// Allocates a table with at least the room `wanted` and the present room.
     fn larger(&self, wanted: LoopRoom) -> Result<Table, CudaError> {
         let now = self.table.as_ref().map(|table| table.room);
         let most = |of: fn(&LoopRoom) -> usize| of(&wanted).max(now.as_ref().map_or(0, of));
@@ -226,12 +226,17 @@ impl DecodeLoop {
         Table::new(&self.launcher, room)
     }
 
-    /// Puts a step of the first `rows` rows on the stream, which chooses tokens as `behind` says. Its kernels are those for sequences
-    /// and sources of at most `keys` tokens; they compute longer ones, too.
+    /// Enqueues a step over the first `rows` rows, followed by the token selection `selection`. Its kernels are chosen for
+    /// sequences and sources of at most `keys` tokens, but also compute longer ones correctly.
     ///
     /// # Errors
-    /// Memory that could not be had, and failures of the driver; the step is not on its way then.
-    pub fn enqueue(&mut self, rows: usize, keys: usize, behind: Behind) -> Result<(), CudaError> {
+    /// Returns an error if an allocation or a driver call fails. The step is then not enqueued.
+    pub fn enqueue(
+        &mut self,
+        rows: usize,
+        keys: usize,
+        selection: Behind,
+    ) -> Result<(), CudaError> {
         let Some(table) = &self.table else {
             return Ok(());
         };
@@ -261,23 +266,24 @@ impl DecodeLoop {
         };
         let key = (extents, false, 0);
         if !self.replays {
-            self.launch(table, &extents, &site, behind)?;
-        } else if !self.graphs[behind as usize].replay(&key, &site)? {
-            let launch = || self.launch(table, &extents, &site, behind);
+            self.launch(table, &extents, &site, selection)?;
+        } else if !self.graphs[selection as usize].replay(&key, &site)? {
+            let launch = || self.launch(table, &extents, &site, selection);
             let graph = capture(&self.launcher.stream, THREAD, launch)?;
             graph.upload().during(|| "upload a graph".to_owned())?;
             graph.launch().during(|| "launch a graph".to_owned())?;
-            self.graphs[behind as usize].keep(key, &site, graph);
+            self.graphs[selection as usize].keep(key, &site, graph);
         }
         self.enqueued += 1;
         self.in_flight.push_back(rows);
         Ok(())
     }
 
-    /// What the oldest step on its way chose; waits for it if `wait`, and is `None` where there is none.
+    /// Returns the tokens that the oldest step in flight selected. Waits for that step if `wait`. Returns `None` if there is no
+    /// such step, or if it has not finished and `wait` is false.
     ///
     /// # Errors
-    /// A step that failed on the device.
+    /// Returns an error if the step failed on the device.
     pub fn receive(&mut self, wait: bool) -> Result<Option<ChosenRows>, CudaError> {
         let Some(&rows) = self.in_flight.front() else {
             return Ok(None);
@@ -291,7 +297,7 @@ impl DecodeLoop {
             }
             n_looks += 1;
             if n_looks.is_multiple_of(1 << 12) {
-                // A failed step never says its number.
+                // A failed step never publishes its number.
                 self.check()?;
                 std::thread::yield_now();
             }
@@ -303,7 +309,8 @@ impl DecodeLoop {
         Ok(Some(rows))
     }
 
-    /// The sequences that a search over these rows has found, the best first, when it said that it is done.
+    /// Returns the hypotheses that a beam search over these rows has found, best first, once the search has reported that it is
+    /// done.
     pub fn found(&self, first: usize, beams: usize) -> Vec<Hypothesis> {
         let Some(table) = &self.table else {
             return Vec::new();
@@ -312,23 +319,23 @@ impl DecodeLoop {
         let ints: &[i32] = bytemuck::cast_slice(&table.found.as_slice()[..found_bytes(table.room)]);
         // SAFETY: as in `Ring::step`.
         let read = |at: usize| unsafe { std::ptr::read_volatile(&ints[at]) };
-        let behind = |array: usize, row: usize| read(rows * width + array * rows + row);
+        let column = |array: usize, row: usize| read(rows * width + array * rows + row);
         let all = (first..first + beams).map(|row| {
-            let n = (behind(1, row).max(0) as usize).min(width);
-            let from = (first + behind(2, row).max(0) as usize).min(rows - 1) * width;
+            let n = (column(1, row).max(0) as usize).min(width);
+            let from = (first + column(2, row).max(0) as usize).min(rows - 1) * width;
             Hypothesis {
                 tokens: (from..from + n).map(|at| read(at) as u32).collect(),
-                score: f32::from_bits(behind(0, row) as u32),
+                score: f32::from_bits(column(0, row) as u32),
             }
         });
         Hypothesis::sorted(all.collect())
     }
 
-    /// Which beam of a search over these rows has a logit that is no number, when the search said that one has. Nothing writes
-    /// there before the rows have other sequences.
+    /// Returns the index of the beam with a NaN logit, if the search over these rows has reported one. The memory is not
+    /// overwritten until the rows get other sequences.
     ///
     /// # Errors
-    /// Failures of the driver.
+    /// Returns driver errors.
     pub fn wrong_beam(&self, first: usize, beams: usize) -> Result<Option<usize>, CudaError> {
         let Some(table) = &self.table else {
             return Ok(None);
@@ -342,7 +349,7 @@ impl DecodeLoop {
         Ok(counts.iter().position(|&count| count == code))
     }
 
-    /// An error that work on the stream has met.
+    /// Returns an error if work on the stream has failed.
     fn check(&self) -> Result<(), CudaError> {
         use cudarc::driver::{DriverError, sys::CUresult};
         // SAFETY: the stream lives.
@@ -353,13 +360,13 @@ impl DecodeLoop {
         }
     }
 
-    /// Launches a step: the program, the choice of tokens, and the batch data of the next step.
+    /// Launches a step: the program, the token selection, and the update of the batch data for the next step.
     fn launch(
         &self,
         table: &Table,
         extents: &Extents,
         site: &Site,
-        behind: Behind,
+        selection: Behind,
     ) -> Result<(), CudaError> {
         let data = table.data();
         let bound = Bound {
@@ -396,13 +403,13 @@ impl DecodeLoop {
         ];
         let stream = self.launcher.stream.cu_stream();
         let start = self.launcher.start;
-        if behind != Behind::Search {
+        if selection != Behind::Search {
             let end = [of(at.chosen), of(at.log_probability)];
             let args = [&begin[..], &end].concat();
             // SAFETY: the table has all of these for these extents.
             unsafe { choose.launch(stream, extents, &args, "the choice", start) }?;
         }
-        if behind != Behind::Choice {
+        if selection != Behind::Choice {
             let end = [
                 of(at.n_candidates),
                 of(at.candidate_ids),
@@ -433,7 +440,7 @@ impl DecodeLoop {
                 found(1),
                 found(2),
             ];
-            // SAFETY: the table has all of these for these extents; a search reads what it overwrites before.
+            // SAFETY: the table has all of these for these extents, and a search reads each value before it overwrites it.
             unsafe {
                 candidates.launch(stream, extents, &args, "the candidates", start)?;
                 beams.launch(stream, extents, &of_search, "the beams", start)?;
@@ -450,7 +457,7 @@ impl DecodeLoop {
         )
     }
 
-    /// Writes the batch data of all rows anew, after some were changed.
+    /// Rewrites the batch data of all rows after some were edited.
     fn refresh(&self) -> Result<(), CudaError> {
         let Some(table) = &self.table else {
             return Ok(());
@@ -502,20 +509,21 @@ impl DecodeLoop {
             ring + RING_STEPS,
             of(step),
         ];
-        // SAFETY: the table and the ring have all of these for these extents, and a thread reads what it overwrites before.
+        // SAFETY: the table and the ring have all of these for these extents, and a thread reads each value before it overwrites
+        // it.
         unsafe {
             let stream = self.launcher.stream.cu_stream();
             advance.launch(stream, extents, &args, "the next step's batch", start)
         }
     }
 
-    /// Tells the device how many steps there were.
+    /// Uploads the number of steps so far to the device.
     fn step_from_host(&self) -> Result<(), CudaError> {
         let Some(table) = &self.table else {
             return Ok(());
         };
         let step = (self.enqueued as i32).to_le_bytes();
-        // SAFETY: the table has a step number.
+        // SAFETY: the table has room for a step number.
         unsafe { result::memcpy_htod_sync(table.memory.start() + table.at.step, &step) }
             .during(|| "upload a step's number".to_owned())
     }
@@ -523,12 +531,12 @@ impl DecodeLoop {
 
 impl Drop for DecodeLoop {
     fn drop(&mut self) {
-        // Memory must not be freed under a running kernel; there is nobody to return an error to.
+        // Memory must not be freed under a running kernel. A drop cannot return an error.
         let _ = self.launcher.stream.synchronize();
     }
 }
 
-/// A stream whose work goes before that of others.
+/// Creates a stream of the highest priority.
 fn first_stream(device: &Device) -> Result<Arc<CudaStream>, CudaError> {
     let context = device.context();
     let stream = context.bind_to_thread().and_then(|()| {
@@ -538,7 +546,7 @@ fn first_stream(device: &Device) -> Result<Arc<CudaStream>, CudaError> {
     stream.during(|| "make a stream".to_owned())
 }
 
-/// Rows of the steps that so many rows are rounded up to, so that few graphs serve all: by at most a quarter.
+/// Rounds up a number of rows, by at most a quarter, so that few graphs serve all row counts.
 fn rounded_rows(rows: usize) -> usize {
     let step = 1 << (rows / 4).max(1).ilog2();
     rows.next_multiple_of(step)

@@ -1,4 +1,4 @@
-//! Points of a stream that the host or another stream waits for.
+//! Points of a stream that the host or another stream can wait for.
 
 use std::sync::Arc;
 
@@ -6,35 +6,35 @@ use cudarc::driver::{CudaEvent, CudaStream};
 
 use crate::runtime::cuda::error::{CudaError, During};
 
-/// What a stream had to do when the fence was put behind it.
+/// A point of a stream that is passed when all earlier work on the stream is done.
 pub struct Fence(CudaEvent);
 
 impl Fence {
-    /// A fence behind all that is on a stream now.
-    pub(super) fn behind(stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
+    /// Creates a fence after all work currently on the stream.
+    pub(super) fn after(stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
         let event = stream.record_event(None);
         Ok(Self(event.during(|| "record an event".to_owned())?))
     }
 
-    /// Lets what comes on a stream from now on wait for the fence. The host does not.
+    /// Makes later work on `stream` wait for the fence. The host does not wait.
     pub(super) fn hold(&self, stream: &CudaStream) -> Result<(), CudaError> {
         let held = stream.wait(&self.0);
         held.during(|| "let a stream wait for another".to_owned())
     }
 
-    /// Whether all before it is done.
+    /// Returns whether all work before the fence is done.
     ///
     /// # Errors
-    /// What went wrong on the device.
+    /// Returns an error if that work failed on the device.
     pub fn is_passed(&self) -> Result<bool, CudaError> {
         let passed = self.0.try_is_complete();
-        passed.during(|| "ask for an event".to_owned())
+        passed.during(|| "query an event".to_owned())
     }
 
-    /// Lets the host wait for it.
+    /// Blocks the host until the fence is passed.
     ///
     /// # Errors
-    /// What went wrong on the device.
+    /// Returns an error if that work failed on the device.
     pub fn wait(&self) -> Result<(), CudaError> {
         let waited = self.0.synchronize();
         waited.during(|| "wait for an event".to_owned())

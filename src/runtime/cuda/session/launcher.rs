@@ -1,4 +1,4 @@
-//! The launches of a program's steps, for runs of batches and for steps that follow one another on the device.
+//! Launches the steps of a program, for runs of batches and for consecutive decode steps on the device.
 
 use std::sync::Arc;
 
@@ -17,27 +17,28 @@ use crate::{
     tensor::Extents,
 };
 
-/// Puts the steps of a model's program on a stream.
+/// Enqueues the steps of a model's program on a stream.
 pub(super) struct Launcher {
     pub(super) model: SharedModel,
     pub(super) stream: Arc<CudaStream>,
-    /// How every kernel of the program but the first starts.
+    /// Launch ordering of every kernel of the program except the first.
     pub(super) start: Start,
 }
 
-/// What a run's kernels are given.
+/// Bindings of a run's kernels.
 pub(super) struct Bound<'a> {
     pub(super) extents: &'a Extents,
     pub(super) data: &'a BatchData,
     pub(super) plan: &'a Plan,
     pub(super) chunks: &'a Chunks,
-    /// Address of the KV cache; 0 without one.
+    /// Address of the KV cache, or 0 without one.
     pub(super) cache: u64,
 }
 
 impl Launcher {
-    /// Launches, in order, those of the first `n_steps` steps whose kernel is wanted. Kernels read batch data before
-    /// `griddepcontrol.wait`, so the first is launched plainly: batch data are complete when any later kernel starts.
+    /// Launches, in order, the steps among the first `n_steps` whose kernel satisfies `wanted`. Kernels read batch data before
+    /// `griddepcontrol.wait`. The first kernel is therefore launched with [`Start::Plain`], so that the batch data are complete
+    /// when any later kernel starts.
     pub(super) fn steps(
         &self,
         bound: &Bound,
@@ -69,8 +70,8 @@ impl Launcher {
             if !wanted(&program.kernels[kernel]) {
                 continue;
             }
-            // SAFETY: the program binds tensors of the shapes that the kernel's parameters say,
-            // and the plan gives tensors whose lifetimes overlap disjoint memory.
+            // SAFETY: the program binds tensors of the shapes that the kernel's parameters require, and the plan gives tensors
+            // with overlapping lifetimes disjoint memory.
             unsafe {
                 let loaded = self.model.loaded(kernel)?;
                 let stream = self.stream.cu_stream();

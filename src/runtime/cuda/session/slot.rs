@@ -1,4 +1,4 @@
-//! Places for batches on a session's stream: what the host writes for a batch, and what it reads of its results.
+//! Slots for the batches in flight of a session: host memory for the input and the results of a batch.
 
 use std::{
     fmt,
@@ -21,60 +21,60 @@ use crate::{
     tensor::Element,
 };
 
-/// Pinned memory for results that is kept for the next batch, at most: a larger piece is rarely needed again, and takes
-/// memory from everything else on the host.
+/// Maximum size of the pinned result memory that is kept for the next batch. Larger memory is rarely needed again and would be
+/// missing elsewhere on the host.
 const KEPT_BYTES: usize = 256 << 20;
 
-/// What one batch in flight needs beside the session's memory for intermediate tensors, which runs of one stream share.
+/// Resources of one batch in flight, besides the memory for intermediate tensors, which all runs of a stream share.
 pub(super) struct Slot {
     pub(super) staging: Staging,
-    berth: Berth<Landing>,
+    output_slot: OutputSlot<PinnedOutput>,
 }
 
-/// Where the results of one batch at a time land.
-struct Berth<L> {
-    /// While no batch has it.
-    landing: Option<L>,
-    flight: Option<Arc<Flight<L>>>,
-    /// The number of its batch among those that were submitted.
+/// Result memory for one batch at a time.
+struct OutputSlot<L> {
+    /// The result memory, unless a batch in flight uses it.
+    output: Option<L>,
+    submission: Option<Arc<Submission<L>>>,
+    /// Sequence number of the last submitted batch.
     nth: u64,
 }
 
-/// Memory that results are on their way to.
-trait Lands {
-    /// Waits until they are there.
-    fn settle(&self) -> Result<(), CudaError>;
+/// Memory that results are being copied to.
+trait ResultMemory {
+    /// Waits until the results have arrived.
+    fn synchronize(&self) -> Result<(), CudaError>;
     fn memory(&self) -> &[u8];
 }
 
-/// Pinned memory that results are copied to, and what tells that they are there.
-pub(super) struct Landing {
+/// Pinned memory that results are copied to, and an event that marks the end of the copy.
+pub(super) struct PinnedOutput {
     memory: Pinned,
     done: CudaEvent,
 }
 
-/// One output in the pinned memory.
+/// Location of one output in the pinned memory.
 pub(super) struct Piece {
     pub(super) name: String,
     pub(super) shape: Vec<u64>,
     pub(super) element: Element,
-    /// The offset of its first byte.
+    /// Offset of the first byte.
     pub(super) at: usize,
     pub(super) bytes: usize,
 }
 
-/// A batch that was submitted, as its session and its ticket see it.
-struct Flight<L>(Mutex<Progress<L>>);
+/// State of a submitted batch, shared by its session and its ticket.
+struct Submission<L>(Mutex<Progress<L>>);
 
 enum Progress<L> {
     Running(L, Vec<Piece>),
-    /// The results until the ticket takes them, and the memory until the session does.
-    Landed(Option<Result<Vec<Output>, CudaError>>, Option<L>),
+    /// The results until the ticket takes them, and the result memory until the session takes it.
+    Done(Option<Result<Vec<Output>, CudaError>>, Option<L>),
 }
 
-/// The results to come of a batch that was submitted. Any thread may wait for them; a ticket that is dropped gives them up, and
-/// the batch runs all the same.
-pub struct CudaTicket(Arc<Flight<Landing>>);
+/// Handle to the results of a submitted batch. Any thread may wait for them. Dropping the ticket discards the results; the batch
+/// still runs.
+pub struct CudaTicket(Arc<Submission<PinnedOutput>>);
 
 impl fmt::Debug for CudaTicket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -86,49 +86,49 @@ impl CudaTicket {
     /// Waits until the batch has run, and copies its outputs out, widened to f32.
     ///
     /// # Errors
-    /// What went wrong on the device, and memory of the host that could not be had.
+    /// Returns an error if the batch failed on the device or host memory could not be allocated.
     pub fn wait(self) -> Result<Vec<Output>, CudaError> {
         self.0.results()
     }
 }
 
-impl<L: Lands> Flight<L> {
+impl<L: ResultMemory> Submission<L> {
     fn lock(&self) -> MutexGuard<'_, Progress<L>> {
-        // What a thread that panicked left is whole: progress is replaced by one assignment.
+        // A panicking thread leaves a consistent state, because the progress is replaced by a single assignment.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The results, which are taken once.
+    /// Waits for the batch and takes its results. Must be called at most once.
     fn results(&self) -> Result<Vec<Output>, CudaError> {
         let mut progress = self.lock();
-        progress.land();
-        let Progress::Landed(results, _) = &mut *progress else {
-            unreachable!("it has just landed")
+        progress.complete();
+        let Progress::Done(results, _) = &mut *progress else {
+            unreachable!("it is complete")
         };
         let results = results.take();
         results.expect("a ticket is waited for once, and nobody else takes its results")
     }
 
-    /// Whether its results have been copied out. One that a ticket waits for right now has not landed.
-    fn has_landed(&self) -> bool {
+    /// Returns whether the results have been copied out. Returns false while a ticket is waiting for them.
+    fn is_done(&self) -> bool {
         let progress = self.0.try_lock();
-        progress.is_ok_and(|progress| matches!(*progress, Progress::Landed(..)))
+        progress.is_ok_and(|progress| matches!(*progress, Progress::Done(..)))
     }
 }
 
-impl<L: Lands> Progress<L> {
-    /// Waits for the batch, and copies its results out.
-    fn land(&mut self) {
-        *self = match std::mem::replace(self, Self::Landed(None, None)) {
-            Self::Running(landing, pieces) => {
-                let memory = landing.memory();
-                let results = landing
-                    .settle()
+impl<L: ResultMemory> Progress<L> {
+    /// Waits for the batch and copies its results out.
+    fn complete(&mut self) {
+        *self = match std::mem::replace(self, Self::Done(None, None)) {
+            Self::Running(output, pieces) => {
+                let memory = output.memory();
+                let results = output
+                    .synchronize()
                     .and_then(|()| pieces.iter().map(|p| p.read(memory)).collect());
                 let is_kept = memory.len() <= KEPT_BYTES;
-                Self::Landed(Some(results), is_kept.then_some(landing))
+                Self::Done(Some(results), is_kept.then_some(output))
             }
-            landed => landed,
+            done => done,
         }
     }
 }
@@ -155,42 +155,44 @@ impl Piece {
     }
 }
 
-impl<L: Lands> Berth<L> {
+impl<L: ResultMemory> OutputSlot<L> {
     fn is_taken(&self) -> bool {
-        let taken = |flight: &Arc<Flight<L>>| !flight.has_landed() && Arc::strong_count(flight) > 1;
-        self.flight.as_ref().is_some_and(taken)
+        let taken = |submission: &Arc<Submission<L>>| {
+            !submission.is_done() && Arc::strong_count(submission) > 1
+        };
+        self.submission.as_ref().is_some_and(taken)
     }
 
     fn nth(&self) -> Option<u64> {
-        let flight = self.flight.as_ref();
-        flight.filter(|f| !f.has_landed()).map(|_| self.nth)
+        let submission = self.submission.as_ref();
+        submission.filter(|f| !f.is_done()).map(|_| self.nth)
     }
 
-    /// Waits for its batch, and takes the memory back. Tells whether there was one.
+    /// Waits for the batch in flight and takes the result memory back. Returns whether there was a batch.
     fn clear(&mut self) -> bool {
-        let Some(flight) = self.flight.take() else {
+        let Some(submission) = self.submission.take() else {
             return false;
         };
-        let mut progress = flight.lock();
-        // A ticket that was dropped takes no results, so they need not be read.
-        if Arc::strong_count(&flight) == 1
+        let mut progress = submission.lock();
+        // Results of a dropped ticket are not read.
+        if Arc::strong_count(&submission) == 1
             && let Progress::Running(_, pieces) = &mut *progress
         {
             pieces.clear();
         }
-        progress.land();
-        if let Progress::Landed(_, landing) = &mut *progress {
-            self.landing = landing.take();
+        progress.complete();
+        if let Progress::Done(_, output) = &mut *progress {
+            self.output = output.take();
         }
         true
     }
 
-    fn depart(&mut self, pieces: Vec<Piece>, nth: u64) -> Option<Arc<Flight<L>>> {
-        let landing = self.landing.take()?;
-        let flight = Arc::new(Flight(Mutex::new(Progress::Running(landing, pieces))));
-        self.flight = Some(Arc::clone(&flight));
+    fn detach(&mut self, pieces: Vec<Piece>, nth: u64) -> Option<Arc<Submission<L>>> {
+        let output = self.output.take()?;
+        let submission = Arc::new(Submission(Mutex::new(Progress::Running(output, pieces))));
+        self.submission = Some(Arc::clone(&submission));
         self.nth = nth;
-        Some(flight)
+        Some(submission)
     }
 }
 
@@ -198,44 +200,44 @@ impl Slot {
     pub(super) fn new(device: Device, stream: Arc<CudaStream>) -> Self {
         Self {
             staging: Staging::new(device, stream),
-            berth: Berth {
-                landing: None,
-                flight: None,
+            output_slot: OutputSlot {
+                output: None,
+                submission: None,
                 nth: 0,
             },
         }
     }
 
-    /// Whether a ticket still has to be waited for before the slot takes another batch. One that was dropped has not.
+    /// Returns whether a ticket must be waited for before the slot can take another batch. A dropped ticket does not count.
     pub(super) fn is_taken(&self) -> bool {
-        self.berth.is_taken()
+        self.output_slot.is_taken()
     }
 
-    /// The number of its batch, where it has one that has not landed.
+    /// Returns the number of the batch in flight, if its results have not been copied out.
     pub(super) fn nth(&self) -> Option<u64> {
-        self.berth.nth()
+        self.output_slot.nth()
     }
 
-    /// Waits for its batch, whose results are kept for the ticket, and takes the batch's memory back.
+    /// Waits for the batch in flight, keeps its results for the ticket and takes its memory back.
     pub(super) fn clear(&mut self) {
-        if self.berth.clear() {
-            // What failed on the device reads the host's memory no more.
+        if self.output_slot.clear() {
+            // After a device failure, too, nothing reads the host memory any more.
             self.staging.uploaded();
         }
     }
 
-    /// Makes room for results of so many bytes; `of` names them in an error.
+    /// Allocates memory for results of `bytes` bytes. An out-of-memory error names the largest output in `of`.
     pub(super) fn reserve(
         &mut self,
         device: &Device,
         bytes: usize,
         of: &[Piece],
     ) -> Result<(), CudaError> {
-        let held = self.berth.landing.as_ref();
-        if held.is_some_and(|landing| landing.memory.as_slice().len() >= bytes) {
+        let held = self.output_slot.output.as_ref();
+        if held.is_some_and(|output| output.memory.as_slice().len() >= bytes) {
             return Ok(());
         }
-        self.berth.landing = None;
+        self.output_slot.output = None;
         let room = match bytes <= KEPT_BYTES {
             true => bytes.next_power_of_two(),
             false => bytes,
@@ -251,29 +253,29 @@ impl Slot {
         })?;
         let done = device.context().new_event(None);
         let done = done.during(|| "make an event".to_owned())?;
-        self.berth.landing = Some(Landing { memory, done });
+        self.output_slot.output = Some(PinnedOutput { memory, done });
         Ok(())
     }
 
-    /// Where results land. There is memory since [`reserve`](Self::reserve).
-    pub(super) fn landing(&mut self) -> Option<&mut Landing> {
-        self.berth.landing.as_mut()
+    /// Returns the result memory. It exists after [`reserve`](Self::reserve).
+    pub(super) fn output(&mut self) -> Option<&mut PinnedOutput> {
+        self.output_slot.output.as_mut()
     }
 
-    /// Gives the memory that results are on their way to, as the `nth` batch, to a ticket.
-    pub(super) fn depart(&mut self, pieces: Vec<Piece>, nth: u64) -> Option<CudaTicket> {
-        self.berth.depart(pieces, nth).map(CudaTicket)
+    /// Passes the result memory to the ticket of the `nth` batch.
+    pub(super) fn detach(&mut self, pieces: Vec<Piece>, nth: u64) -> Option<CudaTicket> {
+        self.output_slot.detach(pieces, nth).map(CudaTicket)
     }
 
-    /// Frees what no batch in flight has.
+    /// Frees all memory that no batch in flight uses.
     pub(super) fn release(&mut self) {
         self.staging.release();
-        self.berth.landing = None;
+        self.output_slot.output = None;
     }
 }
 
-impl Lands for Landing {
-    fn settle(&self) -> Result<(), CudaError> {
+impl ResultMemory for PinnedOutput {
+    fn synchronize(&self) -> Result<(), CudaError> {
         let done = self.done.synchronize();
         done.during(|| "wait for the run".to_owned())
     }
@@ -283,8 +285,8 @@ impl Lands for Landing {
     }
 }
 
-impl Landing {
-    /// Its address on the device.
+impl PinnedOutput {
+    /// Returns the address on the device.
     pub(super) fn address(&self) -> Result<u64, CudaError> {
         self.memory.device_address()
     }
@@ -293,7 +295,7 @@ impl Landing {
         self.memory.as_mut_slice()
     }
 
-    /// Notes that all results are copied when the stream comes here.
+    /// Records the event that marks the end of the copy.
     pub(super) fn note(&self, stream: &CudaStream) -> Result<(), CudaError> {
         let noted = self.done.record(stream);
         noted.during(|| "record an event".to_owned())
@@ -306,16 +308,16 @@ mod tests {
 
     use super::*;
 
-    /// Results that are there as soon as somebody waits for them.
+    /// Results that are available immediately.
     struct Fake {
         memory: Vec<u8>,
-        /// How often somebody waited.
+        /// Number of calls that waited for the results.
         waits: Arc<AtomicUsize>,
         is_lost: bool,
     }
 
-    impl Lands for Fake {
-        fn settle(&self) -> Result<(), CudaError> {
+    impl ResultMemory for Fake {
+        fn synchronize(&self) -> Result<(), CudaError> {
             self.waits.fetch_add(1, Ordering::Relaxed);
             match self.is_lost {
                 true => Err(CudaError::NoDevice),
@@ -328,20 +330,20 @@ mod tests {
         }
     }
 
-    fn berth(is_lost: bool) -> (Berth<Fake>, Arc<AtomicUsize>) {
+    fn output_slot(is_lost: bool) -> (OutputSlot<Fake>, Arc<AtomicUsize>) {
         let waits = Arc::new(AtomicUsize::new(0));
         let halves = [1.0, -2.0].map(half::f16::from_f64);
-        let landing = Fake {
+        let output = Fake {
             memory: halves.iter().flat_map(|half| half.to_le_bytes()).collect(),
             waits: Arc::clone(&waits),
             is_lost,
         };
-        let berth = Berth {
-            landing: Some(landing),
-            flight: None,
+        let output_slot = OutputSlot {
+            output: Some(output),
+            submission: None,
             nth: 0,
         };
-        (berth, waits)
+        (output_slot, waits)
     }
 
     fn pieces() -> Vec<Piece> {
@@ -355,48 +357,54 @@ mod tests {
     }
 
     #[test]
-    fn a_berth_is_taken_until_its_ticket_was_waited_for_or_dropped() {
-        let (mut berth, waits) = berth(false);
-        assert!(!berth.is_taken() && !berth.clear());
-        let ticket = berth.depart(pieces(), 7).expect("there is memory");
-        assert!(berth.is_taken() && berth.landing.is_none());
-        assert_eq!(berth.nth(), Some(7));
+    fn an_output_slot_is_taken_until_its_ticket_is_waited_for_or_dropped() {
+        let (mut output_slot, waits) = output_slot(false);
+        assert!(!output_slot.is_taken() && !output_slot.clear());
+        let ticket = output_slot.detach(pieces(), 7).expect("there is memory");
+        assert!(output_slot.is_taken() && output_slot.output.is_none());
+        assert_eq!(output_slot.nth(), Some(7));
         let results = std::thread::spawn(move || ticket.results()).join();
         let results = results.expect("no panic").expect("it ran");
         assert_eq!(
             (results[0].name.as_str(), &results[0].values[..]),
             ("x", &[1.0, -2.0][..])
         );
-        assert!(!berth.is_taken() && berth.nth().is_none());
-        assert!(berth.clear() && berth.landing.is_some());
-        drop(berth.depart(pieces(), 8).expect("the memory came back"));
-        assert!(!berth.is_taken(), "nobody waits for it");
-        assert_eq!(berth.nth(), Some(8), "but it runs");
-        // Its memory is written to until the device is done.
-        assert!(berth.clear() && berth.landing.is_some());
+        assert!(!output_slot.is_taken() && output_slot.nth().is_none());
+        assert!(output_slot.clear() && output_slot.output.is_some());
+        drop(
+            output_slot
+                .detach(pieces(), 8)
+                .expect("the memory came back"),
+        );
+        assert!(!output_slot.is_taken(), "nobody waits for it");
+        assert_eq!(output_slot.nth(), Some(8), "but it runs");
+        // The device may write to the memory until it is done.
+        assert!(output_slot.clear() && output_slot.output.is_some());
         assert_eq!(waits.load(Ordering::Relaxed), 2);
     }
 
     #[test]
-    fn results_are_kept_for_a_ticket_whose_place_another_batch_has() {
-        let (mut berth, waits) = berth(false);
-        let ticket = berth.depart(pieces(), 1).expect("there is memory");
-        assert!(berth.clear());
-        let behind = berth.depart(pieces(), 2).expect("the memory came back");
-        drop(berth);
-        for ticket in [ticket, behind] {
+    fn results_are_kept_for_a_ticket_after_its_slot_is_reused() {
+        let (mut output_slot, waits) = output_slot(false);
+        let ticket = output_slot.detach(pieces(), 1).expect("there is memory");
+        assert!(output_slot.clear());
+        let next = output_slot
+            .detach(pieces(), 2)
+            .expect("the memory came back");
+        drop(output_slot);
+        for ticket in [ticket, next] {
             assert_eq!(ticket.results().expect("it ran")[0].values, [1.0, -2.0]);
         }
         assert_eq!(waits.load(Ordering::Relaxed), 2);
     }
 
     #[test]
-    fn every_ticket_hears_of_a_device_that_is_lost() {
-        let lost = [berth(true).0, berth(true).0];
-        let tickets = lost.map(|mut berth| {
-            let ticket = berth.depart(pieces(), 1).expect("there is memory");
-            // Also one whose place was taken back.
-            berth.clear();
+    fn every_ticket_reports_a_lost_device() {
+        let lost = [output_slot(true).0, output_slot(true).0];
+        let tickets = lost.map(|mut output_slot| {
+            let ticket = output_slot.detach(pieces(), 1).expect("there is memory");
+            // The memory of one of them was taken back.
+            output_slot.clear();
             ticket
         });
         for ticket in tickets {

@@ -1,4 +1,4 @@
-//! Staging memory for batch data: written in pinned host memory, uploaded in one piece.
+//! Staging memory for batch data: written to pinned host memory and uploaded at once.
 
 use std::{cell::Cell, sync::Arc};
 
@@ -19,18 +19,18 @@ use crate::{
     tensor::Extents,
 };
 
-/// Pinned host memory and device memory of equal size, which grow with the largest batch.
+/// Pinned host memory and device memory of equal size, which grow to fit the largest batch.
 pub(super) struct Staging {
     device: Device,
     stream: Arc<CudaStream>,
     memory: Option<(Pinned, Buffer)>,
-    /// Whether an upload may still read the host's memory.
+    /// Whether an upload may still be reading the host memory.
     uploading: bool,
-    /// What the upload is done with, where that was recorded; otherwise it is done with the stream.
+    /// Event after the upload, if one was recorded; otherwise the upload is done when the stream is.
     event: Option<CudaEvent>,
 }
 
-/// Device addresses of the data of a batch.
+/// Device addresses of a batch's data.
 #[derive(Clone, Copy, Default)]
 pub(super) struct BatchData {
     pub(super) token_ids: u64,
@@ -47,9 +47,9 @@ pub(super) struct BatchData {
     pub(super) source_starts: u64,
     pub(super) source_lens: u64,
     pub(super) seeds: u64,
-    /// Mask, padded ids and padded segment ids, where the batch came padded.
+    /// Mask, padded ids and padded segment ids, if the batch is padded.
     pub(super) padded: Option<[u64; 3]>,
-    /// Address and bytes of the piece that is uploaded.
+    /// Address and size of the uploaded piece.
     pub(super) start: u64,
     pub(super) bytes: usize,
 }
@@ -87,20 +87,20 @@ impl Staging {
         }
     }
 
-    /// Bytes held on the device.
+    /// Number of bytes held on the device.
     pub(super) fn bytes(&self) -> u64 {
         self.memory.as_ref().map_or(0, |(_, device)| device.bytes())
     }
 
-    /// Frees everything.
+    /// Frees all memory.
     pub(super) fn release(&mut self) {
-        // Where the device has failed, nothing reads the memory any more.
+        // After a device failure, nothing reads the memory any more.
         let _ = self.settle();
         self.memory = None;
     }
 
-    /// Lays out the batch data of a run of these extents, which may be larger than the batch, and makes room for
-    /// them. A batch that comes padded has `n_padded` places for tokens.
+    /// Lays out the batch data of a run of extents `e`, which may exceed those of the batch, and allocates memory for them. A
+    /// padded batch has `n_padded` token positions.
     pub(super) fn place(
         &mut self,
         n_padded: Option<usize>,
@@ -110,7 +110,7 @@ impl Staging {
         let place = |bytes: u64| end.replace(end.get() + bytes.next_multiple_of(ALIGNMENT));
         let valid_lens = place(4 * e.batch);
         let seeds = place(8 * e.batch);
-        // A padded batch is uploaded as it is; kernels write what follows.
+        // A padded batch is uploaded unchanged; kernels write the arrays after it.
         let padded = n_padded.map(|n| {
             let places = [(); 3].map(|()| place(4 * n as u64));
             (places, end.get())
@@ -118,12 +118,12 @@ impl Staging {
         let per_token = [(); 3].map(|()| place(4 * e.tokens));
         let cu_lens = place(4 * (e.batch + 1));
         let pair_offsets = place(8 * (e.batch + 1));
-        // Without a cache nothing reads these.
+        // Without a cache nothing reads these arrays.
         let in_cache = |bytes: u64| place(if e.blocks > 0 { bytes } else { 0 });
         let token_slots = in_cache(4 * e.tokens);
         let slots = in_cache(4 * e.slots);
         let [slot_starts, key_lens] = [(); 2].map(|()| in_cache(4 * e.batch));
-        // Without sources nothing reads these.
+        // Without sources nothing reads these arrays.
         let of_sources = |bytes: u64| place(if e.source_slots > 0 { bytes } else { 0 });
         let source_slots = of_sources(4 * e.source_slots);
         let [source_starts, source_lens] = [(); 2].map(|()| of_sources(4 * e.batch));
@@ -157,7 +157,7 @@ impl Staging {
         })
     }
 
-    /// Addresses of its memory on the host and on the device.
+    /// Returns the addresses of the memory on the host and on the device.
     pub(super) fn addresses(&self) -> [u64; 2] {
         let memory = self.memory.as_ref();
         memory.map_or([0; 2], |(pinned, device)| {
@@ -165,7 +165,7 @@ impl Staging {
         })
     }
 
-    /// Waits for an upload that may still read the host's memory.
+    /// Waits for an upload that may still be reading the host memory.
     fn settle(&mut self) -> Result<(), CudaError> {
         if self.uploading {
             let done = match self.event.take() {
@@ -178,8 +178,8 @@ impl Staging {
         Ok(())
     }
 
-    /// Writes a batch to pinned memory, filled up to the extents that it was placed for with tokens of no
-    /// sequence, whose ids are 0, and sequences of no tokens.
+    /// Writes a batch to pinned memory. The rest of the extents that it was placed for is filled with tokens of id 0 that belong
+    /// to no sequence, and with empty sequences.
     pub(super) fn fill(
         &mut self,
         data: &BatchData,
@@ -259,15 +259,15 @@ impl Staging {
         Ok(())
     }
 
-    /// Launches the kernel that copies to the device what `fill` wrote.
+    /// Launches the kernel that uploads what `fill` wrote.
     pub(super) fn upload(&self, data: &BatchData, kernel: &Loaded) -> Result<(), CudaError> {
         let Some((pinned, _)) = &self.memory else {
             return Ok(());
         };
         let from = pinned.device_address()?;
         let pieces = Extents::default().with_rows(data.bytes as u64 / Upload::PIECE);
-        // SAFETY: both pieces have `data.bytes`, and the pinned one is written or freed only after `settle`, or
-        // by the session's drop, which waits for the stream.
+        // SAFETY: both pieces have `data.bytes` bytes. The pinned one is written or freed only after `settle`, or by the
+        // session's drop, which waits for the stream.
         unsafe {
             let stream = self.stream.cu_stream();
             kernel.launch(
@@ -280,12 +280,12 @@ impl Staging {
         }
     }
 
-    /// Notes that the stream was synchronised since the last upload.
+    /// Records that the stream was synchronized since the last upload.
     pub(super) fn uploaded(&mut self) {
         (self.uploading, self.event) = (false, None);
     }
 
-    /// Notes that the upload was the last thing on the stream, so that nothing behind it need be waited for.
+    /// Records an event after the upload, which is the last work on the stream, so that later work need not be waited for.
     pub(super) fn note_upload(&mut self) -> Result<(), CudaError> {
         let event = self.device.context().new_event(None);
         let event = event.during(|| "make an event".to_owned())?;
@@ -297,7 +297,7 @@ impl Staging {
     }
 }
 
-/// Writes the first `n` values, and zeros behind them.
+/// Writes the first `n` values and fills the rest with zeros.
 fn filled_up(to: &mut [i32], n: usize, write: &dyn Fn(&mut [i32])) {
     let (own, none) = to.split_at_mut(n);
     write(own);

@@ -1,4 +1,4 @@
-//! Times runs and parts of them with CUDA events.
+//! Times runs and parts of runs with CUDA events.
 
 use std::{
     cell::Cell,
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Says whether a part of a run holds a kernel.
+/// Predicate that returns whether a part of a run includes a kernel.
 pub type Part<'a> = &'a dyn Fn(&KernelSpec) -> bool;
 
 /// Times of several runs.
@@ -28,18 +28,18 @@ pub type Part<'a> = &'a dyn Fn(&KernelSpec) -> bool;
 pub struct Timing {
     /// Milliseconds between CUDA events around each run.
     pub ms: Vec<f32>,
-    /// Microseconds of the host for each run: from planning to the last launch enqueued, and the capture of a
-    /// graph where one was made; empty where the host was not timed.
+    /// Host time of each run in microseconds, from planning to the last enqueued launch, including the capture of a graph if
+    /// there is one. Empty if the host was not timed.
     pub host_us: Vec<f32>,
 }
 
 impl Timing {
-    /// The median, or NaN without runs.
+    /// Median of `ms`, or NaN without runs.
     pub fn median(&self) -> f32 {
         median(&self.ms)
     }
 
-    /// The median of the host's share, where it is known.
+    /// Median of `host_us`, or `None` if it is empty.
     pub fn host_median(&self) -> Option<f32> {
         (!self.host_us.is_empty()).then(|| median(&self.host_us))
     }
@@ -52,8 +52,8 @@ fn median(of: &[f32]) -> f32 {
 }
 
 impl CudaSession {
-    /// Times `runs` runs from ids to outputs, after `warm_up` untimed ones. The upload of the ids is inside the
-    /// timed region; the outputs stay on the device.
+    /// Times `runs` runs from ids to outputs, after `warm_up` untimed ones. The timed region includes the upload of the ids. The
+    /// outputs stay on the device.
     pub fn time(
         &mut self,
         batch: &Batch,
@@ -92,9 +92,9 @@ impl CudaSession {
         Ok(timing)
     }
 
-    /// Microseconds for which the device has nothing to do between two batches, for each of `runs` pairs of neighbours that are
-    /// submitted one behind the other, two at a time, after `warm_up` that are not counted. By CUDA events around each run,
-    /// between which lie the upload of its ids and the copy of its results.
+    /// Measures the idle time of the device between two batches, in microseconds, for `runs` pairs of consecutive batches. Two
+    /// batches are in flight at a time, and the first `warm_up` pairs are discarded. CUDA events are recorded around each run.
+    /// The upload of the ids and the copy of the results lie between these events.
     pub fn gaps(
         &mut self,
         batch: &Batch,
@@ -129,11 +129,10 @@ impl CudaSession {
         gaps.collect()
     }
 
-    /// Times parts of a run, each as a CUDA graph of its launches alone, in their order and on the
-    /// run's own memory. An untimed whole run precedes every replay, so that a part finds the values that it
-    /// reads, and L2 as a run leaves it. The first `warm_up` replays of each part are left out of the `runs`
-    /// that are returned. A part without launches takes no time. A batch of sequences that go on writes the same positions
-    /// of `cache` in each run.
+    /// Times parts of a run. Each part is a CUDA graph of its own launches, in order, on the memory of the run. An untimed whole
+    /// run precedes every replay, so that a part finds its input values, and L2 in the state that a run leaves. Runs `warm_up`
+    /// additional replays of each part and discards them. A part without launches takes no time. If the batch continues cached
+    /// sequences, each run writes the same positions of `cache`.
     pub fn time_parts(
         &mut self,
         batch: &Batch,

@@ -1,22 +1,23 @@
-//! The same products by AMX (Intel's SDM, volume 1, chapter 18), whose tile registers hold 16 rows of 64 bytes: a tile of activations
-//! times three of a panel, which lie in memory as AMX wants them, groups of neighbours along k side by side.
+//! Products of groups by AMX (Intel's SDM, volume 1, chapter 18). Its tile registers hold 16 rows of 64 bytes. One tile of
+//! activations is multiplied by three tiles of a panel. Panels are stored in the layout that AMX expects: groups of adjacent
+//! elements along k.
 
 use std::{arch::asm, sync::LazyLock};
 
 use super::groups::{COLS, Group, LANES, TILE_ROWS};
 
-/// Groups of a tile along k.
+/// Number of groups of a tile along k.
 const DEPTH: usize = 16;
-/// Bytes from a row of a panel, or of sums, to the next.
+/// Bytes between consecutive rows of a panel or of sums.
 const STRIDE: usize = COLS * size_of::<Group>();
 
-/// Whether this CPU has the instructions, and this process may use them.
+/// Returns whether this CPU has the instructions and this process may use them.
 pub(super) fn is_supported() -> bool {
     static SUPPORTED: LazyLock<bool> = LazyLock::new(|| has_instructions() && is_permitted());
     *SUPPORTED
 }
 
-/// Whether the CPU has AMX-TILE, AMX-BF16 and AMX-INT8, which the standard library cannot say yet.
+/// Returns whether the CPU has AMX-TILE, AMX-BF16 and AMX-INT8, which the standard library cannot detect yet.
 fn has_instructions() -> bool {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
     const BF16: u32 = 1 << 22;
@@ -26,12 +27,12 @@ fn has_instructions() -> bool {
     __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & all == all
 }
 
-/// Asks the kernel for the tile registers, which it saves only for processes that asked.
+/// Requests permission for the tile registers, which the kernel saves only for processes that have requested it.
 #[cfg(target_os = "linux")]
 fn is_permitted() -> bool {
     const REQUEST_PERMISSION: libc::c_int = 0x1023;
     const TILE_DATA: libc::c_ulong = 18;
-    // SAFETY: the call takes two numbers, and writes nothing.
+    // SAFETY: the call takes two numbers and writes nothing.
     unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0 }
 }
 
@@ -40,7 +41,7 @@ fn is_permitted() -> bool {
     false
 }
 
-/// The shapes of the tile registers, as `ldtilecfg` reads them.
+/// Tile register configuration in the format of `ldtilecfg`.
 #[repr(C, align(64))]
 struct Shapes {
     palette: u8,
@@ -51,7 +52,8 @@ struct Shapes {
 }
 
 impl Shapes {
-    /// Registers 0 to 2 hold sums of so many rows, 3 so many rows of activations of `depth` groups, and 4 to 6 as many rows of a panel.
+    /// Registers 0 to 2 hold sums of `rows` rows, register 3 holds `rows` rows of activations of `depth` groups, and registers 4
+    /// to 6 hold `depth` rows of a panel.
     const fn new(rows: usize, depth: usize) -> Self {
         let mut shapes = Self {
             palette: 1,
@@ -73,13 +75,13 @@ impl Shapes {
     }
 }
 
-/// Defines the products of up to 16 rows with a panel by an instruction that adds those of groups to 32-bit sums.
+/// Defines the products of up to 16 rows with a panel, by an instruction that adds products of groups to 32-bit sums.
 macro_rules! by_tiles {
     ($name:ident, $sum:ty, $product:literal) => {
-        /// The products of up to [`TILE_ROWS`] rows of `depth` groups with a panel.
+        /// Multiplies up to [`TILE_ROWS`] rows of `depth` groups by a panel.
         ///
         /// # Safety
-        /// AMX [is supported](is_supported).
+        /// AMX must be [supported](is_supported).
         pub(super) unsafe fn $name(
             x: &[Group],
             panel: &[Group],
@@ -96,8 +98,9 @@ macro_rules! by_tiles {
                 }
                 let shapes = Shapes::new(rows, depth_of_tile);
                 let (x, panel) = (&x[first..], &panel[first * COLS..]);
-                // SAFETY: the CPU has the instructions. Tiles of activations have `rows` rows, `depth` groups apart, and those of
-                // the panel as many as they have groups, all of which both slices have; sums have 16 rows. Nothing else uses tile registers.
+                // SAFETY: the CPU has the instructions. Tiles of activations have `rows` rows, `depth` groups apart. Tiles of the
+                // panel have as many rows as these have groups. Both slices contain all of them, and there are 16 rows of sums.
+                // Nothing else uses tile registers.
                 unsafe {
                     asm!(
                         "ldtilecfg [{shapes}]",

@@ -1,5 +1,5 @@
-//! bf16 products, summed in f32, by the instructions that multiply pairs: AMX, or AVX-512 BF16. A weight is rounded to bf16 when it
-//! is loaded, an activation when it is multiplied. Sums are in the order of k, whatever the other rows are.
+//! bf16 products, summed in f32 by instructions that multiply pairs: AMX or AVX-512 BF16. A weight is rounded to bf16 at load
+//! time, an activation at run time. Products are summed in the order of k, independent of the other rows.
 
 use std::{
     arch::x86_64::{__m512, __m512bh, __m512i, _mm512_dpbf16_ps},
@@ -15,7 +15,7 @@ use super::{
     groups::{COLS, Group, LANES, Panels, TILE_ROWS, VECTOR_ROWS, VECTORS, tiles},
 };
 
-/// Rows of a block, whose activations stay in cache.
+/// Number of rows in a block, whose activations stay in cache.
 const ROWS: usize = 256;
 
 /// A weight in pairs.
@@ -23,18 +23,18 @@ pub(super) struct Bf16 {
     panels: Panels,
 }
 
-/// Whether this CPU has the instructions.
+/// Returns whether this CPU has the instructions.
 pub(super) fn is_supported() -> bool {
     is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16")
 }
 
 impl Bf16 {
     /// # Panics
-    /// On a CPU without the instructions.
+    /// Panics on a CPU without the instructions.
     pub fn new(weight: &[f32], n: usize, k: usize) -> Self {
         assert!(
             is_supported(),
-            "who asks for bf16 products has asked whether there are any"
+            "callers check for bf16 instructions before packing"
         );
         Self {
             panels: packed(weight, n, k),
@@ -45,7 +45,7 @@ impl Bf16 {
         self.panels.bytes()
     }
 
-    /// Writes the layer's result.
+    /// Computes the result of the layer.
     pub fn multiply(&self, layer: &Linear<'_>, out: &mut [f32]) {
         let (n, depth) = (layer.n, layer.k.div_ceil(2));
         layer.by_chunks(out, |layer, rows, out| {
@@ -58,11 +58,11 @@ impl Bf16 {
                 for row in (0..block.rows).step_by(TILE_ROWS) {
                     let rows = TILE_ROWS.min(block.rows - row);
                     let x = &x[row * depth..][..rows * depth];
-                    // SAFETY: a weight is packed on a CPU with the instructions only.
+                    // SAFETY: a weight is packed only on a CPU with the instructions.
                     unsafe { sums_of(x, panel, depth, &mut sums) };
                     for (i, sums) in sums.iter().take(rows).enumerate() {
                         let start = layer.at(block) + (row + i) * n;
-                        // SAFETY: a row of the block that this task alone writes.
+                        // SAFETY: a row of the block, which only this task writes.
                         let out = unsafe { out.slice(start..start + block.cols) };
                         out.copy_from_slice(&sums[..block.cols]);
                     }
@@ -72,7 +72,7 @@ impl Bf16 {
     }
 }
 
-/// Panels of pairs of `weight [n, k]`.
+/// Packs `weight [n, k]` into panels of pairs.
 fn packed(weight: &[f32], n: usize, k: usize) -> Panels {
     let pack = |first: usize, panel: &mut [Group]| {
         for col in 0..COLS.min(n - first) {
@@ -85,7 +85,7 @@ fn packed(weight: &[f32], n: usize, k: usize) -> Panels {
     Panels::new(n, k.div_ceil(2), pack)
 }
 
-/// Rows of activations as pairs.
+/// Rounds rows of activations to pairs.
 fn rounded(x: &[f32], k: usize) -> Vec<Group> {
     let mut pairs = vec![0; x.len() / k * k.div_ceil(2)];
     simd::dispatch(Round {
@@ -120,12 +120,12 @@ impl WithSimd for Round<'_> {
     }
 }
 
-/// One or two neighbours.
+/// Packs one or two adjacent elements.
 fn pair(x: &[f32]) -> Group {
     x.iter().rev().fold(0, |pair, &x| pair << 16 | bf16(x))
 }
 
-/// The bits of the nearest bf16, ties to even; a NaN stays one.
+/// Returns the bits of the nearest bf16, ties to even. A NaN stays a NaN.
 #[inline(always)]
 fn bf16(x: f32) -> u32 {
     let bits = x.to_bits();
@@ -138,7 +138,7 @@ fn bf16(x: f32) -> u32 {
 }
 
 tiles!("avx512f,avx512bf16", f32, amx::of_pairs, |sums, x, w| {
-    // SAFETY: all are 512 bits, which the instruction takes for numbers of these types.
+    // SAFETY: all types are 512 bits wide, and the instruction interprets them as numbers of these types.
     unsafe {
         let (x, w) = (
             transmute::<__m512i, __m512bh>(x),
@@ -162,9 +162,9 @@ mod tests {
         [pair << 16, pair & 0xffff_0000].map(f32::from_bits)
     }
 
-    /// On every CPU, as the instructions themselves are not on every one.
+    /// Runs on every CPU, because it does not use the instructions.
     #[test]
-    fn a_weight_lies_in_panels_of_pairs_and_activations_in_rows_of_them() {
+    fn a_weight_is_packed_into_panels_of_pairs_and_activations_into_rows_of_pairs() {
         let rounded = |x: f32| half::bf16::from_f32(x).to_f32();
         for (n, k) in [(1, 1), (48, 4), (50, 7), (97, 12)] {
             let x = numbers(n * k);

@@ -1,30 +1,31 @@
-//! Tiles of AVX-512 instructions that multiply groups of neighbours along k: pairs of bf16, quads of 8-bit integers.
+//! Register tiles of AVX-512 instructions that multiply groups of adjacent elements along k: pairs of bf16 or quads of 8-bit
+//! integers.
 
 use rayon::prelude::*;
 
 use super::super::lines::Lines;
 
-/// Lanes of a vector of sums.
+/// Number of lanes of a vector of sums.
 pub(super) const LANES: usize = 16;
-/// Vectors of a panel, and rows of a tile of them: as many sums as fit the registers together with what is multiplied.
+/// Number of vectors of a panel and of rows of a vector tile: as many sums as fit the registers together with the operands.
 pub(super) const VECTORS: usize = 3;
 pub(super) const VECTOR_ROWS: usize = 8;
-/// Rows of a tile, which are those of AMX and two tiles of vectors.
+/// Number of rows of a tile: one AMX tile or two vector tiles.
 pub(super) const TILE_ROWS: usize = 16;
-/// Columns of a panel.
+/// Number of columns of a panel.
 pub(super) const COLS: usize = VECTORS * LANES;
 
-/// Neighbours along k, the first in the lowest bits.
+/// Adjacent elements along k, the first in the lowest bits.
 pub(super) type Group = u32;
 
-/// A weight `[n, k]` as panels `[groups, 48]`, the last one filled up with zeros.
+/// A weight `[n, k]` as panels `[groups, 48]`. The last panel is padded with zeros.
 pub(super) struct Panels {
     groups: Lines,
     depth: usize,
 }
 
 impl Panels {
-    /// A weight of so many groups in each row, of which `pack` makes a panel's rows from a first one on.
+    /// Packs a weight of `n` rows of `depth` groups. `pack` fills a panel, given its first row of the weight.
     pub fn new(n: usize, depth: usize, pack: impl Fn(usize, &mut [Group]) + Sync) -> Self {
         let size = COLS * depth;
         let mut groups = Lines::zeros::<Group>(n.div_ceil(COLS) * size);
@@ -35,7 +36,7 @@ impl Panels {
         Self { groups, depth }
     }
 
-    /// The panel of the columns from `col` on, a multiple of [`COLS`].
+    /// Returns the panel that starts at column `col`, a multiple of [`COLS`].
     pub fn panel_of(&self, col: usize) -> &[Group] {
         &self.groups.all()[col * self.depth..][..COLS * self.depth]
     }
@@ -45,21 +46,21 @@ impl Panels {
     }
 }
 
-/// Defines `sums_of`, the products of rows with a panel: by AMX where it is, else by an instruction that adds those of groups to
-/// 32-bit sums.
+/// Defines `sums_of`, the products of rows with a panel. It uses AMX if available, else an instruction that adds products of
+/// groups to 32-bit sums.
 macro_rules! tiles {
     ($features:literal, $sum:ty, $amx:path, |$sums:ident, $x:ident, $w:ident| $product:expr) => {
-        /// The products of up to [`TILE_ROWS`] rows of `depth` groups with a panel.
+        /// Multiplies up to [`TILE_ROWS`] rows of `depth` groups by a panel.
         ///
         /// # Safety
-        /// The CPU has the instructions of vectors.
+        /// The CPU must have the vector instructions.
         unsafe fn sums_of(
             x: &[Group],
             panel: &[Group],
             depth: usize,
             to: &mut [[$sum; COLS]; TILE_ROWS],
         ) {
-            // SAFETY: AMX is asked for, and the caller answers for the others.
+            // SAFETY: AMX support is checked, and the caller guarantees the vector instructions.
             unsafe {
                 match amx::is_supported() {
                     true => $amx(x, panel, depth, to),
@@ -68,7 +69,7 @@ macro_rules! tiles {
             }
         }
 
-        /// As [`sums_of`], in tiles of vectors.
+        /// Like [`sums_of`], with vector tiles.
         #[target_feature(enable = $features)]
         fn by_vectors(
             x: &[Group],
@@ -87,7 +88,7 @@ macro_rules! tiles {
             }
         }
 
-        /// As [`by_vectors`], for up to `M` rows: behind the last one, it is computed again.
+        /// Like [`by_vectors`], for up to `M` rows. Missing rows repeat the last one.
         #[target_feature(enable = $features)]
         #[inline]
         fn tile<const M: usize>(
@@ -123,7 +124,7 @@ macro_rules! tiles {
             for i in 0..M {
                 for j in 0..VECTORS {
                     let to = &mut to[i][j * LANES..][..LANES];
-                    // SAFETY: room for the 16 lanes, each of 32 bits.
+                    // SAFETY: there is room for the 16 lanes of 32 bits.
                     unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), sums[i][j]) };
                 }
             }

@@ -1,9 +1,9 @@
-//! 8-bit integer products, by instructions of our own choice where the CPU has AVX-512 VNNI, elsewhere by the crate `rten-gemm`,
-//! which knows those of other CPUs. A weight has a scale for each of its rows, an activation one for each of its, and both are
-//! symmetric around 0. Sums of products are exact in 32 bits, so a row's result does not depend on the other rows.
+//! 8-bit integer products. On CPUs with AVX-512 VNNI they use the instructions of `vnni`; on others, the crate `rten-gemm`. A
+//! weight has one scale per row, an activation one per row, and both are symmetric around 0. Sums of products are exact in 32
+//! bits, so the result of a row does not depend on the other rows.
 //!
-//! `x ≈ sx·q` with `q = round(x / sx)` and `sx = max|x| / 127` by row, and so the weight; then `x · w ≈ sx·sw·Σ q·p`. The
-//! error of one factor is at most half its scale.
+//! `x ≈ sx·q` with `q = round(x / sx)` and `sx = max|x| / 127` per row. The weight is quantized likewise. Then `x · w ≈ sx·sw·Σ
+//! q·p`. The error of one factor is at most half of its scale.
 
 use std::{
     iter::zip,
@@ -22,14 +22,14 @@ use super::{
 };
 use super::{super::simd, Block, Linear, SharedOut};
 
-/// Columns of a panel of the crate's: whole tiles of its kernels.
+/// Number of columns of a panel of `rten-gemm`: whole tiles of its kernels.
 const COLS: usize = 96;
-/// Rows of a block of the crate's: its 32-bit sums stay in cache until they are scaled.
+/// Number of rows of a block with `rten-gemm`: its 32-bit sums stay in cache until they are scaled.
 const ROWS: usize = 64;
 /// Rows and columns of a block in quads.
 #[cfg(target_arch = "x86_64")]
 const QUADS: [usize; 2] = [256, 48];
-/// What is added to an activation, as products are of unsigned and signed integers.
+/// Offset added to an activation, because the products are of unsigned and signed integers.
 const ZERO: i32 = 128;
 
 type Executor = GemmExecutor<u8, i8, i32>;
@@ -38,8 +38,8 @@ thread_local! {
     static EXECUTOR: Executor = Executor::default();
 }
 
-/// The largest integer of a weight. Where the CPU adds two products in 16 bits, a bit less keeps these from overflowing:
-/// 2 · 255 · 63 is below 2¹⁵.
+/// Maximum magnitude of a weight's integers. It is smaller if the CPU adds two products in 16 bits, to avoid overflow: 2 · 255 ·
+/// 63 is below 2¹⁵.
 pub(super) fn largest() -> i8 {
     match EXECUTOR.with(Executor::may_saturate) {
         true => 63,
@@ -47,7 +47,7 @@ pub(super) fn largest() -> i8 {
     }
 }
 
-/// A weight `[n, k]` of integers.
+/// A quantized weight `[n, k]`.
 pub(super) struct Int8 {
     form: Form,
     /// By row of the weight.
@@ -57,11 +57,11 @@ pub(super) struct Int8 {
 enum Form {
     #[cfg(target_arch = "x86_64")]
     Quads(Quads),
-    /// Panels of the weight's rows, and the bytes that they take.
+    /// Panels of the weight's rows in the format of `rten-gemm`, and their size in bytes.
     Crate(Vec<PackedBMatrix<i8>>, u64),
 }
 
-/// Memory for the crate, which tells nobody how much it holds.
+/// Allocator for `rten-gemm` that counts bytes, because the crate does not report them.
 #[derive(Default)]
 struct Counted(AtomicU64);
 
@@ -74,11 +74,11 @@ impl Alloc for Counted {
     }
 }
 
-/// What turns the sum of a column of the result into a number.
+/// Parameters that convert the integer sum of a column to a number.
 #[derive(Clone, Copy)]
 struct Column {
     scale: f32,
-    /// What [`ZERO`] adds to the sum.
+    /// The part of the sum that [`ZERO`] contributes.
     surplus: i32,
 }
 
@@ -87,20 +87,20 @@ impl Int8 {
         Self::of_form(weight, n, k, Form::new)
     }
 
-    /// As on a CPU without instructions of our own choice.
+    /// Quantizes like on a CPU without AVX-512 VNNI.
     #[cfg(test)]
-    pub fn of_crate(weight: &[f32], n: usize, k: usize) -> Self {
-        Self::of_form(weight, n, k, |integers, _, k| Form::of_crate(integers, k))
+    pub fn for_crate(weight: &[f32], n: usize, k: usize) -> Self {
+        Self::of_form(weight, n, k, |integers, _, k| Form::for_crate(integers, k))
     }
 
-    /// What `form` packs of integers `[n, k]`, with the scales.
+    /// Quantizes a weight `[n, k]` and packs its integers with `form`.
     fn of_form(
         weight: &[f32],
         n: usize,
         k: usize,
         form: impl FnOnce(&[i8], usize, usize) -> Form,
     ) -> Self {
-        // A weight of no depth has nothing to pack.
+        // A weight without columns has nothing to pack.
         let n = if k == 0 { 0 } else { n };
         let (mut integers, mut scales) = (vec![0_i8; n * k], vec![0.0; n]);
         let rows = COLS * k.max(1);
@@ -133,7 +133,7 @@ impl Int8 {
         }
     }
 
-    /// Bytes of memory: of its integers, as they were packed, and of what each column has.
+    /// Size in bytes of the packed integers and of the column parameters.
     pub fn bytes(&self) -> u64 {
         let columns = size_of_val(self.columns.as_slice()) as u64;
         columns
@@ -144,7 +144,7 @@ impl Int8 {
             }
     }
 
-    /// Writes the layer's result.
+    /// Computes the result of the layer.
     pub fn multiply(&self, layer: &Linear<'_>, out: &mut [f32]) {
         layer.by_chunks(out, |layer, rows, out| match &self.form {
             #[cfg(target_arch = "x86_64")]
@@ -207,7 +207,7 @@ impl Int8 {
         });
     }
 
-    /// Numbers of the sums of a block, whose rows' scales are given.
+    /// Converts the sums of a block to numbers. `rows` are the scales of its rows.
     fn scale(
         &self,
         layer: &Linear<'_>,
@@ -233,17 +233,17 @@ impl Form {
     fn new(integers: &[i8], n: usize, k: usize) -> Self {
         match vnni::is_supported() {
             true => Self::Quads(Quads::new(integers, n, k)),
-            false => Self::of_crate(integers, k),
+            false => Self::for_crate(integers, k),
         }
     }
 
     #[cfg(not(target_arch = "x86_64"))]
     fn new(integers: &[i8], _n: usize, k: usize) -> Self {
-        Self::of_crate(integers, k)
+        Self::for_crate(integers, k)
     }
 
-    /// Packs rows of `k` integers for the crate.
-    fn of_crate(integers: &[i8], k: usize) -> Self {
+    /// Packs rows of `k` integers for `rten-gemm`.
+    fn for_crate(integers: &[i8], k: usize) -> Self {
         let held = Counted::default();
         let pack = |rows: &[i8]| {
             let matrix = NdTensorView::from_data([rows.len() / k, k], rows);
@@ -254,7 +254,7 @@ impl Form {
     }
 }
 
-/// Rounds `x [rows, k]` to integers, whose rows begin `stride` apart, and returns their scales.
+/// Quantizes `x [rows, k]` to integers, whose rows start `stride` apart. Returns the scales.
 fn round(x: &[f32], k: usize, stride: usize, integers: &mut [u8]) -> Vec<f32> {
     let mut scales = vec![0.0; x.len() / k];
     simd::dispatch(Round {
@@ -269,14 +269,14 @@ fn round(x: &[f32], k: usize, stride: usize, integers: &mut [u8]) -> Vec<f32> {
     scales
 }
 
-/// Rounds rows of `k` numbers to integers of up to `largest`, and finds their scales.
+/// Quantizes rows of `k` numbers to integers of magnitude at most `largest`, and computes their scales.
 struct Round<'a, T, F> {
     x: &'a [f32],
     k: usize,
-    /// From one row of integers to the next.
+    /// Distance between rows of integers.
     stride: usize,
     largest: f32,
-    /// What an integer, of which the low 8 bits count, is stored as.
+    /// Converts an integer, whose low 8 bits are significant, to its storage type.
     integer: F,
     integers: &'a mut [T],
     scales: &'a mut [f32],
@@ -287,7 +287,7 @@ impl<T, F: Fn(i32) -> T> WithSimd for Round<'_, T, F> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        // Adding this leaves the nearest whole number in the low bits of the mantissa.
+        // Adding this constant leaves the nearest integer in the low bits of the mantissa.
         const ROUND: f32 = 12_582_912.0;
         let rows = zip(
             self.x.chunks_exact(self.k),
@@ -303,11 +303,11 @@ impl<T, F: Fn(i32) -> T> WithSimd for Round<'_, T, F> {
     }
 }
 
-/// Numbers of sums: a block of the result before the epilogue.
+/// Converts sums to numbers: a block of the result before the epilogue.
 struct Scale<'a> {
-    /// Rows at least as long as there are columns.
+    /// Rows of sums, at least as long as the number of columns.
     sums: &'a [i32],
-    /// By row of the block, which is not empty.
+    /// Scales by row of the block, which is not empty.
     rows: &'a [f32],
     columns: &'a [Column],
     out: SharedOut<'a>,
@@ -324,7 +324,7 @@ impl WithSimd for Scale<'_> {
         let pitch = self.sums.len() / self.rows.len();
         for ((i, sums), scale) in zip(self.sums.chunks_exact(pitch).enumerate(), self.rows) {
             let start = self.at + i * self.stride;
-            // SAFETY: a row of the block that this task alone writes.
+            // SAFETY: a row of the block, which only this task writes.
             let out = unsafe { self.out.slice(start..start + cols) };
             for ((out, sum), column) in zip(zip(out, sums), self.columns) {
                 *out = (sum - column.surplus) as f32 * (scale * column.scale);
@@ -333,9 +333,9 @@ impl WithSimd for Scale<'_> {
     }
 }
 
-/// The largest magnitude; NaN where there is a NaN.
+/// Returns the maximum magnitude, or NaN if there is a NaN.
 fn largest_of(x: &[f32]) -> f32 {
-    // As bits without a sign, numbers are in the order of their magnitudes, and a NaN is behind infinity.
+    // Bits without the sign are ordered like magnitudes, and NaN is above infinity.
     f32::from_bits(
         x.iter()
             .map(|x| x.to_bits() & 0x7fff_ffff)
@@ -344,7 +344,7 @@ fn largest_of(x: &[f32]) -> f32 {
     )
 }
 
-/// What values of a scale are multiplied by; 0 where all are 0.
+/// Returns the factor that scales values to integers; 0 if all values are 0.
 fn reciprocal(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 1.0 / scale }
 }

@@ -1,6 +1,6 @@
-//! f32 weights: panels of columns of the transposed weight, as wide as a tile of sums.
+//! f32 weights as panels of columns of the transposed weight, as wide as a register tile of sums.
 //!
-//! Sums are in the order of k whatever the other rows are, so a row has the same bits in every batch.
+//! Products are summed in the order of k, independent of the other rows, so a row has the same bits in every batch.
 
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
@@ -14,20 +14,21 @@ use super::{
     Block, Linear, SharedOut,
 };
 
-/// Columns of a block: whole panels, whatever the instruction set.
+/// Number of columns of a block: whole panels on every instruction set.
 const COLS: usize = 48;
-/// Rows of a block: what they read of a panel, and its epilogue of them, is still in cache.
+/// Number of rows of a block. Their part of a panel and their epilogue stay in cache.
 const ROWS: usize = 256;
-/// The part of k at most that all rows of a block are multiplied by before the next one: that part of a panel stays in the
-/// second-level cache.
+/// Maximum length of the part of k that all rows of a block are multiplied by before the next part. That part of a panel stays in
+/// the L2 cache.
 const DEPTH: usize = 1024;
-/// The same for fewer than [`FEW`] tiles of rows. These numbers and [`MANY`] were measured on a Xeon (docs/history, entry 58).
+/// The same for fewer than [`FEW`] tiles of rows. These values and [`MANY`] were measured on a Xeon (docs/history, entry 58).
 const SHORT: usize = 192;
 const FEW: usize = 4;
-/// Tiles from which on nothing is asked for: blocks of so many were no faster by it, as one tile of them waits.
+/// Number of tiles from which on nothing is prefetched. Larger blocks were no faster with it, because only one of their tiles
+/// waits.
 const MANY: usize = 32;
 
-/// A weight `[n, k]` as panels `[k, columns]`, one behind the other. The last one is filled up with zeros.
+/// A weight `[n, k]` as consecutive panels `[k, columns]`. The last panel is padded with zeros.
 pub(in super::super) struct Panels {
     values: Lines,
 }
@@ -37,7 +38,7 @@ impl Panels {
         Self::of_width(simd::dispatch(PanelCols), weight, n, k)
     }
 
-    /// Panels for the instruction set whose tiles have so many columns.
+    /// Packs panels of `cols` columns, the tile width of an instruction set.
     pub fn of_width(cols: usize, weight: &[f32], n: usize, k: usize) -> Self {
         let mut values = Lines::zeros::<f32>(n.next_multiple_of(cols) * k);
         if k > 0 {
@@ -56,7 +57,7 @@ impl Panels {
         self.values.bytes()
     }
 
-    /// Writes the layer's result.
+    /// Computes the result of the layer.
     pub fn multiply(&self, layer: &Linear<'_>, out: &mut [f32]) {
         let cut = layer.cut(out.len() / layer.n, [ROWS, COLS]);
         layer.blocks(out, cut, |out, block| {
@@ -72,7 +73,7 @@ impl Panels {
 
 #[cfg(test)]
 impl Panels {
-    /// The products of all rows, which one thread computes.
+    /// Returns the computation of the products of all rows by one thread.
     pub fn block_of<'a>(
         &'a self,
         x: &'a [f32],
@@ -99,7 +100,8 @@ impl Panels {
     }
 }
 
-/// Columns of a panel: as many vectors of sums as fit the registers, by the rows of a tile, together with what is multiplied.
+/// Number of columns of a panel: as many vectors of sums, times the rows of a tile, as fit the registers together with the
+/// operands.
 pub(in super::super) struct PanelCols;
 
 impl WithSimd for PanelCols {
@@ -133,7 +135,7 @@ impl WithSimd for Tiles<'_> {
 }
 
 impl Tiles<'_> {
-    /// By tiles of up to `M` rows and panels of `N` vectors.
+    /// Computes tiles of up to `M` rows and panels of `N` vectors.
     #[inline(always)]
     fn run<S: Simd, const M: usize, const N: usize>(&self, simd: S) {
         match self.block.rows.div_ceil(M) {
@@ -142,8 +144,8 @@ impl Tiles<'_> {
         }
     }
 
-    /// Few rows, for which a weight is read as fast as it comes. So each part of a panel asks for the one behind it, and parts are short, as nothing
-    /// has asked for a layer's first.
+    /// For few rows, where reading the weight is the bottleneck. Each part of a panel prefetches the next part. Parts are short,
+    /// because nothing prefetches the first part of a layer.
     #[inline(always)]
     fn few<S: Simd, const M: usize, const N: usize>(&self, simd: S) {
         let (k, cols) = (self.layer.k, N * S::F32_LANES);
@@ -151,9 +153,9 @@ impl Tiles<'_> {
         for col in (0..self.block.cols).step_by(cols) {
             for from in (0..k.max(1)).step_by(depth) {
                 let values = &self.panels[(self.block.col + col) * k + from * cols..];
-                let (panel, behind) = values.split_at(depth.min(k - from) * cols);
-                let behind = &behind[..panel.len().min(behind.len())];
-                let mut ahead = Ahead::new(behind, self.block.rows.div_ceil(M));
+                let (panel, next) = values.split_at(depth.min(k - from) * cols);
+                let next = &next[..panel.len().min(next.len())];
+                let mut ahead = Ahead::new(next, self.block.rows.div_ceil(M));
                 let panel = vectors::<S, N>(panel);
                 for row in (0..self.block.rows).step_by(M) {
                     let (of, ahead) = ((from, row, col), ahead.next());
@@ -168,15 +170,16 @@ impl Tiles<'_> {
         }
     }
 
-    /// More rows: the parts of a panel are long, and ask for the next panel. One function for both was 5 to 8 % slower here.
+    /// For many rows: the parts of a panel are long and prefetch the next panel. A single function for both cases was 5 to 8 %
+    /// slower here.
     #[inline(always)]
     fn many<S: Simd, const M: usize, const N: usize>(&self, simd: S, tiles: usize) {
         let (k, cols) = (self.layer.k, N * S::F32_LANES);
         let depth = part_of(k, DEPTH);
         for col in (0..self.block.cols).step_by(cols) {
-            let (panel, behind) = self.panels[(self.block.col + col) * k..].split_at(cols * k);
-            let behind = &behind[..behind.len().min(cols * k)];
-            let mut ahead = Ahead::new(behind, tiles * k.max(1).div_ceil(depth));
+            let (panel, next) = self.panels[(self.block.col + col) * k..].split_at(cols * k);
+            let next = &next[..next.len().min(cols * k)];
+            let mut ahead = Ahead::new(next, tiles * k.max(1).div_ceil(depth));
             let panel = vectors::<S, N>(panel);
             for from in (0..k.max(1)).step_by(depth) {
                 let panel = &panel[from..k.min(from + depth)];
@@ -194,8 +197,8 @@ impl Tiles<'_> {
         }
     }
 
-    /// Up to `M` rows times a panel, from a place in k on. Behind the block's last row, that one is computed again. Meanwhile
-    /// `AHEAD` lines of `ahead` are asked for with each element of k.
+    /// Multiplies up to `M` rows by a panel, starting at a position in k. Missing rows repeat the last row of the block.
+    /// Prefetches `AHEAD` lines of `ahead` per element of k.
     #[inline(always)]
     fn tile<S: Simd, const M: usize, const N: usize, const AHEAD: usize>(
         &self,
@@ -215,7 +218,7 @@ impl Tiles<'_> {
         let mut sums = [[simd.splat_f32s(0.0); N]; M];
         let out = |i: usize| {
             let start = layer.at(block) + (row + i) * layer.n + col;
-            // SAFETY: a row of the block that this task alone writes.
+            // SAFETY: a row of the block, which only this task writes.
             unsafe { self.out.slice(start..start + cols) }
         };
         if from > 0 {
@@ -233,8 +236,8 @@ impl Tiles<'_> {
     }
 }
 
-/// What is asked for while the tiles of a part of a panel are computed, in equal shares: what comes next. Without that the first
-/// tile waits for the third-level cache, as a core's own prefetcher does not go beyond a page.
+/// Memory to prefetch while the tiles of a part of a panel are computed, in equal shares. Otherwise the first tile waits for the
+/// L3 cache, because the hardware prefetcher stops at a page boundary.
 struct Ahead<'a> {
     values: &'a [f32],
     tile: usize,
@@ -259,7 +262,7 @@ impl<'a> Ahead<'a> {
     }
 }
 
-/// The length of the equal parts that k is cut into.
+/// Length of the equal parts that k is divided into, at most `most`.
 fn part_of(k: usize, most: usize) -> usize {
     k.div_ceil(k.div_ceil(most).max(1)).max(1)
 }
@@ -269,8 +272,8 @@ fn elements<S: Simd>(vectors: &mut [S::f32s]) -> &mut [f32] {
     bytemuck::cast_slice_mut(vectors)
 }
 
-/// Writes the transpose of `x [n, k]` to `out [k, cols]`, in tiles of one cache line by as many rows:
-/// rows a power of two apart would evict each other before their lines were used up.
+/// Writes the transpose of `x [n, k]` to `out [k, cols]` in square tiles one cache line wide. Rows a power of two apart would
+/// otherwise evict each other before their lines are used up.
 fn transpose(x: &[f32], k: usize, out: &mut [f32], cols: usize) {
     const TILE: usize = 16;
     let n = x.len() / k;
@@ -280,7 +283,7 @@ fn transpose(x: &[f32], k: usize, out: &mut [f32], cols: usize) {
             let width = TILE.min(k - col);
             let mut tile = [[0.0_f32; TILE]; TILE];
             if (rows, width) == (TILE, TILE) {
-                // Sizes that the compiler knows: no check and no loop is left.
+                // The sizes are known to the compiler, which removes all checks and loops.
                 for i in 0..TILE {
                     let line = &x[(row + i) * k + col..][..TILE];
                     for j in 0..TILE {

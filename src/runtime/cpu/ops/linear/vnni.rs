@@ -1,5 +1,5 @@
-//! 8-bit products by the instructions that multiply quads: AMX, or AVX-512 VNNI. They take rows of activations as they are, and as
-//! few as there are.
+//! 8-bit products by instructions that multiply quads: AMX or AVX-512 VNNI. They read rows of activations in place and handle any
+//! number of rows.
 
 use std::{arch::x86_64::_mm512_dpbusd_epi32, iter::zip};
 
@@ -9,12 +9,12 @@ use super::{
     groups::{COLS, Group, LANES, Panels, TILE_ROWS, VECTOR_ROWS, VECTORS, tiles},
 };
 
-/// Whether this CPU has the instruction.
+/// Returns whether this CPU has the instruction.
 pub(super) fn is_supported() -> bool {
     is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni")
 }
 
-/// A weight of integers in quads.
+/// A quantized weight in quads.
 pub(super) struct Quads {
     panels: Panels,
 }
@@ -23,11 +23,11 @@ impl Quads {
     /// Packs `integers [n, k]`.
     ///
     /// # Panics
-    /// On a CPU without the instruction.
+    /// Panics on a CPU without the instruction.
     pub fn new(integers: &[i8], n: usize, k: usize) -> Self {
         assert!(
             is_supported(),
-            "who asks for products of quads has asked whether there are any"
+            "callers check for AVX-512 VNNI before packing"
         );
         Self {
             panels: packed(integers, n, k),
@@ -38,8 +38,8 @@ impl Quads {
         self.panels.bytes()
     }
 
-    /// Calls `store` with a row's number and the sums of it and the next ones with the columns of a panel, from a multiple of 48
-    /// on. `x` has rows of whole quads.
+    /// Multiplies rows by the panel that starts at column `col`, a multiple of 48. Calls `store` with the index of the first row
+    /// of a tile and the sums of its rows. The rows of `x` are whole quads.
     pub fn multiply(
         &self,
         x: &Lines,
@@ -53,14 +53,14 @@ impl Quads {
         for row in (0..rows).step_by(TILE_ROWS) {
             let n = TILE_ROWS.min(rows - row);
             let x = &x.all()[row * depth..][..n * depth];
-            // SAFETY: a weight is packed on a CPU with the instruction only.
+            // SAFETY: a weight is packed only on a CPU with the instruction.
             unsafe { sums_of(x, panel, depth, &mut sums) };
             store(row, &sums[..n]);
         }
     }
 }
 
-/// Panels of quads of `integers [n, k]`.
+/// Packs `integers [n, k]` into panels of quads.
 fn packed(integers: &[i8], n: usize, k: usize) -> Panels {
     let pack = |first: usize, panel: &mut [Group]| {
         for col in 0..COLS.min(n - first) {
@@ -83,9 +83,9 @@ tiles!("avx512f,avx512vnni", i32, amx::of_quads, |sums, x, w| {
 mod tests {
     use super::*;
 
-    /// On every CPU, as the instruction itself is not on every one.
+    /// Runs on every CPU, because it does not use the instruction.
     #[test]
-    fn a_weight_lies_in_panels_of_quads_behind_which_there_are_zeros() {
+    fn a_weight_is_packed_into_panels_of_quads_padded_with_zeros() {
         for (n, k) in [(1, 1), (48, 4), (50, 7), (97, 12)] {
             let integers: Vec<i8> = (0..n * k).map(|i| (i * 37 % 251) as u8 as i8).collect();
             let panels = packed(&integers, n, k);

@@ -5,7 +5,7 @@ const HEADS: u32 = 3;
 const HEAD: u32 = 20;
 const WIDTH: u32 = HEADS * HEAD;
 
-/// Columns of one tensor that holds q, k and v of each token.
+/// View of one part of a tensor that holds q, k and v of each token.
 fn packed(part: u32) -> HeadView {
     HeadView::TokenMajor {
         offset: part * WIDTH,
@@ -18,7 +18,7 @@ const OWN_ROWS: HeadView = HeadView::TokenMajor {
     stride: WIDTH,
 };
 
-/// Elements that a view of all heads needs.
+/// Number of elements that a view of all heads needs.
 fn n_elements(view: HeadView, tokens: usize) -> usize {
     match view {
         HeadView::HeadMajor => tokens * WIDTH as usize,
@@ -136,7 +136,7 @@ fn attention_scores_are_products_within_each_sequence() {
 #[test]
 fn attention_softmax_is_the_softmax_of_scaled_scores() {
     for batch in batches() {
-        // A scale below zero turns the largest score into the smallest.
+        // A negative scale turns the largest score into the smallest.
         for scale in [1.0, 7.5, -3.0] {
             let x = noise(HEADS as usize * batch.pairs(), 1);
             let spec = KernelSpec::AttentionSoftmax(AttentionSoftmax::new(HEADS, scale, F32));
@@ -153,14 +153,14 @@ fn attention_softmax_is_the_softmax_of_scaled_scores() {
 }
 
 #[test]
-fn attention_masked_softmax_is_the_softmax_of_the_keys_that_count() {
+fn attention_masked_softmax_is_the_softmax_of_the_valid_keys() {
     for batch in batches() {
         let x = noise(HEADS as usize * batch.pairs(), 1);
         let kernel = AttentionSoftmax {
             mask: SoftmaxMask::Padding,
             ..AttentionSoftmax::new(HEADS, 2.0, F32)
         };
-        // All keys, one key, and what lies between.
+        // All keys, one key, and a number in between.
         let valid: Vec<i32> = (batch.lens.iter().enumerate())
             .map(|(b, &n)| [n, 1, n.div_ceil(2)][b % 3] as i32)
             .collect();
@@ -279,7 +279,7 @@ fn fused_attention_is_scores_softmax_and_context() {
 }
 
 #[test]
-fn fused_attention_reads_queries_keys_and_values_out_of_one_tensor() {
+fn fused_attention_reads_queries_keys_and_values_from_one_tensor() {
     for batch in batches() {
         let views = [packed(0), packed(1), packed(2)];
         let qkv = noise(n_elements(packed(0), batch.tokens()), 1);
@@ -297,7 +297,7 @@ fn fused_attention_reads_queries_keys_and_values_out_of_one_tensor() {
 }
 
 #[test]
-fn short_attention_refuses_a_longer_sequence() {
+fn short_attention_rejects_a_longer_sequence() {
     let batch = Batch::new(&[3, 5]);
     let views = [OWN_ROWS; 3];
     let x = noise(batch.tokens() * WIDTH as usize, 1);
@@ -326,7 +326,7 @@ fn short_attention_refuses_a_longer_sequence() {
 }
 
 #[test]
-fn windows_and_biases_by_distance_agree_with_the_references() {
+fn windows_and_position_biases_agree_with_the_references() {
     let is_one = |k: &KernelSpec| match k {
         KernelSpec::MhaOnline(k) => k.dtype == F32 && !k.of.by.is_none(),
         KernelSpec::MhaCached(k) => k.dtype == F32 && !k.by.is_none(),

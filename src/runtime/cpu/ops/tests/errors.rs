@@ -75,7 +75,7 @@ fn an_id_outside_its_table_is_named_with_its_place() {
         dtype: F32,
     });
     let mut out = [0.0; 3];
-    // With the offset, 8 is the first past the end. A negative id is none, whatever the offset.
+    // With the offset, 8 is the first id past the end. A negative id is always invalid.
     for wrong in [8, -1, i32::MAX, i32::MIN] {
         let ids = [0, 7, wrong];
         let reads = [Read::I32(&ids), Read::Real(&[0.0; 10])];
@@ -200,7 +200,7 @@ fn columns_past_the_end_of_a_row_are_an_error() {
 }
 
 #[test]
-fn sizes_of_zero_are_no_panic() {
+fn sizes_of_zero_do_not_panic() {
     let extents = Batch::new(&[1]).extents;
     let spec = KernelSpec::Combine(Combine {
         how: How::Sum,
@@ -209,7 +209,7 @@ fn sizes_of_zero_are_no_panic() {
     });
     let empty = [Read::Real(&[]); 2];
     assert_eq!(run(&spec, &extents, &empty, &mut [&mut []]), Ok(()));
-    // A size that no memory holds fits no slice.
+    // A size that exceeds all memory matches no slice.
     let huge = extents.with_rows(u64::MAX);
     assert!(matches!(
         run(&add(), &huge, &empty, &mut [&mut []]),

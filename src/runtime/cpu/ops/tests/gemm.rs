@@ -16,7 +16,7 @@ fn spec(n: usize, k: usize, bias: bool, activation: Option<Activation>) -> Kerne
         k: k as u32,
         dtype: F32,
         epilogue: Epilogue::new(bias, activation),
-        // Not read on the CPU.
+        // Ignored on the CPU.
         tile: Tile {
             m: 1,
             n: 1,
@@ -79,7 +79,7 @@ fn check(rows: usize, n: usize, k: usize, bias: bool, activation: Option<Activat
 
 #[test]
 fn gemm_is_the_product_with_the_transposed_weight() {
-    // Both sides of the limits of a tile, of a panel and of a block of rows.
+    // Both sides of the boundaries of a tile, a panel and a block of rows.
     for rows in [1, 3, 4, 64, 65] {
         for n in [1, 5, 96, 100, 200] {
             for k in [1, 2, 3, 16, 37] {
@@ -137,7 +137,7 @@ fn products_residual_and_norm_are_those_of_the_reference() {
             bias,
             keeps_sum,
             centred,
-            // Not read on the CPU.
+            // Ignored on the CPU.
             tile: GemmResidualNorm::TILES[0],
         });
         let mut operands = vec![noise(rows * k, 1), noise(n * k, 2)];
@@ -164,7 +164,7 @@ fn products_residual_and_norm_are_those_of_the_reference() {
 }
 
 #[test]
-fn what_a_gemm_leaves_and_what_normalises_by_it_are_those_of_the_references() {
+fn row_statistics_and_deferred_layer_norms_agree_with_the_references() {
     let (rows, n, k) = (5, 136, 24);
     let extents = Batch::new(&[1]).extents.with_rows(rows as u64);
     for bias in [true, false] {
@@ -173,19 +173,19 @@ fn what_a_gemm_leaves_and_what_normalises_by_it_are_those_of_the_references() {
             k: k as u32,
             dtype: F32,
             bias,
-            // Not read on the CPU.
+            // Ignored on the CPU.
             tile: SplitKTile {
                 tokens: 8,
                 splits: 1,
             },
         });
-        let behind = KernelSpec::DeferredLayerNormGemm(DeferredLayerNormGemm {
+        let normed = KernelSpec::DeferredLayerNormGemm(DeferredLayerNormGemm {
             n: k as u32,
             k: n as u32,
             eps: 1e-12,
             dtype: F32,
             epilogue: Epilogue::new(bias, Some(Activation::GeluTanh)),
-            // Not read on the CPU.
+            // Ignored on the CPU.
             tokens: 8,
         });
         // Parts of 64, 64 and 8 columns.
@@ -203,24 +203,24 @@ fn what_a_gemm_leaves_and_what_normalises_by_it_are_those_of_the_references() {
 
         let (mut normal, mut out) = (vec![f32::NAN; rows * n], vec![f32::NAN; rows * k]);
         let beta = noise(n, 6);
-        let mut of_behind = vec![scaled, stats, operands.remove(operands.len() - 1), beta];
-        of_behind.push(noise(n * k, 7));
+        let mut normed_operands = vec![scaled, stats, operands.remove(operands.len() - 1), beta];
+        normed_operands.push(noise(n * k, 7));
         if bias {
-            of_behind.push(noise(k, 8));
+            normed_operands.push(noise(k, 8));
         }
-        let reads: Vec<Read> = of_behind.iter().map(|o| Read::Real(o)).collect();
-        run(&behind, &extents, &reads, &mut [&mut normal, &mut out]).unwrap();
-        let want = reference(&behind, &extents, of_behind.clone());
+        let reads: Vec<Read> = normed_operands.iter().map(|o| Read::Real(o)).collect();
+        run(&normed, &extents, &reads, &mut [&mut normal, &mut out]).unwrap();
+        let want = reference(&normed, &extents, normed_operands.clone());
         assert_close(&normal, &wide(want[0].real()), 1e-5);
         assert_close(&out, &wide(want[1].real()), 1e-4);
 
-        // Together they are LayerNorm of the sum.
+        // Together they are the LayerNorm of the sum.
         let norm = BiasResidualLayerNorm::new(n as u32, 1e-12, F32, bias);
         let product = Gemm::of(n as u32, k as u32, F32, Epilogue::default());
         let products = reference(&product.into(), &extents, operands[..2].to_vec());
         let mut of_norm = vec![products[0].real().to_vec()];
         of_norm.extend(operands[2..].iter().cloned());
-        of_norm.extend(of_behind[2..4].iter().cloned());
+        of_norm.extend(normed_operands[2..4].iter().cloned());
         let want = reference(&norm.into(), &extents, of_norm);
         assert_close(&normal, &wide(want[0].real()), 1e-4);
 
@@ -229,7 +229,7 @@ fn what_a_gemm_leaves_and_what_normalises_by_it_are_those_of_the_references() {
             one.expect_err("a tensor is missing").to_string(),
             "gemm_residual_row_stats writes two tensors; 1 were given"
         );
-        let one = run(&behind, &extents, &reads, &mut [&mut out]);
+        let one = run(&normed, &extents, &reads, &mut [&mut out]);
         assert_eq!(
             one.expect_err("a tensor is missing").to_string(),
             "deferred_layernorm_gemm writes two tensors; 1 were given"
@@ -237,7 +237,7 @@ fn what_a_gemm_leaves_and_what_normalises_by_it_are_those_of_the_references() {
     }
 }
 
-/// What a kernel's definition says of these operands.
+/// Evaluates a kernel's definition on these operands.
 fn reference(spec: &KernelSpec, extents: &Extents, operands: Vec<Vec<f32>>) -> Vec<HostTensor> {
     let tensors: Vec<HostTensor> = operands.into_iter().map(HostTensor::Real).collect();
     let tensors: Vec<&HostTensor> = tensors.iter().collect();
@@ -245,7 +245,7 @@ fn reference(spec: &KernelSpec, extents: &Extents, operands: Vec<Vec<f32>>) -> V
 }
 
 #[test]
-fn what_attention_reads_of_a_projection_is_that_of_the_reference() {
+fn a_projection_prepared_for_attention_agrees_with_the_reference() {
     let (tokens, k) = (5, 24);
     let prepare = PrepareAttention {
         heads: 2,
@@ -266,7 +266,7 @@ fn what_attention_reads_of_a_projection_is_that_of_the_reference() {
         k: k as u32,
         bias: true,
         prepare,
-        // Not read on the CPU.
+        // Ignored on the CPU.
         tile: WgmmaTile::CANDIDATES[0],
     });
     let operands = [tokens * k, 16 * k, 16].map(|n| noise(n, n as u64));
@@ -286,7 +286,7 @@ fn what_attention_reads_of_a_projection_is_that_of_the_reference() {
     let tensors: Vec<&HostTensor> = tensors.iter().collect();
     let want = spec.as_kernel().reference(&extents, &tensors);
     for (row, want) in got[0].chunks(16).zip(want[0].real().chunks(16)) {
-        // Of the values alone; the reference has nothing of the other columns.
+        // Compare the values only; the reference does not have the other columns.
         assert_close(&row[..4], &wide(&want[..4]), 1e-4);
         assert!(want[4..].iter().all(|v| v.is_nan()));
     }

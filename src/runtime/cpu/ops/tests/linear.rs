@@ -4,7 +4,7 @@ use crate::{
     runtime::cpu::ops::{PackedWeight, Products},
 };
 
-/// `act(x · weightᵀ + bias) + residual` of a packed weight.
+/// `act(x · weightᵀ + bias) + residual` with a packed weight.
 struct Layer {
     rows: usize,
     n: usize,
@@ -34,7 +34,7 @@ impl Layer {
             k: self.k as u32,
             dtype: F32,
             epilogue: Epilogue::new(true, Some(Activation::Relu)).with_residual(),
-            // Not read on the CPU.
+            // Ignored on the CPU.
             tile: Tile {
                 m: 1,
                 n: 1,
@@ -46,7 +46,7 @@ impl Layer {
         })
     }
 
-    /// The result for some of the rows, by the CPU's kernels.
+    /// Computes the result for some of the rows with the CPU kernels.
     fn computed(&self, packed: &PackedWeight, rows: std::ops::Range<usize>) -> Vec<f32> {
         let n_rows = rows.len();
         let reads = [
@@ -59,7 +59,7 @@ impl Layer {
         output(&self.spec(), &extents, &reads, n_rows * self.n)
     }
 
-    /// The result in f64, of factors as `x` and `w` give them by row and place.
+    /// Computes the result in f64, where `x` and `w` return the factors by row and position.
     fn defined(
         &self,
         x: impl Fn(usize, usize) -> f64,
@@ -77,7 +77,7 @@ impl Layer {
     }
 }
 
-/// Both sides of the limits of tiles, panels and blocks, an odd depth, and more rows than are rounded at once.
+/// Both sides of the boundaries of tiles, panels and blocks, an odd depth, and more rows than are rounded at once.
 fn layers() -> impl Iterator<Item = Layer> {
     let small = [1, 3, 8, 9, 65].into_iter().flat_map(|rows| {
         [1, 47, 48, 97, 200]
@@ -106,7 +106,7 @@ fn packed_f32_weights_give_the_product() {
 }
 
 #[test]
-fn bf16_products_are_those_of_rounded_factors_whatever_the_other_rows() {
+fn bf16_products_are_those_of_rounded_factors_independent_of_other_rows() {
     if !Products::Bf16.is_supported() {
         eprintln!("this CPU has no bf16 products: nothing was tested");
         return;
@@ -124,7 +124,7 @@ fn bf16_products_are_those_of_rounded_factors_whatever_the_other_rows() {
     }
 }
 
-/// What integers a row becomes, with the scale.
+/// Returns the scale and the integers of a row.
 fn integers(row: &[f32], largest: f32) -> (f64, Vec<f64>) {
     let scale = row.iter().fold(0.0_f32, |most, x| most.max(x.abs())) / largest;
     let factor = if scale == 0.0 { 0.0 } else { 1.0 / scale };
@@ -135,11 +135,11 @@ fn integers(row: &[f32], largest: f32) -> (f64, Vec<f64>) {
 }
 
 #[test]
-fn int8_products_are_those_of_integers_with_a_scale_for_each_row_whatever_the_other_rows() {
+fn int8_products_are_those_of_scaled_integers_independent_of_other_rows() {
     let largest = PackedWeight::largest_integer() as f32;
     for layer in layers() {
         let Layer { n, k, .. } = layer;
-        // The form for this CPU, and that of CPUs for which there is no other.
+        // The format for this CPU, and the fallback of CPUs without one.
         let forms = [
             PackedWeight::new(&layer.weight, n, k, Products::Int8),
             PackedWeight::int8_of_crate(&layer.weight, n, k),
@@ -161,7 +161,7 @@ fn int8_products_are_those_of_integers_with_a_scale_for_each_row_whatever_the_ot
             let got = layer.computed(&packed, 0..layer.rows);
             assert_close(&got, &want, 1e-5);
             alone_as_among_others(&layer, &packed, &got);
-            // A weight of no depth has nothing to hold; the crate adds sums of columns.
+            // A weight without columns holds nothing; `rten-gemm` adds sums of columns.
             let (held, of_column) = match k {
                 0 => (0, 0),
                 k => (n, k.next_multiple_of(4) + 8),
@@ -171,14 +171,14 @@ fn int8_products_are_those_of_integers_with_a_scale_for_each_row_whatever_the_ot
     }
 }
 
-/// A weight takes so many bytes for each column of the result, of which a panel may have 47 more, and what fills a cache line up.
+/// Checks the bytes per column of the result. A panel may have up to 47 more columns, and its last cache line is padded.
 fn held_in_panels(packed: &PackedWeight, n: usize, [least, most]: [usize; 2]) {
     let expected = n * least..=(n + 47) * most + 63;
     let bytes = packed.bytes() as usize;
     assert!(expected.contains(&bytes), "{bytes}, not {expected:?}");
 }
 
-/// Some rows have the same bits when they are computed alone.
+/// Checks that rows have the same bits when they are computed alone.
 fn alone_as_among_others(layer: &Layer, packed: &PackedWeight, among_others: &[f32]) {
     for row in [0, layer.rows / 2, layer.rows - 1] {
         let alone = layer.computed(packed, row..row + 1);
@@ -187,7 +187,7 @@ fn alone_as_among_others(layer: &Layer, packed: &PackedWeight, among_others: &[f
 }
 
 #[test]
-fn what_is_not_finite_stays_so_in_its_row_and_its_column() {
+fn non_finite_values_stay_in_their_row_and_column() {
     for products in [Products::F32, Products::Bf16, Products::Int8] {
         if !products.is_supported() {
             eprintln!("this CPU has no products in {products}: they were not tested");
@@ -201,7 +201,7 @@ fn what_is_not_finite_stays_so_in_its_row_and_its_column() {
             let got = layer.computed(&packed, 0..layer.rows);
             for (at, x) in got.iter().enumerate() {
                 let (row, col) = (at / layer.n, at % layer.n);
-                // The function behind the sum is ReLU: −∞ becomes 0.
+                // The activation after the sum is ReLU: −∞ becomes 0.
                 if row != 3 && col != 7 {
                     assert!(x.is_finite(), "{products}: row {row}, column {col} is {x}");
                 }

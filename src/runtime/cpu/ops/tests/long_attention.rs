@@ -6,7 +6,7 @@ use crate::kernels::{
 };
 use crate::tensor::Element;
 
-/// Whole numbers as the operators take them.
+/// Test operands in the types that the operators take.
 enum Held {
     Real(Vec<f32>),
     I32(Vec<i32>),
@@ -46,7 +46,7 @@ fn grouped_attention_agrees_with_its_references_on_all_their_cases() {
     agree(kernels);
 }
 
-/// Compares kernels with their references on all their cases.
+/// Compares kernels with their references on all cases.
 pub(super) fn agree(kernels: Vec<KernelSpec>) {
     for spec in kernels {
         let kernel = spec.as_kernel();

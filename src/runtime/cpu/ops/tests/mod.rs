@@ -1,4 +1,4 @@
-//! Each kernel against its definition, written out in f64.
+//! Compares each kernel with its definition, written out in f64.
 
 mod attention;
 mod errors;
@@ -17,7 +17,7 @@ use crate::tensor::{DType, Extents};
 
 const F32: DType = DType::F32;
 
-/// Numbers in (−1, 1) that depend on the seed only.
+/// Numbers in (−1, 1) that depend only on the seed.
 fn noise(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x2545_F491_4F6C_DD1D;
     (0..n)
@@ -30,7 +30,7 @@ fn noise(n: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-/// A batch with what describes it.
+/// A batch with the arrays that describe it.
 #[derive(Clone)]
 struct Batch {
     extents: Extents,
@@ -65,7 +65,7 @@ impl Batch {
         self.extents.pairs as usize
     }
 
-    /// The first token, the first pair and the length of each sequence.
+    /// First token, first pair and length of each sequence.
     fn sequences(&self) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
         self.lens
             .iter()
@@ -74,15 +74,14 @@ impl Batch {
     }
 }
 
-/// One token, ragged, lengths about a vector's width, and one that needs several blocks of queries
-/// and of keys.
+/// One token, ragged lengths, lengths about the width of a vector, and a length that needs several blocks of queries and of keys.
 fn batches() -> Vec<Batch> {
     [&[1][..], &[2, 1, 3], &[15, 16, 17, 33, 5], &[600, 7]]
         .map(Batch::new)
         .into()
 }
 
-/// Runs a kernel that must succeed, into a result that starts as NaN.
+/// Runs a kernel, which must succeed, into a result that starts as NaN.
 fn output(spec: &KernelSpec, extents: &Extents, reads: &[Read<'_>], n: usize) -> Vec<f32> {
     let mut out = vec![f32::NAN; n];
     run(spec, extents, reads, &mut [&mut out]).unwrap();
@@ -116,7 +115,7 @@ fn at(view: HeadView, tokens: usize, head: usize, h: usize, t: usize, c: usize) 
     }
 }
 
-/// `erf` by the series whose terms all have one sign, so that nothing cancels.
+/// `erf` by the series whose terms all have the same sign, to avoid cancellation.
 fn erf(x: f64) -> f64 {
     if x.abs() >= 6.0 {
         return x.signum();

@@ -28,7 +28,7 @@ fn unit_rows(x: &[f64], width: usize, eps: f64) -> Vec<f64> {
 }
 
 #[test]
-fn a_token_of_a_sequence_is_its_first_or_last_row() {
+fn first_and_last_token_select_a_row_of_each_sequence() {
     for (batch, which) in batches()
         .into_iter()
         .flat_map(|batch| [(batch.clone(), Which::First), (batch, Which::Last)])
@@ -60,7 +60,7 @@ fn a_token_of_a_sequence_is_its_first_or_last_row() {
 fn max_pool_is_the_largest_of_each_column_and_keeps_a_nan() {
     for batch in batches() {
         for width in WIDTHS {
-            // All below zero, so that nothing but the values can be the largest.
+            // All values are below zero, so that a spurious 0 would be the largest.
             let noise = noise(batch.tokens() * width, 1);
             let mut x: Vec<f32> = noise.iter().map(|x| x - 2.0).collect();
             let spec = KernelSpec::MaxPool(MaxPool {
@@ -121,10 +121,10 @@ fn mean_pool_normalize_is_a_mean_of_length_one() {
 }
 
 #[test]
-fn l2_normalize_divides_by_the_norm_but_by_no_less_than_eps() {
+fn l2_normalize_divides_by_the_norm_or_eps() {
     for width in WIDTHS {
         let mut x = noise(5 * width, 1);
-        // A row of zeros, and one whose norm is below eps.
+        // A row of zeros, and a row whose norm is below eps.
         x[width..2 * width].fill(0.0);
         x[2 * width..3 * width].iter_mut().for_each(|x| *x *= 1e-4);
         let spec = KernelSpec::L2Normalize(L2Normalize {

@@ -2,7 +2,7 @@ use super::*;
 use crate::kernels::representative;
 
 #[test]
-fn what_models_that_write_compute_before_attention_agrees_with_the_references() {
+fn attention_preparation_agrees_with_the_references() {
     let is_one = |k: &KernelSpec| match k {
         KernelSpec::PrepareAttention(k) => k.dtype == F32,
         KernelSpec::AppendCache(k) => k.dtype == F32,

@@ -5,7 +5,7 @@ use crate::kernels::embedding::{Embedding, EmbeddingLayerNorm, Table};
 use crate::kernels::gemm::Activation;
 use crate::kernels::layernorm::{BiasResidualLayerNorm, LayerNorm};
 
-/// Around the width of a vector, with and without a tail, and rows enough for several threads.
+/// Widths around that of a vector, with and without a tail, and enough rows for several threads.
 const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 7), (5, 16), (4, 33), (7, 384), (200, 400)];
 
 fn extents(rows: usize) -> Extents {
@@ -111,7 +111,7 @@ fn activations_of_huge_values_are_their_limits() {
 
 #[test]
 fn activations_keep_nan() {
-    // Once in a whole vector, once in a tail.
+    // Once in a whole vector and once in a tail.
     for n in [16, 3] {
         let x = vec![f32::NAN; n];
         for activation in [
@@ -227,7 +227,7 @@ fn layernorm_is_its_definition() {
 
 #[test]
 fn layernorm_keeps_its_digits_far_from_zero() {
-    // Mean of squares less square of the mean would have nothing left of a variance of 1/3 here.
+    // The mean of squares minus the square of the mean would lose a variance of 1/3 here.
     let x: Vec<f32> = noise(4 * 384, 1).iter().map(|x| x + 4096.0).collect();
     let (gamma, beta) = (vec![1.0; 384], vec![0.0; 384]);
     let spec = KernelSpec::LayerNorm(LayerNorm::new(384, 1e-12, F32));

@@ -1,4 +1,4 @@
-//! The vector code on every instruction set that this machine has, not only on the widest.
+//! Tests the vector code on every instruction set of this machine, not only the widest.
 
 use pulp::{Scalar, Simd, WithSimd};
 
@@ -60,7 +60,7 @@ impl Pointwise for Exp2OfNegative {
     }
 }
 
-/// Quiet and signalling, of both signs, and with bits that would count as part of an exponent.
+/// Quiet and signalling NaNs of both signs, some with bits that could be mistaken for a part of an exponent.
 fn nans() -> Vec<f32> {
     let payloads = (0..10).map(|bit| 1 << bit).chain([0x1ff, 0x20_0000]);
     let bits = payloads.flat_map(|payload| [0x7fc0_0000 | payload, 0x7f80_0000 | payload]);
@@ -124,7 +124,7 @@ fn activations_are_near_their_definitions_on_every_instruction_set() {
     fn check(f: impl Pointwise, definition: fn(f64) -> f64) {
         let x: Vec<f32> = (-8000..=8000).map(|i| i as f32 / 1000.0).collect();
         for (set, got) in on_every_instruction_set(Mapped(f, &x)) {
-            // Without fused products, each step of a polynomial rounds twice.
+            // Without fused multiply-add, each step of a polynomial rounds twice.
             let bound = if set == "scalar" { 2e-6 } else { 1e-6 };
             for (&x, &got) in x.iter().zip(&got) {
                 let want = definition(f64::from(x));
@@ -139,7 +139,7 @@ fn activations_are_near_their_definitions_on_every_instruction_set() {
     check(Silu, |x| x / (1.0 + (-x).exp()));
 }
 
-/// Numerators of a row that is met in two parts, brought to one maximum, over their sum.
+/// Numerators of a row that is processed in two parts and rescaled to one maximum, divided by their sum.
 #[derive(Clone)]
 struct SoftmaxInTwo<'a>(&'a [f32], usize);
 
@@ -227,7 +227,7 @@ fn normalize_is_its_definition_on_every_instruction_set() {
     }
 }
 
-/// A linear layer's products, by the panels of an instruction set.
+/// Products of a linear layer with the panels of an instruction set.
 #[derive(Clone)]
 struct Products<'a> {
     x: &'a [f32],
@@ -345,7 +345,7 @@ impl Attention<'_> {
     }
 }
 
-/// Both sides of the limits of vectors, panels and blocks of keys, and heads that are no whole tiles.
+/// Both sides of the boundaries of vectors, panels and blocks of keys, and heads that are not whole tiles.
 #[test]
 fn attention_is_its_definition_on_every_instruction_set() {
     let windows = [None, Some(0), Some(5), Some(140)];
@@ -369,7 +369,7 @@ fn attention_is_its_definition_on_every_instruction_set() {
     }
 }
 
-/// A query whose scores are all huge, or all far below those of its neighbours in the vector, keeps its own scale.
+/// A query with huge or tiny scores compared with its neighbours in the vector keeps its own scale.
 #[test]
 fn attention_to_huge_scores_neither_overflows_nor_vanishes() {
     let (len, head) = (200, 8);
@@ -397,7 +397,7 @@ fn attention_to_huge_scores_neither_overflows_nor_vanishes() {
 }
 
 #[test]
-fn attention_with_biases_by_distance_is_its_definition_on_every_instruction_set() {
+fn attention_with_position_biases_is_its_definition_on_every_instruction_set() {
     let (table, slope) = (noise(2 * 20 + 1, 4), [0.5]);
     let biases = [
         (Bias::Table { reach: 20 }, &table[..]),
@@ -428,9 +428,9 @@ fn attention_with_biases_by_distance_is_its_definition_on_every_instruction_set(
     }
 }
 
-/// Results of queries that see a NaN, or whose scores are no numbers, and of no others.
+/// Queries that see a NaN, or whose scores are undefined, have NaN results, and no other queries do.
 #[test]
-fn attention_to_what_is_no_number_gives_nan() {
+fn attention_to_nan_gives_nan() {
     let (len, head) = (300, 8);
     let [q, k, v] = [1, 2, 3].map(|seed| noise(len * head, seed));
     let check = |q: &[f32], k: &[f32], v: &[f32], is_nan: &dyn Fn(usize) -> bool| {
@@ -461,7 +461,7 @@ fn attention_to_what_is_no_number_gives_nan() {
             check(&q, &with, &v, &|_| true);
         }
     }
-    // The definition has no value for scores that are all −∞, but one where a single score is not.
+    // The definition is undefined if all scores are −∞, but not if a single score is.
     let mut endless = k.clone();
     endless
         .chunks_exact_mut(head)

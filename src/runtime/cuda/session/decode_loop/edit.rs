@@ -1,5 +1,5 @@
-//! Changes of a loop's rows between two steps: the host writes where in the table each number goes, and a kernel brings all of them
-//! there at once. A copy for each piece of a row took longer than the step that waits for them (docs/history, entry 60).
+//! Edits of a loop's rows between two steps. The host writes values and their target positions, and one kernel scatters them into
+//! the table. Copying each piece of a row separately took longer than the step that waits for the edit (docs/history, entry 60).
 
 use super::{
     DecodeLoop, Launcher,
@@ -11,29 +11,30 @@ use crate::{
     tensor::Extents,
 };
 
-/// What a row holds from the next step on.
+/// Contents of a row from the next step on.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
-    /// All tokens of the sequence; the last is not in the cache yet.
+    /// All tokens of the sequence. The last one is not in the cache yet.
     pub tokens: &'a [u32],
-    /// The slots of all positions that it can come to have.
+    /// Cache slots for the maximum length of the sequence.
     pub slots: &'a [u32],
-    /// [`Choice::encode`]
+    /// Sampling parameters, encoded by [`Choice::encode`].
     pub choice: &'a [i32],
-    /// The slots of what it is written from; none where there is nothing.
+    /// Cache slots of the source sequence; empty without one.
     pub source: &'a [u32],
-    /// The scores and states that its search begins with ([`BeamStep::start`](crate::kernels::beam_search::BeamStep::start)); none where there is no search.
+    /// Initial scores and states of the beam search ([`BeamStep::start`](crate::kernels::beam_search::BeamStep::start)); empty
+    /// without a search.
     pub search: (&'a [f32], &'a [i32]),
 }
 
-/// Pinned memory that is being uploaded until a step is received.
+/// Pinned memory of an upload that may be in flight.
 pub(super) struct Upload {
     memory: Pinned,
-    /// The step that is received after the upload is done.
+    /// Number of the step whose reception implies that the upload is done.
     until: u64,
 }
 
-/// Numbers of 32 bits and the places that they go to, counted in such numbers from the table's first.
+/// 32-bit values and their target positions, counted in 32-bit units from the start of the table.
 #[derive(Default)]
 struct Changes {
     places: Vec<i32>,
@@ -41,7 +42,7 @@ struct Changes {
 }
 
 impl Changes {
-    /// Puts values to bytes `at` and behind.
+    /// Writes values at byte offset `at` and the following positions.
     fn put(&mut self, at: u64, values: impl Iterator<Item = i32>) {
         let before = self.values.len();
         self.values.extend(values);
@@ -50,7 +51,7 @@ impl Changes {
             .extend((first..).take(self.values.len() - before));
     }
 
-    /// What `edits` change of a table.
+    /// Returns the changes that `edits` make to a table.
     fn of(edits: &[(usize, Option<Entry>)], at: &Places, room: LoopRoom) -> Self {
         let mut all = Self::default();
         for &(row, entry) in edits {
@@ -76,10 +77,10 @@ impl Changes {
 }
 
 impl DecodeLoop {
-    /// Changes rows before the next step: each gets a sequence, or has none any more.
+    /// Edits rows before the next step: each row gets a sequence or becomes empty.
     ///
     /// # Errors
-    /// Failures of the driver.
+    /// Returns driver errors.
     pub fn edit(&mut self, edits: &[(usize, Option<Entry>)]) -> Result<(), CudaError> {
         let (Some(table), Some([.., scatter])) =
             (&self.table, self.launcher.model.decoding.as_deref())
@@ -104,19 +105,19 @@ impl DecodeLoop {
         };
         let args = [from, from + bytes as u64, start];
         let stream = self.launcher.stream.cu_stream();
-        // SAFETY: the table has all of the places, each of which comes once; the pinned memory is not written again before a later step was
-        // received.
+        // SAFETY: the table contains all of the positions, each of which occurs once. The pinned memory is not overwritten before
+        // a later step is received.
         unsafe { scatter.launch(stream, &extents, &args, "the sequences", Start::Plain) }?;
         self.refresh()
     }
 }
 
-/// Ids or slots as a table has them.
+/// Converts ids or slots to the element type of the table.
 fn ints(ids: &[u32]) -> impl Iterator<Item = i32> + '_ {
     ids.iter().map(|&id| id as i32)
 }
 
-/// Pinned memory of at least so many bytes that nothing on the stream reads any more, `received` steps being done.
+/// Returns pinned memory of at least `bytes` bytes that nothing on the stream reads any more. Steps up to `received` are done.
 fn upload_area<'a>(
     uploads: &'a mut Vec<Upload>,
     launcher: &Launcher,
@@ -142,7 +143,7 @@ mod tests {
     use crate::kernels::beam_search::BeamStep;
 
     #[test]
-    fn every_number_of_a_row_has_a_place_of_its_own() {
+    fn every_value_of_a_row_has_its_own_position() {
         let room = LoopRoom {
             rows: 3,
             width: 8,

@@ -1,11 +1,11 @@
-//! The ring by which the device tells the host what steps chose.
+//! Ring buffer through which the device reports selected tokens to the host.
 
 use crate::{
     kernels::decoding::{Advance, Chosen},
     runtime::cuda::memory::Pinned,
 };
 
-/// What a step chose, by row.
+/// Tokens that a step selected, by row, each with its value.
 pub type ChosenRows = Vec<(Chosen, f32)>;
 
 /// Pinned memory that the device writes results to: ids, values and step numbers of [`Advance::RING`] steps.
@@ -14,7 +14,7 @@ pub(super) struct Ring {
     pub(super) address: u64,
 }
 
-/// Offsets of the ring's three arrays.
+/// Offsets of the ring's arrays after the ids.
 pub(super) const RING_VALUES: u64 = 4 * (Advance::RING * Advance::ROWS) as u64;
 pub(super) const RING_STEPS: u64 = 2 * RING_VALUES;
 pub(super) const RING_BYTES: u64 = RING_STEPS + 4 * Advance::RING as u64;
@@ -24,12 +24,12 @@ impl Ring {
         bytemuck::cast_slice(&self.memory.as_slice()[..RING_BYTES as usize])
     }
 
-    /// The number of the last step that is complete in an entry.
+    /// Returns the number of the last complete step in an entry.
     pub(super) fn step(&self, entry: usize) -> i32 {
         let at = &self.ints()[(RING_STEPS / 4) as usize + entry];
-        // SAFETY: the address is valid and aligned; the device writes it, so it is read anew each time.
+        // SAFETY: the address is valid and aligned. The device writes to it, so it is re-read on each call.
         let step = unsafe { std::ptr::read_volatile(at) };
-        // What the device wrote before the number is read after it.
+        // Later reads must see everything that the device wrote before the step number.
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
         step
     }

@@ -1,4 +1,4 @@
-//! The state of a loop's sequences in device memory.
+//! Device memory for the state of a loop's sequences.
 
 use cudarc::driver::result;
 
@@ -19,7 +19,7 @@ use crate::{
     tensor::Extents,
 };
 
-/// Rows, tokens of a sequence and tokens of its source that there is room for.
+/// Capacity of a table: rows, tokens per sequence and tokens per source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoopRoom {
     pub rows: usize,
@@ -32,8 +32,8 @@ pub(super) struct Table {
     pub(super) room: LoopRoom,
     pub(super) memory: Buffer,
     pub(super) at: Places,
-    /// Tokens of the best sequences of searches, `[rows, width]`, and their scores, numbers of tokens and places `[rows]` when
-    /// a search is done. The device writes them, and the host reads them then.
+    /// Results of finished beam searches: tokens of the best hypotheses, `[rows, width]`, then their scores, lengths and
+    /// positions, each `[rows]`. The device writes them and the host reads them once a search is done.
     pub(super) found: Pinned,
     pub(super) found_address: u64,
 }
@@ -70,7 +70,7 @@ pub(super) struct Places {
     pub(super) scores: u64,
     pub(super) states: u64,
     pub(super) step: u64,
-    /// A ring that nobody reads.
+    /// A dummy ring that nothing reads.
     pub(super) unread: u64,
     pub(super) end: u64,
 }
@@ -118,7 +118,7 @@ impl Places {
             scores: place(rows * BeamStep::SCORES),
             states: place(rows * BeamStep::STATES),
             step: place(1),
-            // A step's number in front of it.
+            // The step number precedes the dummy ring.
             unread: place(64 + RING_BYTES as usize / 4),
             end: 0,
         };
@@ -127,13 +127,13 @@ impl Places {
 }
 
 impl LoopRoom {
-    /// Bytes of device memory of a loop's sequences.
+    /// Bytes of device memory for the sequences of a loop.
     pub fn bytes(self) -> u64 {
         Places::of(self).end
     }
 
-    /// The extents of a step of `rows` of its rows: as if each sequence had as many keys as it may. The cache has so many blocks,
-    /// the spare one included.
+    /// Worst-case extents of a decode step over the first `rows` rows: every sequence has the maximum number of keys. `blocks` is
+    /// the number of blocks of the cache, including the spare one.
     pub fn extents(self, rows: usize, blocks: u64, part: u32) -> Extents {
         let (n, keys) = (rows as u64, (rows * self.width) as u64);
         let source_keys = (rows * self.source_width) as u64;
@@ -162,7 +162,7 @@ impl Table {
             source_width,
         } = room;
         let numbers = at.end / 4;
-        // Kernels find rows, and edits find numbers, by 32 bits.
+        // Kernels index rows, and edits index values, with 32 bits.
         let limit = i32::MAX as u64;
         if numbers > limit {
             return Err(CudaError::TooLarge {
@@ -179,7 +179,7 @@ impl Table {
         unsafe { uploads.clear(memory.start(), at.end as usize) }
             .during(|| "clear the sequences of a generator".to_owned())?;
         let upload = |offset: u64, bytes: &[u8]| {
-            // SAFETY: the table has room for so many there.
+            // SAFETY: the table has room for the bytes at this offset.
             unsafe { uploads.copy(memory.start() + offset, bytes) }
                 .during(|| "upload the sequences of a generator".to_owned())
         };
@@ -193,7 +193,7 @@ impl Table {
         let pairs: Vec<i64> = (0..=rows as i64).collect();
         upload(at.ones, bytemuck::cast_slice(&ones))?;
         upload(at.idle, bytemuck::cast_slice(&idle))?;
-        // No CTA has arrived: −1.
+        // −1 means that no CTA has arrived.
         upload(at.n_arrived, bytemuck::cast_slice(&vec![-1i32; rows]))?;
         upload(at.cu_lens, bytemuck::cast_slice(&cu_lens))?;
         upload(at.slot_starts, bytemuck::cast_slice(&starts))?;
@@ -212,7 +212,7 @@ impl Table {
         })
     }
 
-    /// Where each row's own pieces lie, and how many bytes they have. The first two are as long as the room is wide.
+    /// Offset and row size in bytes of each per-row array. The row sizes of the first two depend on the room's width.
     fn pieces(&self) -> [(u64, u64); 8] {
         let (at, room) = (self.at, self.room);
         [
@@ -249,16 +249,16 @@ impl Table {
     }
 }
 
-/// Bytes of a row's scores and states.
+/// Bytes of a row's scores and of its states.
 pub(super) const SCORE_BYTES: u64 = 4 * BeamStep::SCORES as u64;
 pub(super) const STATE_BYTES: u64 = 4 * BeamStep::STATES as u64;
 
-/// Bytes of what searches over so many rows find.
+/// Bytes of the results of beam searches over all rows of a table.
 pub(super) fn found_bytes(room: LoopRoom) -> usize {
     4 * room.rows * (room.width + 3)
 }
 
-/// Copies rows to others, from another table or, one after another, within one.
+/// Copies rows from another table, or moves rows within one table in order.
 pub(super) fn move_rows(
     from: Option<&Table>,
     to: &mut Table,
@@ -273,7 +273,7 @@ pub(super) fn move_rows(
     {
         let (old, new) = (from.unwrap_or(to), &*to);
         for ((at, bytes), (to_at, to_bytes)) in old.pieces().into_iter().zip(new.pieces()) {
-            // Rows of one length lie behind each other in both tables.
+            // Rows of equal length are contiguous in both tables.
             let (copies, rows) = match bytes == to_bytes {
                 true => (1, rows as u64),
                 false => (rows as u64, 1),
@@ -282,7 +282,7 @@ pub(super) fn move_rows(
                 let source = old.memory.start() + at + (source as u64 + row) * bytes;
                 let target = new.memory.start() + to_at + (target as u64 + row) * to_bytes;
                 let bytes = (rows * bytes) as usize;
-                // SAFETY: both tables have these rows, and a row of the new one is no shorter.
+                // SAFETY: both tables have these rows, and a row of the new table is at least as long.
                 unsafe { result::memcpy_dtod_async(target, source, bytes, stream) }
                     .during(|| "move a sequence".to_owned())?;
             }
@@ -297,7 +297,7 @@ pub(super) fn move_rows(
     Ok(())
 }
 
-/// Neighbouring rows that become neighbouring rows.
+/// A run of adjacent rows that stay adjacent when moved.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Run {
     from: usize,
@@ -305,8 +305,8 @@ struct Run {
     rows: usize,
 }
 
-/// Moves, in order, with those of neighbours as one. Within a table what is moved at once does not overlap where it goes, and rows that
-/// stay are left out.
+/// Merges moves of adjacent rows into runs, in order. Within one table, the source and the target of a run do not overlap, and
+/// rows that stay are skipped.
 fn runs(moves: &[(usize, usize)], within: bool) -> Vec<Run> {
     let mut all: Vec<Run> = Vec::new();
     for &(from, to) in moves {
@@ -331,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_that_stay_neighbours_move_at_once_and_never_onto_themselves() {
+    fn adjacent_rows_move_together_and_never_onto_themselves() {
         let run = |from, to, rows| Run { from, to, rows };
         let moves = |all: &[usize]| -> Vec<(usize, usize)> {
             all.iter()
@@ -343,7 +343,7 @@ mod tests {
         assert_eq!(runs(&moves(&[0, 1, 2]), true), []);
         assert_eq!(runs(&moves(&[0, 1, 2]), false), [run(0, 0, 3)]);
         assert_eq!(runs(&moves(&[4, 5, 6, 7]), true), [run(4, 0, 4)]);
-        // A shift by two moves two at once.
+        // A shift by two moves two rows at once.
         let shifted = [run(2, 0, 2), run(4, 2, 2), run(6, 4, 1)];
         assert_eq!(runs(&moves(&[2, 3, 4, 5, 6]), true), shifted);
         assert_eq!(runs(&moves(&[2, 3, 4, 5, 6]), false), [run(2, 0, 5)]);
