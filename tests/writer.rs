@@ -430,7 +430,7 @@ fn what_cannot_be_written_is_refused_in_words() {
     let groups = refused(&[
         "generate", "--prompt", "One", "--beams", "4", "--groups", "3",
     ]);
-    assert!(groups.contains("4 beams in 3 groups"), "{groups}");
+    assert!(groups.contains("4 beams do not divide into 3 groups"), "{groups}");
     let two = refused(&["generate", "--prompt", "One", "--prompt", "Two", "--stream"]);
     assert!(two.contains("--stream shows one text as it comes"), "{two}");
     let stop = refused(&["generate", "--prompt", "One", "--stop", ""]);
