@@ -2351,7 +2351,7 @@ fn models_take_turns_and_a_model_takes_several_devices() {
     choice.devices = vec![DeviceChoice::Cpu; 2];
     let error = Model::open(choice).map(|_| ()).unwrap_err().to_string();
     assert!(
-        error.ends_with("writes texts, which one device does; name one device for it"),
+        error.ends_with("generates text, which uses one device; name only one device for it"),
         "{error}"
     );
 }

@@ -280,6 +280,6 @@ mod tests {
             assert_eq!(mode.to_string().parse::<TuneMode>().ok(), Some(mode));
         }
         let error = "chain".parse::<TuneMode>().expect_err("none");
-        insta::assert_snapshot!(error, @"`chain` is no way to tune; expected off, quick or full");
+        insta::assert_snapshot!(error, @"`chain` is not a tuning mode; expected off, quick or full");
     }
 }

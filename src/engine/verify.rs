@@ -397,16 +397,16 @@ mod tests {
             error.to_string().replace(&folder, "[dir]")
         };
         let half = [0; 12];
-        insta::assert_snapshot!(error(&[]), @"`[dir]/r.safetensors` is no reference: it has `a.ids`, but no F32 value to compare with them");
-        insta::assert_snapshot!(error(&[("a.hidden", Dtype::F16, vec![3, 2], &half)]), @"`[dir]/r.safetensors` is no reference: it has `a.ids`, but no F32 value to compare with them (`a.hidden` is F16)");
-        insta::assert_snapshot!(error(&[("a.hidden", Dtype::F32, vec![0, 4], &[])]), @"`[dir]/r.safetensors` is no reference: the value `a.hidden` of shape [0, 4] has no elements, so there is nothing to compare");
+        insta::assert_snapshot!(error(&[]), @"`[dir]/r.safetensors` is not a reference: it has `a.ids`, but no F32 value to compare with them");
+        insta::assert_snapshot!(error(&[("a.hidden", Dtype::F16, vec![3, 2], &half)]), @"`[dir]/r.safetensors` is not a reference: it has `a.ids`, but no F32 value to compare with them (`a.hidden` is F16)");
+        insta::assert_snapshot!(error(&[("a.hidden", Dtype::F32, vec![0, 4], &[])]), @"`[dir]/r.safetensors` is not a reference: the value `a.hidden` of shape [0, 4] has no elements, so there is nothing to compare");
         // One case that has values does not make up for another that has none.
         let other = [
             ("b.ids", Dtype::I64, vec![3], &ids[..]),
             ("b.lens", Dtype::I64, vec![1], &lens[..]),
             ("b.hidden", Dtype::F32, vec![3, 1], &half),
         ];
-        insta::assert_snapshot!(error(&other), @"`[dir]/r.safetensors` is no reference: it has `a.ids`, but no F32 value to compare with them");
+        insta::assert_snapshot!(error(&other), @"`[dir]/r.safetensors` is not a reference: it has `a.ids`, but no F32 value to compare with them");
     }
 
     #[test]

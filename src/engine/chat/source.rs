@@ -37,7 +37,7 @@ impl Sources {
             true => {
                 let text = files::text(&config, Kind::Config)?;
                 serde_json::from_str(&text)
-                    .map_err(|e| broken(&config, format!("it is no JSON: {e}")))?
+                    .map_err(|e| broken(&config, format!("it is not JSON:  {e}")))?
             }
             false => Json::Null,
         };

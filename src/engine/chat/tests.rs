@@ -72,7 +72,7 @@ fn what_is_wrong_with_a_template_is_said_with_its_line() {
     assert!(problem(&[("chat_template.jinja", "\n{% for %}")]).contains("line 2"));
     let endless = "{% for i in range(9999) %}{% for j in range(9999) %}x{% endfor %}{% endfor %}";
     assert!(problem(&[("chat_template.jinja", endless)]).contains("more than 8388608 steps"));
-    assert!(problem(&[("tokenizer_config.json", "{")]).starts_with("it is no JSON"));
+    assert!(problem(&[("tokenizer_config.json", "{")]).starts_with("it is not JSON"));
 }
 
 #[test]

@@ -183,7 +183,7 @@ impl Model {
     /// What is wrong with it, in words.
     pub(super) fn read(bytes: &[u8]) -> Result<Self, String> {
         let file = File::decode(bytes)
-            .map_err(|e| format!("it is no SentencePiece model, or a damaged one: {e}"))?;
+            .map_err(|e| format!("it is not a SentencePiece model, or is damaged: {e}"))?;
         let n = file.pieces.len();
         if n == 0 || n > MOST_PIECES {
             return Err(format!(

@@ -1,11 +1,11 @@
-//! Pieces of long texts have the tokens that the whole text has.
+//! Long texts have the same tokens in pieces as when they are tokenized whole.
 
 use std::{collections::HashSet, fs, path::Path};
 
 use super::*;
 use crate::engine::Folder;
 
-/// Prose, code, other scripts and runs of spaces, of about this many bytes.
+/// Returns prose, code, other scripts and runs of spaces, of about this many bytes.
 fn text(bytes: usize) -> String {
     let parts = [
         include_str!("../../../../README.md"),
@@ -25,7 +25,7 @@ fn text(bytes: usize) -> String {
     text
 }
 
-/// Every folder of the small checkpoints that has a tokenizer.
+/// Returns all small checkpoint folders with a tokenizer.
 fn encoders() -> Vec<(String, TextEncoder)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints");
     let mut folders: Vec<_> = fs::read_dir(root)
@@ -131,9 +131,9 @@ fn a_long_text_that_cannot_be_parted_is_an_error_unless_it_is_short_enough() {
         .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "text 0 cannot be tokenized: it has 524288 bytes, of which no 262144 in a row have a place where the tokenizer would part them; shorten it or add spaces"
+        "text 0 cannot be tokenized: it has 524288 bytes, with no token boundary within 262144 consecutive bytes; shorten it or add spaces"
     );
-    // Another text that is too long ends before that.
+    // The other text also exceeds the limit before that.
     let both = format!("{} {}", text(LONG), word.repeat(2));
     let cut = encoder.long(0, &both, true, CutSide::Right);
     assert!(cut.unwrap().is_cut);
@@ -141,7 +141,7 @@ fn a_long_text_that_cannot_be_parted_is_an_error_unless_it_is_short_enough() {
     let error = encoder.pair(0, texts.clone(), &texts, CutSide::Right);
     let error = error.unwrap_err().to_string();
     assert!(
-        error.contains("bytes that the tokenizer has to see together; expected at most 524288"),
+        error.contains("bytes that must be tokenized at once; expected at most 524288"),
         "{error}"
     );
 }
