@@ -142,9 +142,9 @@ fn modules_that_are_not_known_are_named() {
         refused(&folder)
     };
     assert_snapshot!(with(json!({"path": "1_Pooling", "type": "sentence_transformers.models.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, Normalize, SpladePooling and LogitScore");
-    assert_snapshot!(with(json!({"path": "../1_Pooling", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `../1_Pooling` is no folder beside it");
-    assert_snapshot!(with(json!({"path": "/etc", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `/etc` is no folder beside it");
-    assert_snapshot!(with(json!({"path": "", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `` is no folder beside it");
+    assert_snapshot!(with(json!({"path": "../1_Pooling", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `../1_Pooling` is not a folder next to it");
+    assert_snapshot!(with(json!({"path": "/etc", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `/etc` is not a folder next to it");
+    assert_snapshot!(with(json!({"path": "", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `` is not a folder next to it");
     assert_snapshot!(with(json!({"type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: expected a `path` and a `type` of every module");
     assert_snapshot!(with(json!({"path": "1_Pooling", "type": "mine.Pooling"})), @"`[dir]/modules.json`: the module `mine.Pooling` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, Normalize, SpladePooling and LogitScore");
     folder.write("modules.json", "[]");
@@ -155,7 +155,7 @@ fn modules_that_are_not_known_are_named() {
     );
     assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: the first module is `CLIPModel`; expected a Transformer");
     folder.write("modules.json", "{");
-    assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: it is not JSON:  EOF while parsing an object at line 1 column 1");
+    assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: it is not JSON: EOF while parsing an object at line 1 column 1");
 }
 
 #[test]
@@ -510,7 +510,7 @@ fn prompts_go_by_their_names() {
         own,
         json!({"default_prompt_name": null, "prompts": {"query": 3}}),
     );
-    assert_snapshot!(refused(&folder), @"`[dir]/config_sentence_transformers.json`: the prompt `query` is no text");
+    assert_snapshot!(refused(&folder), @"`[dir]/config_sentence_transformers.json`: the prompt `query` is not a string");
 }
 
 #[test]
@@ -557,7 +557,7 @@ fn scores_need_logits_and_a_known_activation() {
 fn the_length_of_texts_is_said_once() {
     let folder = copy("st-mean");
     folder.write("sentence_other_config.json", "{}");
-    assert_snapshot!(refused(&folder), @"`[dir]/sentence_bert_config.json`: 2 files are called `sentence_…_config.json`, so the length of texts is not clear; keep one");
+    assert_snapshot!(refused(&folder), @"`[dir]/sentence_bert_config.json`: 2 files match `sentence_…_config.json`, so the maximum text length is ambiguous; keep one of them");
     let folder = copy("st-mean");
     folder.write("sentence_bert_config.json", r#"{"max_seq_length": 0}"#);
     assert_snapshot!(refused(&folder), @"`[dir]/sentence_bert_config.json`: `max_seq_length` is 0; expected a whole number from 1 to 16777216");

@@ -98,7 +98,7 @@ fn a_tokenizer_that_is_missing_or_not_read_is_said_with_how_to_mend_it() {
         "merges.txt",
         "vocab.txt",
     ] {
-        assert!(refused(&[(name, b"")]).contains(&format!("`{name}` alone is not read")));
+        assert!(refused(&[(name, b"")]).contains(&format!("`{name}` is not supported on its own")));
     }
 }
 
@@ -187,5 +187,5 @@ fn a_text_is_cut_where_the_folder_says_and_pairs_are_refused() {
     assert_eq!(cut.token_ids(), want);
     let input = gemmule::engine::Input::Pair("a", "b");
     let pair = encoder.encode_one(input, Default::default());
-    assert_snapshot!(pair.expect_err("an error"), @"text 0 cannot be tokenized: its tokenizer, a SentencePiece model for translation, takes no pairs of texts; give one text");
+    assert_snapshot!(pair.expect_err("an error"), @"text 0 cannot be tokenized: the tokenizer is a SentencePiece model for translation, which does not take pairs of texts; give one text");
 }

@@ -399,7 +399,7 @@ fn a_length_with_the_prompt_bounds_what_is_new() {
     assert_eq!(n, [27, 23, 0]);
     assert!(
         errors.contains(
-            "prompt 2, counted from 0, failed: the 30 tokens that are there leave none of the 30"
+            "prompt 2, counted from 0, failed: the 30 existing tokens leave no room below the maximum length of 30"
         ),
         "{errors}"
     );

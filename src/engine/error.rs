@@ -57,7 +57,7 @@ pub enum EngineError {
         file: PathBuf,
         source: std::io::Error,
     },
-    #[error("`{file}` is not JSON:  {problem}; expected the config.json of a checkpoint")]
+    #[error("`{file}` is not JSON: {problem}; expected the config.json of a checkpoint")]
     Config { file: PathBuf, problem: String },
     #[error("the sizes of the model are unknown; give a checkpoint folder or a config.json")]
     NoConfig,
@@ -301,14 +301,12 @@ pub enum EngineError {
         /// Position of the first bad value, in words.
         first: String,
     },
-    #[error(
-        "the thread that runs batches ended with a panic, printed above; create a new session"
-    )]
+    #[error("the thread that runs batches ended with a panic, printed above; create a new session")]
     PipelineEnded,
     #[error("`{file}` is not a reference: {problem}")]
     Reference { file: PathBuf, problem: String },
     #[error(
-        "the compiled model has no value `{name}`: it is misspelled{near}, or was fused away; `gemmule graph --after all` lists all names"
+        "the compiled model has no value `{name}`, which is misspelled or was fused away{near}; `gemmule graph --after all` lists all names"
     )]
     NoIntermediate { name: String, near: String },
     #[error(transparent)]

@@ -134,7 +134,7 @@ impl Settings {
             }
             let text = files::text(&file, Kind::Config)?;
             let value: Value = serde_json::from_str(&text)
-                .map_err(|e| broken(&file, format!("it is not JSON:  {e}")))?;
+                .map_err(|e| broken(&file, format!("it is not JSON: {e}")))?;
             match value.is_object() {
                 true => Ok(value),
                 false => Err(broken(&file, "expected an object")),
@@ -209,7 +209,12 @@ impl Settings {
         let Some(value) = self.get(key) else {
             return Ok(Vec::new());
         };
-        let wrong = || broken(&self.file, format!("`{key}` is not an object of tokens by id"));
+        let wrong = || {
+            broken(
+                &self.file,
+                format!("`{key}` is not an object of tokens by id"),
+            )
+        };
         let mut added = Vec::new();
         for (id, value) in value.as_object().ok_or_else(wrong)? {
             let id: u32 = id.parse().map_err(|_| wrong())?;

@@ -198,9 +198,7 @@ pub enum AdmitError {
     Sampling(#[from] crate::search::SamplingError),
     #[error(transparent)]
     Beams(#[from] crate::search::BeamsError),
-    #[error(
-        "beam search and sampling cannot be combined; request one of the two"
-    )]
+    #[error("beam search and sampling cannot be combined; request one of the two")]
     BeamsAndSampling,
     #[error(
         "beam search cannot return logits, which belong to one sequence; request one of the two"
