@@ -131,12 +131,12 @@ fn files_that_no_tokenizer_can_be_made_of_are_said() {
     assert_snapshot!(changed("pair", "source.spm", b""), @"no tokenizer can be loaded from `[dir]/source.spm`: it has 0 pieces; expected 1 to 1048576, as a SentencePiece model has");
     assert_snapshot!(changed("pair", "vocab.json", b"[]"), @"no tokenizer can be loaded from `[dir]/vocab.json`: it is not an object of ids by token: invalid type: sequence, expected a map at line 1 column 0");
     assert_snapshot!(changed("pair", "vocab.json", br#"{"a": 1, "b": 1}"#), @"no tokenizer can be loaded from `[dir]/vocab.json`: `a` and `b` both have the id 1");
-    assert_snapshot!(changed("pair", "vocab.json", br#"{"a": 1}"#), @"no tokenizer can be loaded from `[dir]/vocab.json`: there is no token `</s>`, the `eos_token` of the files beside it");
-    assert_snapshot!(changed("pair", "tokenizer_config.json", br#"{"separate_vocabs": true}"#), @"no tokenizer can be loaded from `[dir]/tokenizer_config.json`: `separate_vocabs` is true; expected false, as nothing else is read");
+    assert_snapshot!(changed("pair", "vocab.json", br#"{"a": 1}"#), @"no tokenizer can be loaded from `[dir]/vocab.json`: there is no token `</s>`, which is the `eos_token` of the folder's settings");
+    assert_snapshot!(changed("pair", "tokenizer_config.json", br#"{"separate_vocabs": true}"#), @"no tokenizer can be loaded from `[dir]/tokenizer_config.json`: `separate_vocabs` is true; expected false, the only supported value");
     assert_snapshot!(changed("pair", "tokenizer_config.json", br#"{"additional_special_tokens": ["<x>"]}"#), @"no tokenizer can be loaded from `[dir]/tokenizer_config.json`: the special token `<x>` has no id; expected one in vocab.json or `added_tokens_decoder`");
     assert_snapshot!(changed("pair", "tokenizer_config.json", br#"{"added_tokens_decoder": {"1": {"content": "</s>"}}}"#), @"no tokenizer can be loaded from `[dir]/tokenizer_config.json`: the token `</s>` has the id 1; expected 0, as vocab.json says");
-    assert_snapshot!(changed("pair", "tokenizer_config.json", br#"{"added_tokens_decoder": {"0": {"content": "</s>", "lstrip": true}}}"#), @"no tokenizer can be loaded from `[dir]/tokenizer_config.json`: the token `</s>` has `lstrip`, which is not read beside a SentencePiece model; expected false");
-    assert_snapshot!(changed("many", "tokenizer_config.json", br#"{"src_lang": "xx"}"#), @"no tokenizer can be loaded from `[dir]/tokenizer_config.json`: the token `__xx__` of `src_lang`, which stands before each text, is not known; expected it in `additional_special_tokens`, here or in special_tokens_map.json");
+    assert_snapshot!(changed("pair", "tokenizer_config.json", br#"{"added_tokens_decoder": {"0": {"content": "</s>", "lstrip": true}}}"#), @"no tokenizer can be loaded from `[dir]/tokenizer_config.json`: the token `</s>` has `lstrip`, which is not supported with a SentencePiece model; expected false");
+    assert_snapshot!(changed("many", "tokenizer_config.json", br#"{"src_lang": "xx"}"#), @"no tokenizer can be loaded from `[dir]/tokenizer_config.json`: the token `__xx__` of `src_lang`, which is put before each text, is unknown; expected it in `additional_special_tokens`, here or in special_tokens_map.json");
 }
 
 #[test]

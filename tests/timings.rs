@@ -187,16 +187,16 @@ fn a_file_that_was_written_is_read_and_one_that_was_changed_is_refused() {
         folder.write("timings.ron", text);
         folder.text(&read_timings(&file).expect_err("it is refused"))
     };
-    assert_snapshot!(refused(&text.replace("4.25", "1.25")), @"the timings in `[dir]/timings.ron` are not valid: their checksum does not fit: they were damaged, or changed by hand; measure again with `gemmule tune`, or omit the file");
-    assert_snapshot!(refused(&text.replace("H200", "H100")), @"the timings in `[dir]/timings.ron` are not valid: their checksum does not fit: they were damaged, or changed by hand; measure again with `gemmule tune`, or omit the file");
+    assert_snapshot!(refused(&text.replace("4.25", "1.25")), @"the timings in `[dir]/timings.ron` are not valid: their checksum does not match: they were damaged, or changed by hand; measure again with `gemmule tune`, or omit the file");
+    assert_snapshot!(refused(&text.replace("H200", "H100")), @"the timings in `[dir]/timings.ron` are not valid: their checksum does not match: they were damaged, or changed by hand; measure again with `gemmule tune`, or omit the file");
     assert_snapshot!(refused("(format: 2)"), @"the timings in `[dir]/timings.ron` are not valid: their format is 2, this version of gemmule reads format 1; measure again with `gemmule tune`, or omit the file");
     let kernels = text.lines().find(|line| line.contains("kernels:"));
     let kernels = kernels.expect("what they were measured on").to_owned();
     // The checksum is of what is there, so that another version's file is told apart from a damaged one by format only.
-    assert_snapshot!(refused(&text.replace(&kernels, "    kernels: \"0\",")), @"the timings in `[dir]/timings.ron` are not valid: their checksum does not fit: they were damaged, or changed by hand; measure again with `gemmule tune`, or omit the file");
+    assert_snapshot!(refused(&text.replace(&kernels, "    kernels: \"0\",")), @"the timings in `[dir]/timings.ron` are not valid: their checksum does not match: they were damaged, or changed by hand; measure again with `gemmule tune`, or omit the file");
     for end in [0, 1, text.len() / 2, text.len() - 3] {
         let cut = refused(&text[..end]);
-        assert!(cut.contains("are refused: they are no RON"), "{cut}");
+        assert!(cut.contains("are not valid: they are not RON"), "{cut}");
     }
     let absent = read_timings(&folder.file("absent")).expect_err("there is none");
     assert_snapshot!(folder.text(&absent), @r"

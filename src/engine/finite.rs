@@ -1,12 +1,12 @@
 use super::{EngineError, Outputs};
 
 impl Outputs {
-    /// Whether all values of all outputs are finite numbers. A run does not ask by itself: a value that is
-    /// none passes on to whatever is computed from it, and JSON, for one, has no word for it.
+    /// Checks that all values of all outputs are finite. A run does not check by itself. NaN values propagate to everything
+    /// computed from them, and JSON cannot represent them.
     ///
     /// # Errors
-    /// [`EngineError::NotFinite`] with the first output that holds NaN or infinities, where the first
-    /// of them is, and how many there are.
+    /// [`EngineError::NotFinite`] with the first output that has NaN or infinite values, their number, and the position of
+    /// the first.
     pub fn check_finite(&self) -> Result<(), EngineError> {
         for output in &self.outputs {
             let Some(first) = output.values.iter().position(|v| !v.is_finite()) else {
@@ -23,7 +23,7 @@ impl Outputs {
         Ok(())
     }
 
-    /// The place of a value in words: by sequence and token, as far as the shape has them.
+    /// Describes the position of a value, by sequence and token if the shape has them.
     fn place(&self, at: usize, shape: &[u64]) -> String {
         let n_tokens: u64 = self.lens.iter().map(|&n| u64::from(n)).sum();
         let n_rows = shape.first().copied().unwrap_or(0);

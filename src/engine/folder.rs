@@ -199,7 +199,7 @@ impl Folder {
         self.score.unwrap_or_else(|| Score::usual(n_labels))
     }
 
-    /// Returns the names of `n` labels from `id2label` of config.json. As in transformers, a label without a name is
+    /// Returns the names of `n` labels from `id2label` of config.json. Like in transformers, a label without a name is
     /// `LABEL_0` and so on.
     pub fn labels(&self, n: usize) -> Vec<String> {
         let names = self.config.as_ref().and_then(|c| c.get("id2label"));

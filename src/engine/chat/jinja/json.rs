@@ -135,7 +135,7 @@ impl<'de> Visitor<'de> for AnyJson {
         Ok(Json::Array(items))
     }
 
-    /// Of fields with equal names, the first keeps its position and the last value is used, as in Python.
+    /// Reads an object. Like in Python, the first of several equal names keeps its position and the last value is used.
     fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Json, A::Error> {
         let mut fields: Vec<(String, Json)> = Vec::new();
         let mut places: HashMap<String, usize> = HashMap::new();
