@@ -476,7 +476,7 @@ impl Builder {
             return Err(EngineError::TuneInvariant);
         }
         if options.attention != AttentionChoice::Auto {
-            tracing::info!("attention: {} (as asked for)", options.attention);
+            tracing::info!("attention: {} (as requested)", options.attention);
         }
         let description = self.description(folder)?.with_own(own.clone());
         let mut compiled = compile(&description, &self.config_json(folder)?, &options)?;

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_its_message_and_the_flag_is_set_for_the_call_only() {
+    fn a_panic_becomes_its_message_and_the_flag_is_reset() {
         assert!(!panics_are_contained());
         assert_eq!(contain(panics_are_contained), Ok(true));
         let what = 7;

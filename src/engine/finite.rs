@@ -51,7 +51,7 @@ mod tests {
     use crate::Output;
 
     #[test]
-    fn what_is_no_number_is_named_with_its_place() {
+    fn non_finite_values_are_reported_with_their_position() {
         let outputs = |shape: &[u64], bad: &[usize]| {
             let n = shape.iter().product::<u64>() as usize;
             let mut values = vec![0.5; n];

@@ -137,7 +137,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_text_by_parts_is_the_whole(whole in "[a-c é文\u{301}😀]{0,40}", marks in prop::collection::vec(0usize..60, 0..9)) {
+        fn incremental_text_equals_the_decoded_whole(whole in "[a-c é文\u{301}😀]{0,40}", marks in prop::collection::vec(0usize..60, 0..9)) {
             let mut tokens: Vec<u32> = whole.bytes().map(u32::from).collect();
             let n_marks = marks.len();
             for at in marks {
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_decoder_that_takes_back_what_it_wrote_is_followed() {
+    fn a_decoder_that_changes_earlier_output_is_followed() {
         let sums = |tokens: &[u32]| Ok::<_, Infallible>(tokens.iter().sum::<u32>().to_string());
         let mut text = GrowingText::default();
         for (token, sum) in [(7, "7"), (8, "15"), (90, "105"), (1, "106")] {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_become_a_stop_or_another_character_is_held_back() {
+    fn partial_stops_and_characters_are_held_back() {
         let stops = ["END".to_owned()];
         assert_eq!(text("one EN").ready(&stops), 4);
         assert_eq!(text("one ENt").ready(&stops), 7);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_is_found_whose_character_comes_in_pieces() {
+    fn a_stop_is_found_across_partial_characters() {
         for (whole, stop, left) in [
             ("one aé two", "aé", "one "),
             ("o 😀 two", " 😀", "o"),
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_on_from_a_prompt_keeps_its_first_space() {
+    fn text_after_a_prompt_keeps_its_first_space() {
         let of = |text: &str| text.bytes().map(u32::from).collect::<Vec<u32>>();
         for prompt in ["One cold morning", " a", "é"] {
             let mut text = GrowingText::behind(&of(prompt), decode).expect("it decodes anything");

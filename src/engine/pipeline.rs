@@ -134,7 +134,7 @@ mod tests {
     use crate::{DeviceChoice, Engine, runtime::weights::RandomWeights};
 
     #[test]
-    fn what_is_submitted_has_the_results_of_runs_also_where_nobody_takes_them() {
+    fn a_pipeline_returns_the_results_of_runs_in_any_order() {
         let config = serde_json::json!({
             "model_type": "bert", "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
             "intermediate_size": 64, "hidden_act": "gelu", "max_position_embeddings": 16, "type_vocab_size": 2,

@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_none_or_of_others_are_refused_with_the_reason() {
+    fn invalid_and_foreign_files_are_refused_with_the_reason() {
         let text = timings_to_ron(&timings(), &on()).expect("a text");
         let refused = |text: &str| {
             parse_timings(text.as_bytes())

@@ -257,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quick_times_few_numbers_of_tokens_and_full_more_and_both_in_spread_order() {
+    fn full_mode_times_more_token_counts_than_quick_and_both_are_spread() {
         let quick = TuneMode::Quick.tokens();
         let full = TuneMode::Full.tokens();
         assert_eq!(quick.first(), Some(&226));

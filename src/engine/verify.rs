@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn nan_and_missing_values_hold_no_bound() {
+    fn nan_and_missing_values_fail_every_bound() {
         let bound = Bound::of(DType::BF16);
         assert!(bound.holds(&compare(&[0.6, 0.8], &[0.6, 0.8], 2)));
         assert!(!bound.holds(&compare(&[f32::NAN, 0.8], &[0.6, 0.8], 2)));

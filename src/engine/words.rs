@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn tokenizers_that_see_beyond_a_space_are_left_alone() {
+    fn context_dependent_tokenizers_get_no_cache() {
         assert!(Words::of(&bert()).is_some());
         for file in ["st-xlmr", "st-qwen", "writer", "hf-t5", "hf-clip"] {
             let file = format!("tests/checkpoints/{file}/tokenizer.json");
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_house_still_answers_rightly() {
+    fn a_full_cache_returns_correct_tokens() {
         let tokenizer = bert();
         let words = Words {
             known: Cache::new(8),
@@ -251,7 +251,7 @@ mod tests {
 
         /// Words of letters, marks, CJK, control characters, spaces of all kinds and special tokens.
         #[test]
-        fn words_by_themselves_are_the_text(
+        fn cached_words_give_the_tokens_of_the_text(
             parts in prop::collection::vec(
                 prop_oneof![
                     4 => "[a-zA-Z,.'-]{1,9}",

@@ -24,7 +24,7 @@ fn conversation() -> Vec<Message> {
 const TEMPLATE: &str = "{{- bos_token }}\n{%- for message in messages %}\n    {%- if message['role'] not in ['system', 'user', 'assistant'] %}\n        {{- raise_exception('no role ' + message['role']) }}\n    {%- endif %}\n{{ '<|' + message['role'] + '|>' + message['content'].strip() + eos_token }}\n{% endfor %}\n{% if add_generation_prompt %}\n<|assistant|>\n{% endif %}\n";
 
 #[test]
-fn a_template_of_either_file_writes_a_conversation_down() {
+fn templates_of_both_files_render_a_conversation() {
     let tokens = r#""bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}"#;
     let text = serde_json::to_string(TEMPLATE).unwrap();
     let want = "<s><|system|>Be brief.</s>\n<|user|>Hello</s>\n<|assistant|>\n";
@@ -48,7 +48,7 @@ fn a_template_of_either_file_writes_a_conversation_down() {
 }
 
 #[test]
-fn what_is_wrong_with_a_template_is_said_with_its_line() {
+fn template_errors_name_the_line() {
     let problem = |files: &[(&str, &str)]| {
         let folder = folder(files);
         let rendered = ChatTemplate::open(folder.path())
@@ -76,7 +76,7 @@ fn what_is_wrong_with_a_template_is_said_with_its_line() {
 }
 
 #[test]
-fn what_transformers_give_templates_is_there() {
+fn variables_of_transformers_are_defined() {
     let rendered = |template: &str| {
         let folder = folder(&[("chat_template.jinja", template)]);
         let template = ChatTemplate::open(folder.path()).unwrap();
@@ -105,7 +105,7 @@ fn what_transformers_give_templates_is_there() {
 }
 
 #[test]
-fn tools_are_written_down_as_python_does_where_the_template_takes_them() {
+fn tools_are_rendered_as_python_json() {
     let template = "{% if tools is not none and tools is defined %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}\
         {{ tools[0] | tojson(indent=2) }}\n{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}\
         {% if m.tool_calls %}{{ m.tool_calls[0].function.name }}{% endif %};{% endfor %}";
@@ -227,7 +227,7 @@ fn templates_render_as_with_transformers_or_are_refused() {
 }
 
 #[test]
-fn conversations_are_written_as_by_transformers_with_the_arguments_that_a_template_expects() {
+fn conversations_render_as_with_transformers() {
     let references = references();
     for case in list(&references, "conversations") {
         let folder = folder(&[("chat_template.jinja", text(case, "template").unwrap())]);
@@ -278,7 +278,7 @@ fn problem(template: &str, messages: &[Message], options: &ChatOptions) -> (Stri
 }
 
 #[test]
-fn a_conversation_that_is_not_written_down_is_refused_with_the_field() {
+fn refused_conversations_name_the_field() {
     let plain = "{{ messages[0].content }}";
     let with_call = |arguments: &str| {
         let call = serde_json::json!([{"function": {"name": "f", "arguments": arguments}}]);

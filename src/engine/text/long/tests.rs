@@ -98,7 +98,7 @@ fn a_long_text_has_the_tokens_of_the_whole() {
 }
 
 #[test]
-fn a_pair_with_one_long_text_is_cut_as_the_whole_is() {
+fn a_pair_with_one_long_text_is_cut_as_when_tokenized_whole() {
     let long = text(LONG);
     let mut compared = 0;
     for (name, encoder) in encoders() {
@@ -120,7 +120,7 @@ fn a_pair_with_one_long_text_is_cut_as_the_whole_is() {
 }
 
 #[test]
-fn a_long_text_that_cannot_be_parted_is_an_error_unless_it_is_short_enough() {
+fn a_long_text_without_token_boundaries_is_an_error() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let encoder = TextEncoder::open(&root.join("tests/checkpoints/st-mean")).unwrap();
     let word = "a".repeat(MAX_PIECE);
