@@ -140,30 +140,30 @@ fn code_that_is_not_of_its_kernels_source_is_refused() {
     let n = sources.len();
 
     // Another kernel's code, and the same kernel's for another target.
-    assert_snapshot!(refused(&|c| c[1].cubin.bytes = c[2].cubin.bytes.clone()), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 1] for sm_80 is not what was compiled from the source that this kernel has now; compile the model again");
-    assert_snapshot!(refused(&|c| c[1].cubin.bytes = c[1 + n].cubin.bytes.clone()), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 1] for sm_80 is not what was compiled from the source that this kernel has now; compile the model again");
+    assert_snapshot!(refused(&|c| c[1].cubin.bytes = c[2].cubin.bytes.clone()), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 1] for sm_80 was not compiled from the kernel's current source; compile the model again");
+    assert_snapshot!(refused(&|c| c[1].cubin.bytes = c[1 + n].cubin.bytes.clone()), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 1] for sm_80 was not compiled from the kernel's current source; compile the model again");
     // Two cubins that changed places under their names, seals and all.
     assert_snapshot!(refused(&|c| {
         c.swap(1, 2);
         let (a, b) = (c[1].cubin.symbol.clone(), c[2].cubin.symbol.clone());
         (c[1].cubin.symbol, c[2].cubin.symbol) = (b, a);
-    }), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 1] for sm_80 is not what was compiled from the source that this kernel has now; compile the model again");
-    assert_snapshot!(refused(&|c| c[0].digest[7] ^= 1), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 0] for sm_80 is not what was compiled from the source that this kernel has now; compile the model again");
-    assert_snapshot!(refused(&|c| c[0].cubin.target = Target::Sm90a), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 0] for sm_90a is not what was compiled from the source that this kernel has now; compile the model again");
-    assert_snapshot!(refused(&|c| c[0].nvrtc = (12, 8)), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 0] for sm_80 is not what was compiled from the source that this kernel has now; compile the model again");
-    assert_snapshot!(refused(&|c| c[0].cubin.symbol = "other\n".to_owned()), @r"`[dir]/tiny` is not an artifact of this version of gemmule: it has code for `other\n`, which is none of its kernels; compile the model again");
+    }), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 1] for sm_80 was not compiled from the kernel's current source; compile the model again");
+    assert_snapshot!(refused(&|c| c[0].digest[7] ^= 1), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 0] for sm_80 was not compiled from the kernel's current source; compile the model again");
+    assert_snapshot!(refused(&|c| c[0].cubin.target = Target::Sm90a), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 0] for sm_90a was not compiled from the kernel's current source; compile the model again");
+    assert_snapshot!(refused(&|c| c[0].nvrtc = (12, 8)), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 0] for sm_80 was not compiled from the kernel's current source; compile the model again");
+    assert_snapshot!(refused(&|c| c[0].cubin.symbol = "other\n".to_owned()), @r"`[dir]/tiny` is not an artifact of this version of gemmule: it has code for `other\n`, which is not one of its kernels; compile the model again");
     // Sealed as it should be, of a source that is not the kernel's.
     assert_snapshot!(refused(&|c| {
         let mut source = sources[3].clone();
         source.text.push(' ');
         c[3] = Sealed::new(c[3].cubin.clone(), &source, c[3].nvrtc);
-    }), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 3] for sm_80 is not what was compiled from the source that this kernel has now; compile the model again");
+    }), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 3] for sm_80 was not compiled from the kernel's current source; compile the model again");
     // A kernel that changed under its code.
     let mut changed = artifact.clone();
     kernel!(&mut changed, BiasResidualLayerNorm).eps *= 2.0;
     changed.write(&file).expect("it is written");
     let text = folder.text(&Artifact::read(&file).expect_err("its code is another kernel's"));
-    assert_snapshot!(text, @"`[dir]/tiny` is not an artifact of this version of gemmule: it has code for `bias_residual_layernorm_f32_w16_eps1em12`, which is none of its kernels; compile the model again");
+    assert_snapshot!(text, @"`[dir]/tiny` is not an artifact of this version of gemmule: it has code for `bias_residual_layernorm_f32_w16_eps1em12`, which is not one of its kernels; compile the model again");
 }
 
 #[cfg(unix)]
@@ -247,10 +247,10 @@ fn a_damaged_file_is_refused() {
         folder.write("tiny", bytes);
         text()
     };
-    assert_snapshot!(flipped(0), @"`[dir]/tiny` is not an artifact of this version of gemmule: it starts with other bytes; compile the model again");
-    assert_snapshot!(flipped(MAGIC), @"`[dir]/tiny` is not an artifact of this version of gemmule: its checksum does not fit, so it was damaged or cut; compile the model again");
+    assert_snapshot!(flipped(0), @"`[dir]/tiny` is not an artifact of this version of gemmule: it does not start with an artifact header; compile the model again");
+    assert_snapshot!(flipped(MAGIC), @"`[dir]/tiny` is not an artifact of this version of gemmule: its checksum does not match, so it is damaged or truncated; compile the model again");
     let damaged = flipped(BODY);
-    assert_snapshot!(damaged, @"`[dir]/tiny` is not an artifact of this version of gemmule: its checksum does not fit, so it was damaged or cut; compile the model again");
+    assert_snapshot!(damaged, @"`[dir]/tiny` is not an artifact of this version of gemmule: its checksum does not match, so it is damaged or truncated; compile the model again");
     for at in (MAGIC..bytes.len()).step_by(61) {
         assert_eq!(flipped(at), damaged, "at {at}");
     }
@@ -259,9 +259,9 @@ fn a_damaged_file_is_refused() {
         assert_eq!(text(), damaged, "cut at {end}");
     }
     folder.write("tiny", &bytes[..BODY - 1]);
-    assert_snapshot!(text(), @"`[dir]/tiny` is not an artifact of this version of gemmule: it ends too early; compile the model again");
+    assert_snapshot!(text(), @"`[dir]/tiny` is not an artifact of this version of gemmule: it is truncated; compile the model again");
     folder.write("tiny", "");
-    assert_snapshot!(text(), @"`[dir]/tiny` is not an artifact of this version of gemmule: it starts with other bytes; compile the model again");
+    assert_snapshot!(text(), @"`[dir]/tiny` is not an artifact of this version of gemmule: it does not start with an artifact header; compile the model again");
     folder.write("tiny", [bytes.as_slice(), b"more"].concat());
     assert_eq!(text(), damaged);
 }

@@ -358,7 +358,7 @@ fn a_compiled_file_runs_like_the_model() {
     damaged[0] ^= 1;
     damaged.pop();
     cli.0.write("damaged", &damaged);
-    assert_snapshot!(cli.error(&run), @"× `damaged` is not an artifact of this version of gemmule: its checksum does not fit, so it was damaged or cut; compile the model again");
+    assert_snapshot!(cli.error(&run), @"× `damaged` is not an artifact of this version of gemmule: its checksum does not match, so it is damaged or truncated; compile the model again");
     let shown = cli.ok(&[
         "run",
         "tiny",

@@ -143,10 +143,10 @@ impl Artifact {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let rest = bytes
             .strip_prefix(MAGIC)
-            .ok_or("it starts with other bytes")?;
-        let (digest, body) = rest.split_at_checked(DIGEST).ok_or("it ends too early")?;
+            .ok_or("it does not start with an artifact header")?;
+        let (digest, body) = rest.split_at_checked(DIGEST).ok_or("it is truncated")?;
         if Sha256::digest(body).as_slice() != digest {
-            return Err("its checksum does not fit, so it was damaged or cut".to_owned());
+            return Err("its checksum does not match, so it is damaged or truncated".to_owned());
         }
         let (artifact, rest): (Self, _) =
             postcard::take_from_bytes(body).map_err(|e| e.to_string())?;
@@ -179,13 +179,13 @@ impl Artifact {
             let (symbol, target) = (cubin.symbol.escape_default(), cubin.target);
             let Some(source) = of_symbol.get(cubin.symbol.as_str()) else {
                 return Err(format!(
-                    "it has code for `{symbol}`, which is none of its kernels"
+                    "it has code for `{symbol}`, which is not one of its kernels"
                 ));
             };
             if seal(cubin, source, *nvrtc) != *digest {
                 return Err(format!(
-                    "its code of `{symbol}` for {target} is not what was compiled from the source \
-                     that this kernel has now"
+                    "its code of `{symbol}` for {target} was not compiled from the kernel's current \
+                     source"
                 ));
             }
         }

@@ -286,7 +286,7 @@ fn messages(json: &Json) -> Result<Option<Messages>, EngineError> {
         .iter()
         .find(|name| options.contains_key(**name))
     {
-        let expected = format!("values that the template itself asks for, and no `{name}`");
+        let expected = format!("only variables of the template, not `{name}`");
         return Err(json.wrong(key, &expected));
     }
     Ok(Some(Messages { has_parts, options }))
