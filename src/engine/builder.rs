@@ -176,6 +176,7 @@ impl Builder {
         self
     }
 
+    /// Selects the device. The default is [`DeviceChoice::Auto`].
     pub fn device(mut self, device: DeviceChoice) -> Self {
         self.device = device;
         self
@@ -200,9 +201,8 @@ impl Builder {
         self
     }
 
-    /// Corrects the cost model with timings from a file written by [`write_timings`](super::write_timings). If the file is
-    /// damaged or from another card or other kernels, building fails, unless [`Builder::tune`] is set: then the kernels are
-    /// timed again.
+    /// Corrects the cost model with a file of [`write_timings`](super::write_timings). If it is damaged, or from another card
+    /// or other kernels, building fails, unless [`Builder::tune`] is set: then the kernels are timed again.
     pub fn timings(mut self, file: impl Into<PathBuf>) -> Self {
         self.timings = Some(file.into());
         self
@@ -226,8 +226,8 @@ impl Builder {
         self
     }
 
-    /// Disables programmatic dependent launch, for comparison. By default, on compute capability 9.0 and later, a kernel may
-    /// start before the previous one finishes, and waits only before it reads its results. Results are bitwise equal.
+    /// Sets whether to disable programmatic dependent launch, for comparison. By default, from compute capability 9.0 on, a
+    /// kernel may start before the previous one ends, and waits only before it reads its results. Results are bitwise equal.
     pub fn plain_launches(mut self, plain: bool) -> Self {
         self.plain_launches = plain;
         self
@@ -252,22 +252,22 @@ impl Builder {
         self.outputs([NEXT_LOGITS])
     }
 
-    /// Makes a sequence's results bitwise independent of the rest of the batch. Each operator then has one kernel for all
-    /// batch sizes, which costs time, mostly for small batches. Requires fused attention.
+    /// Sets whether a sequence's results are bitwise independent of the rest of the batch. Each operator then has one kernel
+    /// for all batch sizes, which costs time, mostly for small batches. Requires fused attention.
     pub fn invariant(mut self, invariant: bool) -> Self {
         self.invariant = invariant;
         self
     }
 
-    /// Gives every operator of the fused graph its own launch, for comparison. By default a kernel may compute several
-    /// operators, such as a linear layer and the LayerNorm after it, if that is estimated to be faster.
+    /// Sets whether every operator of the fused graph has its own launch, for comparison. By default a kernel may compute
+    /// several operators, such as a linear layer and the LayerNorm after it, if that is estimated to be faster.
     pub fn no_joint_launches(mut self, none: bool) -> Self {
         self.no_joint_launches = none;
         self
     }
 
-    /// Allows a checkpoint to have layers that the model does not read, such as when config.json was edited to run only the
-    /// first layers. Otherwise they are an error.
+    /// Sets whether a checkpoint may have layers that the model does not read, such as when config.json was edited to run
+    /// only the first layers. Otherwise they are an error.
     pub fn unused_layers(mut self, may_be: bool) -> Self {
         self.unused_layers = may_be;
         self

@@ -245,6 +245,7 @@ impl Engine {
         Ok(launched.map(|(step, _)| step).collect())
     }
 
+    /// Returns the compiled program.
     pub fn program(&self) -> &Program {
         match &self.backend {
             Backend::Cpu(model) => model.program(),
@@ -252,6 +253,7 @@ impl Engine {
         }
     }
 
+    /// Returns the device that the engine runs on.
     pub fn device(&self) -> &DeviceName {
         &self.device
     }

@@ -206,6 +206,9 @@ pub struct Outputs {
 impl Outputs {
     /// Returns the output `name`, of shape `[tokens, width]` in packed order if it has a row for each token, and `[batch,
     /// width]` otherwise.
+    ///
+    /// # Errors
+    /// [`EngineError::NoOutput`] if the run has no such output.
     pub fn get(&self, name: &str) -> Result<&Output, EngineError> {
         self.outputs
             .iter()
@@ -216,11 +219,15 @@ impl Outputs {
             })
     }
 
+    /// Returns an iterator over all outputs.
     pub fn iter(&self) -> impl Iterator<Item = &Output> {
         self.outputs.iter()
     }
 
     /// Returns the rows of sequence `sequence` in an output with a row for each token, row-major.
+    ///
+    /// # Errors
+    /// An unknown output, and [`EngineError::NoSequence`] for an index beyond the batch.
     pub fn sequence(&self, name: &str, sequence: usize) -> Result<&[f32], EngineError> {
         let output = self.get(name)?;
         let rows = output.shape.first().copied().unwrap_or(0) as usize;
