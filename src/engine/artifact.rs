@@ -84,6 +84,7 @@ pub struct Artifact {
 }
 
 impl Artifact {
+    /// Creates an artifact of a compiled program.
     pub fn of(compiled: Compiled, cubins: Vec<Sealed>) -> Self {
         let limits = Limits::of(&compiled.model);
         let (name, weight_names) = (compiled.model.name, compiled.model.weight_names);

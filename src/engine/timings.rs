@@ -46,6 +46,7 @@ pub struct TimedOn {
 }
 
 impl TimedOn {
+    /// Describes a device and a version of NVRTC.
     pub fn new(device: &DeviceInfo, nvrtc: (i32, i32)) -> Self {
         Self {
             card: device.name.clone(),

@@ -111,6 +111,7 @@ const WITHIN: Duration = Duration::from_secs(120);
 const LONGEST: u64 = 512;
 
 impl<'a> Tuner<'a> {
+    /// Creates a tuner without given timings and with the default time limit.
     pub fn new(device: &'a Device, jit: &'a Jit, mode: TuneMode) -> Self {
         Self {
             device,
@@ -141,6 +142,7 @@ impl<'a> Tuner<'a> {
         self
     }
 
+    /// Sets a callback for the progress of timing.
     pub fn progress(mut self, progress: Progress<'a>) -> Self {
         self.progress = progress;
         self

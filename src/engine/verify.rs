@@ -85,6 +85,7 @@ impl From<Products> for Precision {
 }
 
 impl Precision {
+    /// Returns the name of the precision.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -161,6 +162,7 @@ impl Bound {
         }
     }
 
+    /// Whether a comparison is within the bounds.
     pub fn holds(&self, c: &Comparison) -> bool {
         let max = if c.unit_rows {
             self.unit

@@ -20,6 +20,7 @@ pub struct Message {
 }
 
 impl Message {
+    /// Creates a message without other fields.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         Self {
             role: role.into(),

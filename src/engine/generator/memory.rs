@@ -27,6 +27,7 @@ pub struct GeneratorBytes {
 }
 
 impl GeneratorBytes {
+    /// Returns the sum of all bytes.
     pub fn all(&self) -> u64 {
         self.weights + self.cache + self.intermediates + self.state
     }
