@@ -85,7 +85,7 @@ pub enum Prompt<'a> {
     Default,
     /// The folder's prompt of this name. `query` and `document` always exist, but may be empty.
     Named(&'a str),
-    /// This text.
+    /// The given text.
     Text(&'a str),
 }
 

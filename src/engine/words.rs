@@ -210,7 +210,7 @@ mod tests {
         tokenizer("tests/checkpoints/st-mean/tokenizer.json")
     }
 
-    /// Ids and segment ids.
+    /// Returns ids and segment ids.
     fn seen(encoding: &Encoding) -> (Vec<u32>, Vec<u32>) {
         (
             encoding.get_ids().to_vec(),
@@ -249,7 +249,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
 
-        /// Words of letters, marks, CJK, control characters, spaces of all kinds and special tokens.
+        /// Generates words of letters, marks, CJK, control characters, spaces of all kinds and special tokens.
         #[test]
         fn cached_words_give_the_tokens_of_the_text(
             parts in prop::collection::vec(
@@ -293,7 +293,7 @@ mod tests {
                         prop_assert_eq!(seen(&ours), seen(&whole));
                         prop_assert_eq!(!ours.get_overflowing().is_empty(), is_cut);
                     }
-                    // One word alone is beyond the limit, or a pair.
+                    // A single word exceeds the limit, or a pair does.
                     None => prop_assert!(limit.is_some()),
                 }
             }

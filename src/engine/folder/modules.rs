@@ -183,7 +183,7 @@ pub(super) fn dense(json: &Json, folder: String) -> Result<Module, EngineError> 
     }
     let key = "activation_function";
     let activation = match json.class(key)? {
-        // The default of the class.
+        // The default of the class is Tanh.
         None | Some("Tanh") => Some(Activation::Tanh),
         Some("Identity") => None,
         Some("ReLU") => Some(Activation::Relu),

@@ -134,7 +134,7 @@ impl Setting<'_> {
         n.ok_or_else(|| self.wrong(&format!("a whole number from {least} to {most}")))
     }
 
-    /// A token id, or a list of them.
+    /// Parses a token id or a list of at most `max` token ids.
     fn ids(&self, max: usize) -> Result<Vec<u32>, String> {
         ids(self.value, max).map_err(|problem| format!("`{}` {problem}", self.key))
     }
@@ -268,7 +268,7 @@ fn parse(value: &Value) -> Result<Parsed, String> {
     })
 }
 
-/// A token id, or a list of at most `max` of them.
+/// Parses a token id or a list of at most `max` token ids.
 fn ids(value: &Value, max: usize) -> Result<Vec<u32>, String> {
     let id = |value: &Value| {
         let id = value.as_u64().filter(|&id| id <= MAX_ID);

@@ -188,7 +188,7 @@ fn batch_bytes(program: &Program, batch: &Extents) -> Result<u64, EngineError> {
 
 #[cfg(test)]
 mod tests {
-    //! LightSeq's claim about memory (Wang et al. 2021, section 2.3), by the engine's own numbers: eight Transformer-big for
+    //! LightSeq's claim about memory (Wang et al. 2021, section 2.3), checked against the computed sizes: eight Transformer-big for
     //! translation, each with a batch of 8, 256 tokens, 4 beams and a vocabulary of 30,000, in the 16 GB of one card.
 
     use std::collections::HashSet;
