@@ -140,30 +140,30 @@ fn code_that_is_not_of_its_kernels_source_is_refused() {
     let n = sources.len();
 
     // Another kernel's code, and the same kernel's for another target.
-    assert_snapshot!(refused(&|c| c[1].cubin.bytes = c[2].cubin.bytes.clone()), @"`[dir]/tiny` is no artifact of this version of gemmule: its code of [kernel 1] for sm_80 is not what was compiled from the source that this kernel has now; compile the model again");
-    assert_snapshot!(refused(&|c| c[1].cubin.bytes = c[1 + n].cubin.bytes.clone()), @"`[dir]/tiny` is no artifact of this version of gemmule: its code of [kernel 1] for sm_80 is not what was compiled from the source that this kernel has now; compile the model again");
+    assert_snapshot!(refused(&|c| c[1].cubin.bytes = c[2].cubin.bytes.clone()), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 1] for sm_80 was not compiled from the kernel's current source; compile the model again");
+    assert_snapshot!(refused(&|c| c[1].cubin.bytes = c[1 + n].cubin.bytes.clone()), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 1] for sm_80 was not compiled from the kernel's current source; compile the model again");
     // Two cubins that changed places under their names, seals and all.
     assert_snapshot!(refused(&|c| {
         c.swap(1, 2);
         let (a, b) = (c[1].cubin.symbol.clone(), c[2].cubin.symbol.clone());
         (c[1].cubin.symbol, c[2].cubin.symbol) = (b, a);
-    }), @"`[dir]/tiny` is no artifact of this version of gemmule: its code of [kernel 1] for sm_80 is not what was compiled from the source that this kernel has now; compile the model again");
-    assert_snapshot!(refused(&|c| c[0].digest[7] ^= 1), @"`[dir]/tiny` is no artifact of this version of gemmule: its code of [kernel 0] for sm_80 is not what was compiled from the source that this kernel has now; compile the model again");
-    assert_snapshot!(refused(&|c| c[0].cubin.target = Target::Sm90a), @"`[dir]/tiny` is no artifact of this version of gemmule: its code of [kernel 0] for sm_90a is not what was compiled from the source that this kernel has now; compile the model again");
-    assert_snapshot!(refused(&|c| c[0].nvrtc = (12, 8)), @"`[dir]/tiny` is no artifact of this version of gemmule: its code of [kernel 0] for sm_80 is not what was compiled from the source that this kernel has now; compile the model again");
-    assert_snapshot!(refused(&|c| c[0].cubin.symbol = "other\n".to_owned()), @r"`[dir]/tiny` is no artifact of this version of gemmule: it has code for `other\n`, which is none of its kernels; compile the model again");
+    }), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 1] for sm_80 was not compiled from the kernel's current source; compile the model again");
+    assert_snapshot!(refused(&|c| c[0].digest[7] ^= 1), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 0] for sm_80 was not compiled from the kernel's current source; compile the model again");
+    assert_snapshot!(refused(&|c| c[0].cubin.target = Target::Sm90a), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 0] for sm_90a was not compiled from the kernel's current source; compile the model again");
+    assert_snapshot!(refused(&|c| c[0].nvrtc = (12, 8)), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 0] for sm_80 was not compiled from the kernel's current source; compile the model again");
+    assert_snapshot!(refused(&|c| c[0].cubin.symbol = "other\n".to_owned()), @r"`[dir]/tiny` is not an artifact of this version of gemmule: it has code for `other\n`, which is not one of its kernels; compile the model again");
     // Sealed as it should be, of a source that is not the kernel's.
     assert_snapshot!(refused(&|c| {
         let mut source = sources[3].clone();
         source.text.push(' ');
         c[3] = Sealed::new(c[3].cubin.clone(), &source, c[3].nvrtc);
-    }), @"`[dir]/tiny` is no artifact of this version of gemmule: its code of [kernel 3] for sm_80 is not what was compiled from the source that this kernel has now; compile the model again");
+    }), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 3] for sm_80 was not compiled from the kernel's current source; compile the model again");
     // A kernel that changed under its code.
     let mut changed = artifact.clone();
     kernel!(&mut changed, BiasResidualLayerNorm).eps *= 2.0;
     changed.write(&file).expect("it is written");
     let text = folder.text(&Artifact::read(&file).expect_err("its code is another kernel's"));
-    assert_snapshot!(text, @"`[dir]/tiny` is no artifact of this version of gemmule: it has code for `bias_residual_layernorm_f32_w16_eps1em12`, which is none of its kernels; compile the model again");
+    assert_snapshot!(text, @"`[dir]/tiny` is not an artifact of this version of gemmule: it has code for `bias_residual_layernorm_f32_w16_eps1em12`, which is not one of its kernels; compile the model again");
 }
 
 #[cfg(unix)]
@@ -207,7 +207,7 @@ fn another_storage_type_than_the_artifacts_is_refused() {
         .device(DeviceChoice::Cpu)
         .dtype(DType::F16)
         .build();
-    assert_snapshot!(folder.text(&asked.err().expect("an error")), @"the artifact `[dir]/tiny` stores f32, not f16; leave the storage type out, or compile the model for it");
+    assert_snapshot!(folder.text(&asked.err().expect("an error")), @"the artifact `[dir]/tiny` stores f32, not f16; omit the storage type, or compile the model for it");
     without_code(DType::F16)
         .write(&file)
         .expect("it is written");
@@ -247,10 +247,10 @@ fn a_damaged_file_is_refused() {
         folder.write("tiny", bytes);
         text()
     };
-    assert_snapshot!(flipped(0), @"`[dir]/tiny` is no artifact of this version of gemmule: it starts with other bytes; compile the model again");
-    assert_snapshot!(flipped(MAGIC), @"`[dir]/tiny` is no artifact of this version of gemmule: its checksum does not fit, so it was damaged or cut; compile the model again");
+    assert_snapshot!(flipped(0), @"`[dir]/tiny` is not an artifact of this version of gemmule: it does not start with an artifact header; compile the model again");
+    assert_snapshot!(flipped(MAGIC), @"`[dir]/tiny` is not an artifact of this version of gemmule: its checksum does not match, so it is damaged or truncated; compile the model again");
     let damaged = flipped(BODY);
-    assert_snapshot!(damaged, @"`[dir]/tiny` is no artifact of this version of gemmule: its checksum does not fit, so it was damaged or cut; compile the model again");
+    assert_snapshot!(damaged, @"`[dir]/tiny` is not an artifact of this version of gemmule: its checksum does not match, so it is damaged or truncated; compile the model again");
     for at in (MAGIC..bytes.len()).step_by(61) {
         assert_eq!(flipped(at), damaged, "at {at}");
     }
@@ -259,9 +259,9 @@ fn a_damaged_file_is_refused() {
         assert_eq!(text(), damaged, "cut at {end}");
     }
     folder.write("tiny", &bytes[..BODY - 1]);
-    assert_snapshot!(text(), @"`[dir]/tiny` is no artifact of this version of gemmule: it ends too early; compile the model again");
+    assert_snapshot!(text(), @"`[dir]/tiny` is not an artifact of this version of gemmule: it is truncated; compile the model again");
     folder.write("tiny", "");
-    assert_snapshot!(text(), @"`[dir]/tiny` is no artifact of this version of gemmule: it starts with other bytes; compile the model again");
+    assert_snapshot!(text(), @"`[dir]/tiny` is not an artifact of this version of gemmule: it does not start with an artifact header; compile the model again");
     folder.write("tiny", [bytes.as_slice(), b"more"].concat());
     assert_eq!(text(), damaged);
 }
@@ -276,13 +276,13 @@ fn a_body_that_is_no_artifact_is_refused() {
     let folder = Folder::new();
     let text = |body: &[u8]| {
         let file = folder.write("tiny", sealed(body));
-        folder.text(&Artifact::read(&file).expect_err("it is no artifact"))
+        folder.text(&Artifact::read(&file).expect_err("it is not an artifact"))
     };
-    assert_snapshot!(text(b""), @"`[dir]/tiny` is no artifact of this version of gemmule: Hit the end of buffer, expected more data; compile the model again");
-    assert_snapshot!(text(&[0xff; 64]), @"`[dir]/tiny` is no artifact of this version of gemmule: Found a varint that didn't terminate. Is the usize too big for this platform?; compile the model again");
+    assert_snapshot!(text(b""), @"`[dir]/tiny` is not an artifact of this version of gemmule: Hit the end of buffer, expected more data; compile the model again");
+    assert_snapshot!(text(&[0xff; 64]), @"`[dir]/tiny` is not an artifact of this version of gemmule: Found a varint that didn't terminate. Is the usize too big for this platform?; compile the model again");
     let whole = postcard::to_stdvec(&without_code(DType::F32)).expect("plain data");
-    assert_snapshot!(text(&whole[..whole.len() - 1]), @"`[dir]/tiny` is no artifact of this version of gemmule: Hit the end of buffer, expected more data; compile the model again");
-    assert_snapshot!(text(&[whole.as_slice(), b"more"].concat()), @"`[dir]/tiny` is no artifact of this version of gemmule: 4 bytes follow its end; compile the model again");
+    assert_snapshot!(text(&whole[..whole.len() - 1]), @"`[dir]/tiny` is not an artifact of this version of gemmule: Hit the end of buffer, expected more data; compile the model again");
+    assert_snapshot!(text(&[whole.as_slice(), b"more"].concat()), @"`[dir]/tiny` is not an artifact of this version of gemmule: 4 bytes follow its end; compile the model again");
 }
 
 #[test]
@@ -328,18 +328,18 @@ fn refused(change: impl FnOnce(&mut Artifact)) -> String {
 
 #[test]
 fn impossible_kernels_are_refused() {
-    assert_snapshot!(refused(|a| kernel!(a, Gemm).k = 0), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: a width of 0, expected 1 to 2147483647; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, Gemm).tile = Tile { m: 0, n: 0, k: 0, warps_m: 0, warps_n: 0, stages: 0 }), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: Tile { m: 0, n: 0, k: 0, warps_m: 0, warps_n: 0, stages: 0 } is not a tile for f32; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).width = 0), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: a width of 0, expected 1 to 16777216; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).eps = f32::NAN), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: eps is NaN; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).dtype = DType::F16), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: it computes in f16, the program in f32; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).teams.warps = 33), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: Teams { warps: 33, x_rows: 4 } cannot hold rows of 16 f32; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, EmbeddingLayerNorm).tables.clear()), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: 0 tables, expected 1 to 4; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, EmbeddingLayerNorm).tables[0].offset = 20), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: a table of 20 rows, read from row 20 on; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, MhaOnline).of.heads = u32::MAX), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: a width of 4294967295, expected 1 to 16777216; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, MhaOnline).of.head = 0), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: a width of 0, expected 1 to 16777216; compile the model again");
-    assert_snapshot!(refused(|a| kernel!(a, MhaShort).max_len = 1 << 20), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: the longest sequence of a short kernel is 1048576; with head size 8 in f32 it is from 1 to 256, use the online kernel; compile the model again");
-    assert_snapshot!(refused(|a| a.program.kernels.push(KernelSpec::runtime()[1].clone())), @"`[dir]/tiny` is no artifact of this version of gemmule: its kernel N is impossible: a program cannot contain upload and packing kernels, which belong to the runtime; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, Gemm).k = 0), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a width of 0, expected 1 to 2147483647; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, Gemm).tile = Tile { m: 0, n: 0, k: 0, warps_m: 0, warps_n: 0, stages: 0 }), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: Tile { m: 0, n: 0, k: 0, warps_m: 0, warps_n: 0, stages: 0 } is not a tile for f32; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).width = 0), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a width of 0, expected 1 to 16777216; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).eps = f32::NAN), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: eps is NaN; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).dtype = DType::F16), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: it computes in f16, the program in f32; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).teams.warps = 33), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: Teams { warps: 33, x_rows: 4 } cannot hold rows of 16 f32; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, EmbeddingLayerNorm).tables.clear()), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: 0 tables, expected 1 to 4; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, EmbeddingLayerNorm).tables[0].offset = 20), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a table of 20 rows, read from row 20 on; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, MhaOnline).of.heads = u32::MAX), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a width of 4294967295, expected 1 to 16777216; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, MhaOnline).of.head = 0), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a width of 0, expected 1 to 16777216; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, MhaShort).max_len = 1 << 20), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: the longest sequence of a short kernel is 1048576; with head size 8 in f32 it is from 1 to 256, use the online kernel; compile the model again");
+    assert_snapshot!(refused(|a| a.program.kernels.push(KernelSpec::runtime()[1].clone())), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a program cannot contain upload and packing kernels, which belong to the runtime; compile the model again");
 }
 
 #[test]
@@ -351,32 +351,32 @@ fn programs_that_would_reach_past_their_tensors_are_refused() {
             .position(|t| matches!(t.place, Place::Weight(_)))
             .expect("a weight")
     };
-    assert_snapshot!(refused(|a| a.program.steps[1].operands[0] = 10_000), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` binds tensor 10000 of 30; compile the model again");
-    assert_snapshot!(refused(|a| a.program.steps[1].dispatch = Dispatch::always(10_000)), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` launches kernel 10000 of N; compile the model again");
-    assert_snapshot!(refused(|a| a.program.steps[1].operands.truncate(1)), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` binds 1 tensors to `[gemm]`, which takes 4; compile the model again");
-    assert_snapshot!(refused(|a| a.program.outputs[0].1 = 0), @"`[dir]/tiny` is no artifact of this version of gemmule: the output `last_hidden_state` is not a tensor that a step computes; compile the model again");
+    assert_snapshot!(refused(|a| a.program.steps[1].operands[0] = 10_000), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` binds tensor 10000 of 30; compile the model again");
+    assert_snapshot!(refused(|a| a.program.steps[1].dispatch = Dispatch::always(10_000)), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` launches kernel 10000 of N; compile the model again");
+    assert_snapshot!(refused(|a| a.program.steps[1].operands.truncate(1)), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` binds 1 tensors to `[gemm]`, which takes 4; compile the model again");
+    assert_snapshot!(refused(|a| a.program.outputs[0].1 = 0), @"`[dir]/tiny` is not an artifact of this version of gemmule: the output `last_hidden_state` is not a tensor that a step computes; compile the model again");
     assert_snapshot!(refused(|a| {
         let out = a.program.outputs[0].1;
         if let Place::Planned { last, .. } = &mut a.program.tensors[out].place { *last -= 1 }
-    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the output `last_hidden_state` is not alive after the last step; compile the model again");
-    assert_snapshot!(refused(|a| a.program.steps.swap(1, 2)), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.context` binds `layer.0.query+key+value` outside its life; compile the model again");
-    assert_snapshot!(refused(|a| a.program.steps.truncate(3)), @"`[dir]/tiny` is no artifact of this version of gemmule: `hidden` lives from step 0 to 4 of 3; compile the model again");
+    }), @"`[dir]/tiny` is not an artifact of this version of gemmule: the output `last_hidden_state` is not alive after the last step; compile the model again");
+    assert_snapshot!(refused(|a| a.program.steps.swap(1, 2)), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.context` binds `layer.0.query+key+value` outside its life; compile the model again");
+    assert_snapshot!(refused(|a| a.program.steps.truncate(3)), @"`[dir]/tiny` is not an artifact of this version of gemmule: `hidden` lives from step 0 to 4 of 3; compile the model again");
     assert_snapshot!(refused(|a| {
         let at = weight(a);
         a.program.tensors[at].place = Place::Weight(WeightExpr::ConcatRows(Vec::new()));
-    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the weight `embeddings.word_embeddings.weight` has no parts; compile the model again");
+    }), @"`[dir]/tiny` is not an artifact of this version of gemmule: the weight `embeddings.word_embeddings.weight` has no parts; compile the model again");
     assert_snapshot!(refused(|a| {
         let at = weight(a);
         a.program.tensors[at].place = Place::Weight(WeightExpr::Stored { name: "w".into(), dims: vec![u64::MAX, 2] });
-    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the weight `embeddings.word_embeddings.weight` is [18446744073709551615, 2], at most 1099511627776 elements fit; compile the model again");
+    }), @"`[dir]/tiny` is not an artifact of this version of gemmule: the weight `embeddings.word_embeddings.weight` is [18446744073709551615, 2], at most 1099511627776 elements fit; compile the model again");
     assert_snapshot!(refused(|a| {
         let at = weight(a);
         a.program.tensors[at].element = Element::Value(DType::F16);
-    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the weight `embeddings.word_embeddings.weight` is stored as f16; compile the model again");
+    }), @"`[dir]/tiny` is not an artifact of this version of gemmule: the weight `embeddings.word_embeddings.weight` is stored as f16; compile the model again");
     assert_snapshot!(refused(|a| {
         let ids = a.program.tensors.iter_mut().find(|t| t.place == Place::Batch(Meta::TypeIds));
         ids.expect("the model has segments").place = Place::Batch(Meta::TokenIds);
-    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `hidden` looks up `type_ids` in a table for TypeIds; compile the model again");
+    }), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `hidden` looks up `type_ids` in a table for TypeIds; compile the model again");
 }
 
 #[test]
@@ -390,21 +390,21 @@ fn parts_of_batches_that_are_no_partition_are_refused() {
     };
     let refused_with = |parts| of_step(1, parts);
     let all = || part(Batches::ALL, 1);
-    assert_snapshot!(refused_with(Vec::new()), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has kernels for 0 ranges of batches; 1 to 1024 are possible; compile the model again");
+    assert_snapshot!(refused_with(Vec::new()), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` has kernels for 0 ranges of batches; 1 to 1024 are possible; compile the model again");
     let many = |n: u64| (0..n).map(|i| part(rows(i, Some(i + 1)), 1));
-    assert_snapshot!(refused_with(many(1025).collect()), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has kernels for 1025 ranges of batches; 1 to 1024 are possible; compile the model again");
+    assert_snapshot!(refused_with(many(1025).collect()), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` has kernels for 1025 ranges of batches; 1 to 1024 are possible; compile the model again");
     // As many as there may be, but nothing serves what is beyond them.
-    assert_snapshot!(refused_with(many(1024).collect()), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.context` reads `layer.0.query+key+value`, which is not computed for all its batches; compile the model again");
-    assert_snapshot!(refused_with(vec![all(), part(rows(64, Some(64)), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has a kernel for an empty range of batches (rows 65 to 64); compile the model again");
-    assert_snapshot!(refused_with(vec![all(), part(rows(64, Some(8)), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has a kernel for an empty range of batches (rows 65 to 8); compile the model again");
-    assert_snapshot!(refused_with(vec![all(), part(longest(0, Some(0)), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has a kernel for an empty range of batches (longest up to 0); compile the model again");
-    assert_snapshot!(refused_with(vec![part(rows(0, Some(65)), 1), part(rows(64, None), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has two kernels for the same batch (rows above 64; rows up to 65); compile the model again");
-    assert_snapshot!(refused_with(vec![part(rows(0, Some(64)), 1), part(longest(8, None), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has two kernels for the same batch (longest above 8; rows up to 64); compile the model again");
-    assert_snapshot!(refused_with(vec![all(), all()]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` has two kernels for the same batch (any batch; any batch); compile the model again");
-    assert_snapshot!(refused_with(vec![part(rows(0, Some(64)), 1), part(rows(65, None), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.context` reads `layer.0.query+key+value`, which is not computed for all its batches; compile the model again");
-    assert_snapshot!(refused_with(vec![part(longest(1, None), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.context` reads `layer.0.query+key+value`, which is not computed for all its batches; compile the model again");
+    assert_snapshot!(refused_with(many(1024).collect()), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.context` reads `layer.0.query+key+value`, which is not computed for all its batches; compile the model again");
+    assert_snapshot!(refused_with(vec![all(), part(rows(64, Some(64)), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` has a kernel for an empty range of batches (rows 65 to 64); compile the model again");
+    assert_snapshot!(refused_with(vec![all(), part(rows(64, Some(8)), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` has a kernel for an empty range of batches (rows 65 to 8); compile the model again");
+    assert_snapshot!(refused_with(vec![all(), part(longest(0, Some(0)), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` has a kernel for an empty range of batches (longest up to 0); compile the model again");
+    assert_snapshot!(refused_with(vec![part(rows(0, Some(65)), 1), part(rows(64, None), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` has two kernels for the same batch (rows above 64; rows up to 65); compile the model again");
+    assert_snapshot!(refused_with(vec![part(rows(0, Some(64)), 1), part(longest(8, None), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` has two kernels for the same batch (longest above 8; rows up to 64); compile the model again");
+    assert_snapshot!(refused_with(vec![all(), all()]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` has two kernels for the same batch (any batch; any batch); compile the model again");
+    assert_snapshot!(refused_with(vec![part(rows(0, Some(64)), 1), part(rows(65, None), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.context` reads `layer.0.query+key+value`, which is not computed for all its batches; compile the model again");
+    assert_snapshot!(refused_with(vec![part(longest(1, None), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.context` reads `layer.0.query+key+value`, which is not computed for all its batches; compile the model again");
     // Kernels of other parameters than the step has.
-    assert_snapshot!(refused_with(vec![part(rows(0, Some(64)), 0), part(rows(64, None), 1)]), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.query+key+value` binds 4 tensors to `embedding_layernorm_f32_w16_token20_type2_position12_eps1em12`, which takes 9; compile the model again");
+    assert_snapshot!(refused_with(vec![part(rows(0, Some(64)), 0), part(rows(64, None), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` binds 4 tensors to `embedding_layernorm_f32_w16_token20_type2_position12_eps1em12`, which takes 9; compile the model again");
     // The step that leaves an output, whose rows are sequences.
     assert_snapshot!(refused(|a| {
         let out = a.program.outputs[0].1;
@@ -412,13 +412,13 @@ fn parts_of_batches_that_are_no_partition_are_refused() {
         let step = step.expect("a step computes it");
         let kernel = step.kernels()[0];
         step.dispatch = Dispatch::of(vec![part(rows(0, Some(64)), kernel)]);
-    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `sentence_embedding` reads `layer.0.hidden`, which is not computed for all its batches; compile the model again");
+    }), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `sentence_embedding` reads `layer.0.hidden`, which is not computed for all its batches; compile the model again");
     assert_snapshot!(refused(|a| {
         let step = a.program.steps.iter_mut().find(|s| s.rows != Symbol::Tokens.into());
         let step = step.expect("a step pools");
         let kernel = step.kernels()[0];
         step.dispatch = Dispatch::of(vec![part(rows(0, Some(64)), kernel)]);
-    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `sentence_embedding` has no kernel for some numbers of batch; compile the model again");
+    }), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `sentence_embedding` has no kernel for some numbers of batch; compile the model again");
     // A part of lengths that its kernel does not take.
     assert_snapshot!(refused(|a| {
         let is_short = |k: &usize| matches!(a.program.kernels[*k], KernelSpec::MhaShort(_));
@@ -428,14 +428,14 @@ fn parts_of_batches_that_are_no_partition_are_refused() {
         parts.truncate(1);
         parts[0].batches = longest(0, Some(1 << 20));
         step.dispatch = Dispatch::of(parts);
-    }), @"`[dir]/tiny` is no artifact of this version of gemmule: the step `layer.0.context` launches a kernel for sequences longer than its limit of 64 tokens; compile the model again");
+    }), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.context` launches a kernel for sequences longer than its limit of 64 tokens; compile the model again");
 }
 
 #[test]
 fn limits_that_let_ids_past_a_table_are_refused() {
-    assert_snapshot!(refused(|a| a.limits.vocabulary = 21), @"`[dir]/tiny` is no artifact of this version of gemmule: ids of TokenIds are not limited to the 20 rows of their table; compile the model again");
-    assert_snapshot!(refused(|a| a.limits.segments = Some(3)), @"`[dir]/tiny` is no artifact of this version of gemmule: ids of TypeIds are not limited to the 2 rows of their table; compile the model again");
-    assert_snapshot!(refused(|a| a.limits.longest = None), @"`[dir]/tiny` is no artifact of this version of gemmule: ids of Positions are not limited to the 12 rows of their table; compile the model again");
+    assert_snapshot!(refused(|a| a.limits.vocabulary = 21), @"`[dir]/tiny` is not an artifact of this version of gemmule: ids of TokenIds are not limited to the 20 rows of their table; compile the model again");
+    assert_snapshot!(refused(|a| a.limits.segments = Some(3)), @"`[dir]/tiny` is not an artifact of this version of gemmule: ids of TypeIds are not limited to the 2 rows of their table; compile the model again");
+    assert_snapshot!(refused(|a| a.limits.longest = None), @"`[dir]/tiny` is not an artifact of this version of gemmule: ids of Positions are not limited to the 12 rows of their table; compile the model again");
 }
 
 /// Weights of any tensor that an artifact asks for, as long as a test has memory for it.

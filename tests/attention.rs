@@ -212,7 +212,7 @@ fn an_artifact_has_its_attention_already() {
         .device(DeviceChoice::Cpu);
     let error = builder.attention(AttentionChoice::Online).build().err();
     let text = error.unwrap().to_string();
-    assert_snapshot!(text.replace(&file.display().to_string(), "grouped"), @"the artifact `grouped` has its kernels already, so online attention cannot be asked of it; compile the model with --attention online");
+    assert_snapshot!(text.replace(&file.display().to_string(), "grouped"), @"the artifact `grouped` already contains its kernels, so online attention cannot be selected; compile the model with --attention online");
 }
 
 /// What a step binds, by the names of tensors that another program has, too.

@@ -305,7 +305,7 @@ fn a_bad_config_is_named() {
     caused by: No such file or directory (os error 2)
     ");
     folder.write("config.json", "{\"hidden_size\": 16,\n");
-    assert_snapshot!(folder.load_error(), @"`[dir]/config.json` is no JSON: EOF while parsing a value at line 2 column 0; expected the config.json of a checkpoint");
+    assert_snapshot!(folder.load_error(), @"`[dir]/config.json` is not JSON: EOF while parsing a value at line 2 column 0; expected the config.json of a checkpoint");
     folder.write("config.json", "[1, 2]");
     assert_snapshot!(folder.load_error(), @"config.json holds a list; expected an object");
     folder.write("config.json", b"\xff\xfe{");

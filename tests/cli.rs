@@ -354,11 +354,11 @@ fn a_compiled_file_runs_like_the_model() {
     damaged[0] ^= 1;
     cli.0.write("damaged", &damaged);
     let run = ["run", "damaged", "--weights", ".", "--device", "cpu"];
-    assert_snapshot!(cli.error(&run), @"× `damaged` is neither text, as a description is, nor a file that `gemmule compile` wrote; was it damaged?");
+    assert_snapshot!(cli.error(&run), @"× `damaged` is neither a description (a text file) nor a compiled model of `gemmule compile`; is it damaged?");
     damaged[0] ^= 1;
     damaged.pop();
     cli.0.write("damaged", &damaged);
-    assert_snapshot!(cli.error(&run), @"× `damaged` is no artifact of this version of gemmule: its checksum does not fit, so it was damaged or cut; compile the model again");
+    assert_snapshot!(cli.error(&run), @"× `damaged` is not an artifact of this version of gemmule: its checksum does not match, so it is damaged or truncated; compile the model again");
     let shown = cli.ok(&[
         "run",
         "tiny",
@@ -499,7 +499,7 @@ fn unknown_names_are_answered_with_known_ones() {
     assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--after", "fuse_everything"]), @"× no pass `fuse_everything` ran; the passes are hoist_pooled_token, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize, or `all`");
     assert_snapshot!(cli.error(&["explain", "bert", "--weights", ".", "--without", "fuse_atention"]), @"× no pass is named `fuse_atention`; the passes are hoist_pooled_token, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize");
     assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--output", "sentence_embeding"]), @"× the description has no output `sentence_embeding` help: did you mean `sentence_embedding`?");
-    assert_snapshot!(cli.error(&["run", "bert", "--weights", ".", "--device", "gpu"]), @"error: invalid value 'gpu' for '--device <DEVICE>': `gpu` is no device; expected auto, cpu, cuda or cuda:N For more information, try '--help'.");
+    assert_snapshot!(cli.error(&["run", "bert", "--weights", ".", "--device", "gpu"]), @"error: invalid value 'gpu' for '--device <DEVICE>': `gpu` is not a device; expected auto, cpu, cuda or cuda:N For more information, try '--help'.");
     assert_snapshot!(cli.error(&["run", "bert", "--weights", ".", "--dtype", "f8"]), @"error: invalid value 'f8' for '--dtype <DTYPE>': `f8` is not a storage type; expected f32, f16 or bf16 For more information, try '--help'.");
     assert_snapshot!(cli.error(&["compile", "bert", "--weights", ".", "--arch", "sm_75", "-o", "x"]), @"error: invalid value 'sm_75' for '--arch <ARCH>': `sm_75` is not a target; the targets are sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120 For more information, try '--help'.");
 }
@@ -621,18 +621,18 @@ fn kernels_are_timed_on_a_card_only_and_timings_of_another_are_refused() {
             text.replace(&format!(" {n} threads"), " N threads")
         })
     };
-    assert_snapshot!(error("tune", &["--device", "cpu"]), @"× kernels are timed on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--timings` out");
+    assert_snapshot!(error("tune", &["--device", "cpu"]), @"× kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit `--tune` and `--timings`");
     cli.0.write("ids.json", "[[1, 2]]");
     let ids = ["--device", "cpu", "--ids", "ids.json"];
-    assert_snapshot!(error("run", &[&ids[..], &["--tune", "quick"]].concat()), @"× kernels are timed on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--timings` out");
-    assert_snapshot!(error("run", &[&ids[..], &["--timings", "absent"]].concat()), @"× kernels are timed on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--timings` out");
-    assert_snapshot!(error("run", &["--tune", "on"]), @"error: invalid value 'on' for '--tune <MODE>': `on` is no way to tune; expected off, quick or full For more information, try '--help'.");
+    assert_snapshot!(error("run", &[&ids[..], &["--tune", "quick"]].concat()), @"× kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit `--tune` and `--timings`");
+    assert_snapshot!(error("run", &[&ids[..], &["--timings", "absent"]].concat()), @"× kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit `--tune` and `--timings`");
+    assert_snapshot!(error("run", &["--tune", "on"]), @"error: invalid value 'on' for '--tune <MODE>': `on` is not a tuning mode; expected off, quick or full For more information, try '--help'.");
     let on_cpu = ["--tune", "quick", "--device", "cpu", "-o", "tiny"];
-    assert_snapshot!(error("compile", &on_cpu), @"× kernels are timed on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--timings` out");
+    assert_snapshot!(error("compile", &on_cpu), @"× kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit `--tune` and `--timings`");
     let compile = ["--timings", "timings.ron", "-o", "tiny"];
     assert_snapshot!(error("compile", &compile), @"× `timings.ron` cannot be read ╰─▶ No such file or directory (os error 2)");
     cli.0.write("timings.ron", "(format: 2)");
-    assert_snapshot!(error("compile", &compile), @"× the timings in `timings.ron` are refused: their format is 2, this version of gemmule reads format 1; measure anew with `gemmule tune`, or leave the file out");
+    assert_snapshot!(error("compile", &compile), @"× the timings in `timings.ron` are not valid: their format is 2, this version of gemmule reads format 1; measure again with `gemmule tune`, or omit the file");
     write_timings(
         &cli,
         "timings.ron",
@@ -640,11 +640,11 @@ fn kernels_are_timed_on_a_card_only_and_timings_of_another_are_refused() {
         "any",
     );
     let with = |more: &[&str]| error("compile", &[&compile[..], more].concat());
-    assert_snapshot!(with(&["--arch", "sm_80"]), @"× the timings in `timings.ron` are refused: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure anew with `gemmule tune`, or leave the file out");
-    assert_snapshot!(with(&["--arch", "sm_80,sm_90a"]), @"× the timings in `timings.ron` are refused: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure anew with `gemmule tune`, or leave the file out");
-    assert_snapshot!(with(&["--card", "a100"]), @"× the timings in `timings.ron` are refused: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure anew with `gemmule tune`, or leave the file out");
-    assert_snapshot!(with(&["--card", "h100_sxm"]), @"× the timings in `timings.ron` are refused: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for h100_sxm (capability 9.0, 132 SMs); measure anew with `gemmule tune`, or leave the file out");
-    assert_snapshot!(with(&["--invariant"]), @"× timings choose kernels by size, and --invariant asks for one kernel for all sizes; leave one of the two out");
+    assert_snapshot!(with(&["--arch", "sm_80"]), @"× the timings in `timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure again with `gemmule tune`, or omit the file");
+    assert_snapshot!(with(&["--arch", "sm_80,sm_90a"]), @"× the timings in `timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure again with `gemmule tune`, or omit the file");
+    assert_snapshot!(with(&["--card", "a100"]), @"× the timings in `timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure again with `gemmule tune`, or omit the file");
+    assert_snapshot!(with(&["--card", "h100_sxm"]), @"× the timings in `timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for h100_sxm (capability 9.0, 132 SMs); measure again with `gemmule tune`, or omit the file");
+    assert_snapshot!(with(&["--invariant"]), @"× timings select kernels by size, and --invariant uses one kernel for all sizes; omit one of the two");
     let text = with(&[]);
     assert!(
         text.contains("they were measured with NVRTC 1.2, and this is"),
@@ -663,7 +663,7 @@ fn kernels_are_timed_on_a_card_only_and_timings_of_another_are_refused() {
         "--device",
         "cpu",
     ];
-    assert_snapshot!(cli.error(&[&run[..], &["--tune", "quick"]].concat()), @"× the artifact `tiny` has its kernels already; give `--tune` or `--timings` to `gemmule compile`");
+    assert_snapshot!(cli.error(&[&run[..], &["--tune", "quick"]].concat()), @"× the artifact `tiny` already contains its kernels; give `--tune` or `--timings` to `gemmule compile`");
 }
 
 #[test]
@@ -684,7 +684,7 @@ fn a_card_that_is_named_need_not_be_there_and_must_be_one() {
         );
     }
     assert_snapshot!(emit(&["--card", "h20"]).1, @"× `h20` is not a card that gemmule describes; the nearest is `h200`; expected one of a10, a100, b200, h100_pcie, h100_sxm, h200, l4, l40s, rtx4090, rtx5090");
-    assert_snapshot!(emit(&["--card", "h200", "--arch", "sm_80"]).1, @"× --card h200 has compute capability 9.0, and code for it is not code for sm_80; leave one of the two out");
+    assert_snapshot!(emit(&["--card", "h200", "--arch", "sm_80"]).1, @"× --card h200 has compute capability 9.0, and its code does not run on sm_80; omit one of the two");
     // Hopper's instructions are for one target alone.
     let compile = [
         "compile",
@@ -697,7 +697,7 @@ fn a_card_that_is_named_need_not_be_there_and_must_be_one() {
         "tiny",
     ];
     let both = ["--arch", "sm_80,sm_90a"];
-    assert_snapshot!(cli.error(&[&compile[..], &both].concat()), @"× --card h200 has compute capability 9.0, and code for it is not code for sm_80; leave one of the two out");
+    assert_snapshot!(cli.error(&[&compile[..], &both].concat()), @"× --card h200 has compute capability 9.0, and its code does not run on sm_80; omit one of the two");
 }
 
 #[test]
@@ -784,7 +784,7 @@ fn source_is_written_of_the_kernels_that_timings_choose() {
     cli.ok(&[&emit[..], &["--timings", "timings.ron", "-o", "timed"]].concat());
     assert_ne!(files("untimed"), files("timed"));
     let other = ["--timings", "timings.ron", "--arch", "sm_80", "-o", "x"];
-    assert_snapshot!(cli.error(&[&emit[..], &other].concat()), @"× the timings in `timings.ron` are refused: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure anew with `gemmule tune`, or leave the file out");
+    assert_snapshot!(cli.error(&[&emit[..], &other].concat()), @"× the timings in `timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure again with `gemmule tune`, or omit the file");
 }
 
 #[test]

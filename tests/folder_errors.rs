@@ -80,7 +80,7 @@ fn a_description_that_is_not_for_the_folder_names_the_one_that_is() {
 fn layers_that_would_be_left_out_are_an_error() {
     let folder = copy("hf-gamma");
     change(&folder, "config.json", json!({"num_hidden_layers": 1}));
-    assert_snapshot!(refused(&folder), @"the model leaves out `bert.encoder.layer.1.attention.output.LayerNorm.beta` and 15 more tensors of the checkpoint, although it reads such a tensor of other layers; does config.json have all layers, and the description their index? If they are to be left out, allow unused layers (`--unused-layers`)");
+    assert_snapshot!(refused(&folder), @"the model leaves out `bert.encoder.layer.1.attention.output.LayerNorm.beta` and 15 more tensors of the checkpoint, although it reads the same tensor of other layers; check the number of layers in config.json and their index in the description. To leave them out, allow unused layers (`--unused-layers`)");
     let cut = Engine::from_checkpoint(folder.path()).unused_layers(true);
     assert!(cut.device(DeviceChoice::Cpu).build().is_ok());
     // A description that names the weights of the first layer for all of them.
@@ -91,7 +91,7 @@ fn layers_that_would_be_left_out_are_an_error() {
     let forgot = bert.replace(named, "encoder.layer.0.output.dense.bias");
     let built = Engine::from_source("mine.ron", forgot).checkpoint(folder.path());
     let built = built.device(DeviceChoice::Cpu).build();
-    assert_snapshot!(folder.text(&built.err().expect("it is refused")), @"the model leaves out `bert.encoder.layer.1.output.dense.bias` of the checkpoint, although it reads such a tensor of other layers; does config.json have all layers, and the description their index? If they are to be left out, allow unused layers (`--unused-layers`)");
+    assert_snapshot!(folder.text(&built.err().expect("it is refused")), @"the model leaves out `bert.encoder.layer.1.output.dense.bias` of the checkpoint, although it reads the same tensor of other layers; check the number of layers in config.json and their index in the description. To leave them out, allow unused layers (`--unused-layers`)");
 }
 
 #[test]
@@ -142,9 +142,9 @@ fn modules_that_are_not_known_are_named() {
         refused(&folder)
     };
     assert_snapshot!(with(json!({"path": "1_Pooling", "type": "sentence_transformers.models.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, Normalize, SpladePooling and LogitScore");
-    assert_snapshot!(with(json!({"path": "../1_Pooling", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `../1_Pooling` is no folder beside it");
-    assert_snapshot!(with(json!({"path": "/etc", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `/etc` is no folder beside it");
-    assert_snapshot!(with(json!({"path": "", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `` is no folder beside it");
+    assert_snapshot!(with(json!({"path": "../1_Pooling", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `../1_Pooling` is not a folder next to it");
+    assert_snapshot!(with(json!({"path": "/etc", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `/etc` is not a folder next to it");
+    assert_snapshot!(with(json!({"path": "", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `` is not a folder next to it");
     assert_snapshot!(with(json!({"type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: expected a `path` and a `type` of every module");
     assert_snapshot!(with(json!({"path": "1_Pooling", "type": "mine.Pooling"})), @"`[dir]/modules.json`: the module `mine.Pooling` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, Normalize, SpladePooling and LogitScore");
     folder.write("modules.json", "[]");
@@ -155,7 +155,7 @@ fn modules_that_are_not_known_are_named() {
     );
     assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: the first module is `CLIPModel`; expected a Transformer");
     folder.write("modules.json", "{");
-    assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: it is no JSON: EOF while parsing an object at line 1 column 1");
+    assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: it is not JSON: EOF while parsing an object at line 1 column 1");
 }
 
 #[test]
@@ -451,7 +451,7 @@ fn what_the_server_has_no_route_for_is_named_by_its_task() {
             .to_string()
             .replace(&root, "[checkpoints]/")
     };
-    assert_snapshot!(refused("hf-electra-token"), @"`[checkpoints]/hf-electra-token` is a model for token classification (named entities, parts of speech), which the server has no route for; `gemmule run` and the library's `Session::run` compute its `token_logits`");
+    assert_snapshot!(refused("hf-electra-token"), @"`[checkpoints]/hf-electra-token` is a model for token classification (named entities, parts of speech), and the server has no route for that; `gemmule run` and the library's `Session::run` compute its `token_logits`");
 }
 
 #[test]
@@ -510,7 +510,7 @@ fn prompts_go_by_their_names() {
         own,
         json!({"default_prompt_name": null, "prompts": {"query": 3}}),
     );
-    assert_snapshot!(refused(&folder), @"`[dir]/config_sentence_transformers.json`: the prompt `query` is no text");
+    assert_snapshot!(refused(&folder), @"`[dir]/config_sentence_transformers.json`: the prompt `query` is not a string");
 }
 
 #[test]
@@ -520,7 +520,7 @@ fn a_prompt_that_pooling_leaves_out_is_refused_and_an_empty_one_is_none() {
         let root = published("").display().to_string();
         e.to_string().replace(&root, "[checkpoints]/")
     };
-    assert_snapshot!(error(encoder.encode(&["a text"]).expect_err("refused")), @"the prompt `find: ` is to be left out of pooling, as `include_prompt` in `[checkpoints]/st-default-prompt` says, which gemmule does not compute; give an empty prompt");
+    assert_snapshot!(error(encoder.encode(&["a text"]).expect_err("refused")), @"the prompt `find: ` must be excluded from pooling, according to `include_prompt` in `[checkpoints]/st-default-prompt`, which gemmule does not support; give an empty prompt");
     let alone = encoder
         .encode_with(&["a text"], Prompt::Text(""))
         .expect("nothing to leave out");
@@ -550,14 +550,14 @@ fn scores_need_logits_and_a_known_activation() {
         .expect("a session")
         .run(&batch)
         .expect("it runs");
-    assert_snapshot!(engine.scores(&outputs).expect_err("there are none").to_string(), @"there are no scores: the run has no output `sequence_logits`, which a cross-encoder's checkpoint has by default");
+    assert_snapshot!(engine.scores(&outputs).expect_err("there are none").to_string(), @"there are no scores: the run has no output `sequence_logits`, the default output of a cross-encoder");
 }
 
 #[test]
 fn the_length_of_texts_is_said_once() {
     let folder = copy("st-mean");
     folder.write("sentence_other_config.json", "{}");
-    assert_snapshot!(refused(&folder), @"`[dir]/sentence_bert_config.json`: 2 files are called `sentence_…_config.json`, so the length of texts is not clear; keep one");
+    assert_snapshot!(refused(&folder), @"`[dir]/sentence_bert_config.json`: 2 files match `sentence_…_config.json`, so the maximum text length is ambiguous; keep one of them");
     let folder = copy("st-mean");
     folder.write("sentence_bert_config.json", r#"{"max_seq_length": 0}"#);
     assert_snapshot!(refused(&folder), @"`[dir]/sentence_bert_config.json`: `max_seq_length` is 0; expected a whole number from 1 to 16777216");

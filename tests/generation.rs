@@ -595,19 +595,19 @@ fn what_cannot_run_is_refused_in_words() {
         refused.expect_err("an error").to_string()
     };
     let plain = |_: &mut Generate| ();
-    insta::assert_snapshot!(refused(&[], plain), @"the prompt has no token; begin with the model's first token, if it has one");
-    insta::assert_snapshot!(refused(&[7; 500], plain), @"the prompt's 500 tokens and 20 new ones are more than the model's 512 positions; shorten the prompt, or ask for at most 12 new tokens");
+    insta::assert_snapshot!(refused(&[], plain), @"the prompt has no tokens; begin with the model's first token, if it has one");
+    insta::assert_snapshot!(refused(&[7; 500], plain), @"the prompt's 500 tokens and 20 new ones are more than the model's 512 positions; shorten the prompt, or request at most 12 new tokens");
     insta::assert_snapshot!(refused(&[7; 600], plain), @"the prompt's 600 tokens and 20 new ones are more than the model's 512 positions; shorten the prompt to at most 492 tokens");
     insta::assert_snapshot!(refused(&[7; 512], |o| o.rules.max_new_tokens = Rules::NO_LIMIT), @"the prompt's 512 tokens and 1 new ones are more than the model's 512 positions; shorten the prompt to at most 511 tokens");
     insta::assert_snapshot!(refused(&[1], |o| o.beams = Some(Beams::of(0))), @"0 beams; expected at least one");
     insta::assert_snapshot!(refused(&[1], |o| o.beams = Some(Beams::of(257))), @"257 beams; expected at most 256");
-    insta::assert_snapshot!(refused(&[1], |o| (o.beams, o.logits) = (Some(Beams::of(2)), true)), @"beams are searched along many sequences, and logits come with the tokens of one; ask for one of the two");
+    insta::assert_snapshot!(refused(&[1], |o| (o.beams, o.logits) = (Some(Beams::of(2)), true)), @"beam search cannot return logits, which belong to one sequence; request one of the two");
     insta::assert_snapshot!(refused(&[1], |o| o.sampling = Some(Sampling { top_p: 0.0, ..Sampling::default() })), @"top_p is 0; expected a number above 0, up to 1");
     insta::assert_snapshot!(refused(&[1], |o| o.sampling = Some(Sampling { top_p: 1.5, ..Sampling::default() })), @"top_p is 1.5; expected a number above 0, up to 1");
     insta::assert_snapshot!(refused(&[1, 5000], plain), @"token 1 of the prompt is 5000, but the vocabulary has 1003");
     insta::assert_snapshot!(refused(&[1], |o| o.rules.max_new_tokens = 0), @"max_new_tokens is 0; expected at least one token");
     insta::assert_snapshot!(refused(&[1], |o| o.rules.repetition_penalty = 0.0), @"the repetition penalty is 0; expected a number above 0");
-    insta::assert_snapshot!(refused(&[1; 400], |o| o.rules.max_new_tokens = 100), @"the request needs 3932160 bytes of KV cache, and there are 983040 in all; ask for a larger cache, a shorter prompt or fewer new tokens");
+    insta::assert_snapshot!(refused(&[1; 400], |o| o.rules.max_new_tokens = 100), @"the request needs 3932160 bytes of KV cache, and its total size is 983040; use a larger cache, a shorter prompt or fewer new tokens");
     let encoder = Engine::builder(description)
         .config(file(&format!("{name}.json")))
         .random_weights(WEIGHTS)
@@ -615,7 +615,7 @@ fn what_cannot_run_is_refused_in_words() {
         .build()
         .expect("the model loads");
     let refused = encoder.generator(1).err().expect("an error");
-    insta::assert_snapshot!(refused, @"the engine was built to compute outputs, not to write; build it with `Builder::generating`");
+    insta::assert_snapshot!(refused, @"the engine was built to compute outputs, not to generate; build it with `Builder::generating`");
     let bert = Engine::builder("bert")
         .config(file("bert_head32.json"))
         .random_weights(WEIGHTS)
@@ -723,7 +723,7 @@ fn a_key_that_would_change_the_result_is_refused_with_its_file() {
     let refused = gemmule::engine::generation_config(folder.path()).expect_err("an error");
     let text = refused.to_string();
     let text = text.replace(&folder.path().display().to_string(), "[dir]");
-    insta::assert_snapshot!(text, @"`[dir]/generation_config.json`: `guidance_scale` is 2.5, which would change the result and is not computed; take it out of a copy of the folder to go on without");
+    insta::assert_snapshot!(text, @"`[dir]/generation_config.json`: `guidance_scale` is 2.5, which changes the result and is not supported; remove it in a copy of the folder to ignore it");
 }
 
 #[test]
@@ -750,7 +750,7 @@ fn a_callback_that_panics_ends_its_call_and_the_engine_goes_on() {
 fn an_engine_that_writes_has_no_sessions_and_one_kernel_of_attention() {
     let (name, description) = MODELS[0];
     let refused = engine(name, description).session().err().expect("an error");
-    insta::assert_snapshot!(refused, @"the engine was built to write, and a session computes whole sequences; make a generator of it, or build it without `Builder::generating`");
+    insta::assert_snapshot!(refused, @"the engine was built to generate, and a session computes whole sequences; create a generator, or build the engine without `Builder::generating`");
     let asked = Engine::builder(description)
         .config(file(&format!("{name}.json")))
         .random_weights(WEIGHTS)

@@ -321,7 +321,7 @@ fn a_classifier_writes_no_texts() {
         .build()
         .err()
         .expect("it is a classifier");
-    assert_snapshot!(folder.text(&error), @"config.json: `architectures` says that this is a `LlamaForSequenceClassification`, which writes no texts; `gemmule run` computes what it was trained for");
+    assert_snapshot!(folder.text(&error), @"config.json: `architectures` names `LlamaForSequenceClassification`, which does not generate text; `gemmule run` computes its outputs");
 }
 
 #[test]

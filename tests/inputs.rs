@@ -102,7 +102,7 @@ fn a_model_may_come_through_a_pipe() {
         .write(&shell.0.file("tiny"))
         .expect("it is written");
     assert_eq!(run("<(cat tiny)"), outputs);
-    assert_snapshot!(shell.error("gemmule check tiny --weights ."), @"× `tiny` is a compiled model, and a description is needed here; give the RON file that it was compiled from");
+    assert_snapshot!(shell.error("gemmule check tiny --weights ."), @"× `tiny` is a compiled model; expected a description: give the RON file that it was compiled from");
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn threads_that_cannot_start_are_an_error() {
     // The first stack does not fit, which rayon is told as where there are too many processes.
     let limits = "ulimit -v 1000000; RUST_MIN_STACK=100000000000 RAYON_NUM_THREADS=2";
     let line = format!("{limits} {RUN} --ids ids.json");
-    assert_snapshot!(shell.error(&line), @"× the threads that work is shared out to cannot be started: Resource temporarily unavailable (os error 11); ask for fewer (--threads, RAYON_NUM_THREADS), or raise the limit on processes (`ulimit -u`) or on memory");
+    assert_snapshot!(shell.error(&line), @"× the threads of the pool cannot be started: Resource temporarily unavailable (os error 11); use fewer (--threads, RAYON_NUM_THREADS), or raise the limit on processes (`ulimit -u`) or on memory");
     let doctor = shell.ok(&format!("{limits} gemmule doctor"));
     assert!(
         doctor.contains("ask for fewer (--threads, RAYON_NUM_THREADS)"),
@@ -185,8 +185,8 @@ fn values_that_are_no_numbers_are_an_error_in_every_form() {
     table.bytes[19 * 16 * 4..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
     common::write_tensors(&shell.0.file("model.safetensors"), &tensors);
     let run = format!("{RUN} --ids ids.json 2> >(grep -v WARN >&2)");
-    assert_snapshot!(shell.error(&format!("{run} --json")), @"× the output `last_hidden_state` holds 32 values of 80 that are NaN or infinite, the first in sequence 1, token 0; is the checkpoint sound, and does the storage type hold its values? bf16 and f32 have a wider range than f16");
-    assert_snapshot!(shell.error(&format!("{run} --output last_hidden_state")), @"× the output `last_hidden_state` holds 32 values of 80 that are NaN or infinite, the first in sequence 1, token 0; is the checkpoint sound, and does the storage type hold its values? bf16 and f32 have a wider range than f16");
+    assert_snapshot!(shell.error(&format!("{run} --json")), @"× the output `last_hidden_state` has 32 NaN or infinite values of 80, the first in sequence 1, token 0; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16");
+    assert_snapshot!(shell.error(&format!("{run} --output last_hidden_state")), @"× the output `last_hidden_state` has 32 NaN or infinite values of 80, the first in sequence 1, token 0; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16");
     assert_eq!(
         shell
             .run(&format!("{RUN} --ids ids.json --similarities"))
@@ -272,5 +272,5 @@ fn a_reference_without_values_is_an_error() {
         ("lens".to_owned(), long(&[2])),
     ];
     common::write_tensors(&shell.0.file("r.safetensors"), &tensors.into());
-    assert_snapshot!(shell.error("gemmule verify bert --weights . --device cpu --reference r.safetensors"), @"× `r.safetensors` is no reference: it has `ids`, but no F32 value to compare with them");
+    assert_snapshot!(shell.error("gemmule verify bert --weights . --device cpu --reference r.safetensors"), @"× `r.safetensors` is not a reference: it has `ids`, but no F32 value to compare with them");
 }

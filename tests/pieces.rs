@@ -91,14 +91,14 @@ fn refused(files: &[(&str, &[u8])]) -> String {
 #[test]
 fn a_tokenizer_that_is_missing_or_not_read_is_said_with_how_to_mend_it() {
     assert_snapshot!(refused(&[]), @"`[dir]` has no tokenizer.json; expected one, or a SentencePiece model with the vocab.json of its ids: source.spm, or sentencepiece.bpe.model");
-    assert_snapshot!(refused(&[("spiece.model", b"")]), @"`[dir]` has no tokenizer.json, and `spiece.model` alone is not read; Python writes one of it: transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)");
+    assert_snapshot!(refused(&[("spiece.model", b"")]), @"`[dir]` has no tokenizer.json, and `spiece.model` is not supported on its own; create a tokenizer.json in Python: transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)");
     for name in [
         "sentencepiece.bpe.model",
         "tokenizer.model",
         "merges.txt",
         "vocab.txt",
     ] {
-        assert!(refused(&[(name, b"")]).contains(&format!("`{name}` alone is not read")));
+        assert!(refused(&[(name, b"")]).contains(&format!("`{name}` is not supported on its own")));
     }
 }
 
@@ -127,16 +127,16 @@ fn changed(of: &str, name: &str, bytes: &[u8]) -> String {
 #[test]
 fn files_that_no_tokenizer_can_be_made_of_are_said() {
     let source = fs::read(folder("pair").join("source.spm")).expect("it is read");
-    assert_snapshot!(changed("pair", "source.spm", &source[..source.len() / 2]), @"no tokenizer can be made of `[dir]/source.spm`: it is no SentencePiece model, or a damaged one: failed to decode Protobuf message: File.pieces: buffer underflow");
-    assert_snapshot!(changed("pair", "source.spm", b""), @"no tokenizer can be made of `[dir]/source.spm`: it has 0 pieces; expected 1 to 1048576, as a SentencePiece model has");
-    assert_snapshot!(changed("pair", "vocab.json", b"[]"), @"no tokenizer can be made of `[dir]/vocab.json`: it is no table of ids by tokens: invalid type: sequence, expected a map at line 1 column 0");
-    assert_snapshot!(changed("pair", "vocab.json", br#"{"a": 1, "b": 1}"#), @"no tokenizer can be made of `[dir]/vocab.json`: `a` and `b` both have the id 1");
-    assert_snapshot!(changed("pair", "vocab.json", br#"{"a": 1}"#), @"no tokenizer can be made of `[dir]/vocab.json`: there is no token `</s>`, the `eos_token` of the files beside it");
-    assert_snapshot!(changed("pair", "tokenizer_config.json", br#"{"separate_vocabs": true}"#), @"no tokenizer can be made of `[dir]/tokenizer_config.json`: `separate_vocabs` is true; expected false, as nothing else is read");
-    assert_snapshot!(changed("pair", "tokenizer_config.json", br#"{"additional_special_tokens": ["<x>"]}"#), @"no tokenizer can be made of `[dir]/tokenizer_config.json`: the special token `<x>` has no id; expected one in vocab.json or `added_tokens_decoder`");
-    assert_snapshot!(changed("pair", "tokenizer_config.json", br#"{"added_tokens_decoder": {"1": {"content": "</s>"}}}"#), @"no tokenizer can be made of `[dir]/tokenizer_config.json`: the token `</s>` has the id 1; expected 0, as vocab.json says");
-    assert_snapshot!(changed("pair", "tokenizer_config.json", br#"{"added_tokens_decoder": {"0": {"content": "</s>", "lstrip": true}}}"#), @"no tokenizer can be made of `[dir]/tokenizer_config.json`: the token `</s>` has `lstrip`, which is not read beside a SentencePiece model; expected false");
-    assert_snapshot!(changed("many", "tokenizer_config.json", br#"{"src_lang": "xx"}"#), @"no tokenizer can be made of `[dir]/tokenizer_config.json`: the token `__xx__` of `src_lang`, which stands before each text, is not known; expected it in `additional_special_tokens`, here or in special_tokens_map.json");
+    assert_snapshot!(changed("pair", "source.spm", &source[..source.len() / 2]), @"no tokenizer can be loaded from `[dir]/source.spm`: it is not a SentencePiece model, or is damaged: failed to decode Protobuf message: File.pieces: buffer underflow");
+    assert_snapshot!(changed("pair", "source.spm", b""), @"no tokenizer can be loaded from `[dir]/source.spm`: it has 0 pieces; expected 1 to 1048576, as a SentencePiece model has");
+    assert_snapshot!(changed("pair", "vocab.json", b"[]"), @"no tokenizer can be loaded from `[dir]/vocab.json`: it is not an object of ids by token: invalid type: sequence, expected a map at line 1 column 0");
+    assert_snapshot!(changed("pair", "vocab.json", br#"{"a": 1, "b": 1}"#), @"no tokenizer can be loaded from `[dir]/vocab.json`: `a` and `b` both have the id 1");
+    assert_snapshot!(changed("pair", "vocab.json", br#"{"a": 1}"#), @"no tokenizer can be loaded from `[dir]/vocab.json`: there is no token `</s>`, which is the `eos_token` of the folder's settings");
+    assert_snapshot!(changed("pair", "tokenizer_config.json", br#"{"separate_vocabs": true}"#), @"no tokenizer can be loaded from `[dir]/tokenizer_config.json`: `separate_vocabs` is true; expected false, the only supported value");
+    assert_snapshot!(changed("pair", "tokenizer_config.json", br#"{"additional_special_tokens": ["<x>"]}"#), @"no tokenizer can be loaded from `[dir]/tokenizer_config.json`: the special token `<x>` has no id; expected one in vocab.json or `added_tokens_decoder`");
+    assert_snapshot!(changed("pair", "tokenizer_config.json", br#"{"added_tokens_decoder": {"1": {"content": "</s>"}}}"#), @"no tokenizer can be loaded from `[dir]/tokenizer_config.json`: the token `</s>` has the id 1; expected 0, its id in vocab.json");
+    assert_snapshot!(changed("pair", "tokenizer_config.json", br#"{"added_tokens_decoder": {"0": {"content": "</s>", "lstrip": true}}}"#), @"no tokenizer can be loaded from `[dir]/tokenizer_config.json`: the token `</s>` has `lstrip`, which is not supported with a SentencePiece model; expected false");
+    assert_snapshot!(changed("many", "tokenizer_config.json", br#"{"src_lang": "xx"}"#), @"no tokenizer can be loaded from `[dir]/tokenizer_config.json`: the token `__xx__` of `src_lang`, which is put before each text, is unknown; expected it in `additional_special_tokens`, here or in special_tokens_map.json");
 }
 
 #[test]
@@ -187,5 +187,5 @@ fn a_text_is_cut_where_the_folder_says_and_pairs_are_refused() {
     assert_eq!(cut.token_ids(), want);
     let input = gemmule::engine::Input::Pair("a", "b");
     let pair = encoder.encode_one(input, Default::default());
-    assert_snapshot!(pair.expect_err("an error"), @"text 0 cannot be tokenized: its tokenizer, a SentencePiece model for translation, takes no pairs of texts; give one text");
+    assert_snapshot!(pair.expect_err("an error"), @"text 0 cannot be tokenized: the tokenizer is a SentencePiece model for translation, which does not take pairs of texts; give one text");
 }

@@ -1061,13 +1061,13 @@ fn templates_take_options_and_their_refusals_are_plain() {
             "user",
             json!({"chat_template_kwargs": {"messages": []}}),
             "chat_template_kwargs",
-            "`messages` is a parameter of its own and no value for the chat template; give it beside `chat_template_kwargs`",
+            "`messages` is a request parameter, not a variable of the chat template; give it outside of `chat_template_kwargs`",
         ),
         (
             "user",
             json!({"continue_final_message": true, "add_generation_prompt": true}),
             "continue_final_message",
-            "`continue_final_message` and `add_generation_prompt` cannot both be true: the one goes on with the last message, the other begins a new one",
+            "`continue_final_message` and `add_generation_prompt` cannot both be true: the first continues the last message, the second begins a new one",
         ),
         (
             "user",
@@ -2356,7 +2356,7 @@ fn models_take_turns_and_a_model_takes_several_devices() {
     choice.devices = vec![DeviceChoice::Cpu; 2];
     let error = Model::open(choice).map(|_| ()).unwrap_err().to_string();
     assert!(
-        error.ends_with("writes texts, which one device does; name one device for it"),
+        error.ends_with("generates text, which uses one device; name only one device for it"),
         "{error}"
     );
 }

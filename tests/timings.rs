@@ -187,16 +187,16 @@ fn a_file_that_was_written_is_read_and_one_that_was_changed_is_refused() {
         folder.write("timings.ron", text);
         folder.text(&read_timings(&file).expect_err("it is refused"))
     };
-    assert_snapshot!(refused(&text.replace("4.25", "1.25")), @"the timings in `[dir]/timings.ron` are refused: their checksum does not fit: they were damaged, or changed by hand; measure anew with `gemmule tune`, or leave the file out");
-    assert_snapshot!(refused(&text.replace("H200", "H100")), @"the timings in `[dir]/timings.ron` are refused: their checksum does not fit: they were damaged, or changed by hand; measure anew with `gemmule tune`, or leave the file out");
-    assert_snapshot!(refused("(format: 2)"), @"the timings in `[dir]/timings.ron` are refused: their format is 2, this version of gemmule reads format 1; measure anew with `gemmule tune`, or leave the file out");
+    assert_snapshot!(refused(&text.replace("4.25", "1.25")), @"the timings in `[dir]/timings.ron` are not valid: their checksum does not match: they were damaged, or changed by hand; measure again with `gemmule tune`, or omit the file");
+    assert_snapshot!(refused(&text.replace("H200", "H100")), @"the timings in `[dir]/timings.ron` are not valid: their checksum does not match: they were damaged, or changed by hand; measure again with `gemmule tune`, or omit the file");
+    assert_snapshot!(refused("(format: 2)"), @"the timings in `[dir]/timings.ron` are not valid: their format is 2, this version of gemmule reads format 1; measure again with `gemmule tune`, or omit the file");
     let kernels = text.lines().find(|line| line.contains("kernels:"));
     let kernels = kernels.expect("what they were measured on").to_owned();
     // The checksum is of what is there, so that another version's file is told apart from a damaged one by format only.
-    assert_snapshot!(refused(&text.replace(&kernels, "    kernels: \"0\",")), @"the timings in `[dir]/timings.ron` are refused: their checksum does not fit: they were damaged, or changed by hand; measure anew with `gemmule tune`, or leave the file out");
+    assert_snapshot!(refused(&text.replace(&kernels, "    kernels: \"0\",")), @"the timings in `[dir]/timings.ron` are not valid: their checksum does not match: they were damaged, or changed by hand; measure again with `gemmule tune`, or omit the file");
     for end in [0, 1, text.len() / 2, text.len() - 3] {
         let cut = refused(&text[..end]);
-        assert!(cut.contains("are refused: they are no RON"), "{cut}");
+        assert!(cut.contains("are not valid: they are not RON"), "{cut}");
     }
     let absent = read_timings(&folder.file("absent")).expect_err("there is none");
     assert_snapshot!(folder.text(&absent), @r"
@@ -222,11 +222,11 @@ fn timings_of_another_card_or_nvrtc_are_refused() {
         let taken = timings_for(&file, read(), &named("h200"), nvrtc);
         assert_eq!(taken.expect("they fit"), timings);
     }
-    assert_snapshot!(refused(&named("h200"), Some((12, 8))), @"the timings in `[dir]/timings.ron` are refused: they were measured with NVRTC 13.0, and this is 12.8; measure anew with `gemmule tune`, or leave the file out");
-    assert_snapshot!(refused(&named("a100"), None), @"the timings in `[dir]/timings.ron` are refused: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure anew with `gemmule tune`, or leave the file out");
-    assert_snapshot!(refused(&named("h100_sxm"), None), @"the timings in `[dir]/timings.ron` are refused: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for h100_sxm (capability 9.0, 132 SMs); measure anew with `gemmule tune`, or leave the file out");
+    assert_snapshot!(refused(&named("h200"), Some((12, 8))), @"the timings in `[dir]/timings.ron` are not valid: they were measured with NVRTC 13.0, and this is 12.8; measure again with `gemmule tune`, or omit the file");
+    assert_snapshot!(refused(&named("a100"), None), @"the timings in `[dir]/timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure again with `gemmule tune`, or omit the file");
+    assert_snapshot!(refused(&named("h100_sxm"), None), @"the timings in `[dir]/timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for h100_sxm (capability 9.0, 132 SMs); measure again with `gemmule tune`, or omit the file");
     // A part of the card.
-    assert_snapshot!(refused(&named("h200").with_sms(60), None), @"the timings in `[dir]/timings.ron` are refused: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for h200 (capability 9.0, 60 SMs); measure anew with `gemmule tune`, or leave the file out");
+    assert_snapshot!(refused(&named("h200").with_sms(60), None), @"the timings in `[dir]/timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for h200 (capability 9.0, 60 SMs); measure again with `gemmule tune`, or omit the file");
     // Timings of a card without a description of its own are for all of its capability.
     let unknown = TimedOn {
         card: "Card".to_owned(),
@@ -235,7 +235,7 @@ fn timings_of_another_card_or_nvrtc_are_refused() {
     write_timings(&file, &timings, &unknown).expect("it is written");
     assert!(timings_for(&file, read(), &named("h200"), None).is_ok());
     assert!(timings_for(&file, read(), &named("h100_pcie"), None).is_ok());
-    assert_snapshot!(refused(&named("a100"), None), @"the timings in `[dir]/timings.ron` are refused: they were measured on Card (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure anew with `gemmule tune`, or leave the file out");
+    assert_snapshot!(refused(&named("a100"), None), @"the timings in `[dir]/timings.ron` are not valid: they were measured on Card (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure again with `gemmule tune`, or omit the file");
 }
 
 #[test]
@@ -248,8 +248,8 @@ fn nothing_is_timed_on_a_cpu_and_no_timings_are_used() {
         let digits = text[..threads].rfind(' ').expect("a number");
         format!("{} N{}", &text[..digits], &text[threads..])
     };
-    assert_snapshot!(text(folder.builder().tune(TuneMode::Quick)), @"kernels are timed on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--timings` out");
-    assert_snapshot!(text(folder.builder().timings("absent.ron")), @"kernels are timed on a CUDA device only, and this is the CPU, N threads; leave `--tune` and `--timings` out");
+    assert_snapshot!(text(folder.builder().tune(TuneMode::Quick)), @"kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit `--tune` and `--timings`");
+    assert_snapshot!(text(folder.builder().timings("absent.ron")), @"kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit `--tune` and `--timings`");
     let engine = folder.builder().tune(TuneMode::Off).build();
     assert!(engine.expect("it builds").chosen_by().is_none());
 }
@@ -263,8 +263,8 @@ fn an_artifact_is_not_timed() {
         .expect("it is written");
     let builder = || Engine::from_artifact(&file).device(gemmule::DeviceChoice::Cpu);
     let text = |error: EngineError| folder.text(&error);
-    assert_snapshot!(text(builder().tune(TuneMode::Full).build().err().expect("an error")), @"the artifact `[dir]/tiny` has its kernels already; give `--tune` or `--timings` to `gemmule compile`");
-    assert_snapshot!(text(builder().timings("x").build().err().expect("an error")), @"the artifact `[dir]/tiny` has its kernels already; give `--tune` or `--timings` to `gemmule compile`");
+    assert_snapshot!(text(builder().tune(TuneMode::Full).build().err().expect("an error")), @"the artifact `[dir]/tiny` already contains its kernels; give `--tune` or `--timings` to `gemmule compile`");
+    assert_snapshot!(text(builder().timings("x").build().err().expect("an error")), @"the artifact `[dir]/tiny` already contains its kernels; give `--tune` or `--timings` to `gemmule compile`");
 }
 
 #[test]

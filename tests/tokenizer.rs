@@ -38,15 +38,15 @@ fn panics_of_the_tokenizers_crate_are_errors() {
     gemmule::cli::silence_contained_panics();
     let folder = Folder::new();
     let error = |tokenizer: Value| error(&folder, &tokenizer).expect("it is refused");
-    assert_snapshot!(error(with(0, "normalizer", json!({"type": "Precompiled", "precompiled_charsmap": ""}))), @r#"`[dir]/tokenizer.json` is no tokenizer: the tokenizers crate panics on it: Precompiled: Error("Cannot parse precompiled_charsmap", line: 0, column: 0); expected the tokenizer.json of a checkpoint"#);
+    assert_snapshot!(error(with(0, "normalizer", json!({"type": "Precompiled", "precompiled_charsmap": ""}))), @r#"`[dir]/tokenizer.json` is not a tokenizer: the tokenizers crate panics on it: Precompiled: Error("Cannot parse precompiled_charsmap", line: 0, column: 0); expected the tokenizer.json of a checkpoint"#);
     assert_snapshot!(error(with(0, "pre_tokenizer", json!({"type": "FixedLength", "length": 0}))), @"text 0 cannot be tokenized: `[dir]/tokenizer.json` makes the tokenizers crate panic: chunk size must be non-zero; expected the tokenizer.json of a checkpoint");
     let truncation =
         json!({"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 4});
-    assert_snapshot!(error(with(0, "truncation", truncation)), @"`[dir]/tokenizer.json` is no tokenizer: tokenizer stride set to 4, which is greater than or equal to its effective max length of 2 (= 4 original max length - 2 added special tokens), ; expected the tokenizer.json of a checkpoint");
+    assert_snapshot!(error(with(0, "truncation", truncation)), @"`[dir]/tokenizer.json` is not a tokenizer: tokenizer stride set to 4, which is greater than or equal to its effective max length of 2 (= 4 original max length - 2 added special tokens), ; expected the tokenizer.json of a checkpoint");
     let mut merges = seed(1);
     merges["model"]["merges"] = json!([["a", "zz"]]);
-    assert_snapshot!(error(merges), @"`[dir]/tokenizer.json` is no tokenizer: Token `zz` out of vocabulary at line 1 column 647; expected the tokenizer.json of a checkpoint");
-    assert_snapshot!(error(json!({"model": 3})), @"`[dir]/tokenizer.json` is no tokenizer: data did not match any variant of untagged enum ModelUntagged at line 1 column 11; expected the tokenizer.json of a checkpoint");
+    assert_snapshot!(error(merges), @"`[dir]/tokenizer.json` is not a tokenizer: Token `zz` out of vocabulary at line 1 column 647; expected the tokenizer.json of a checkpoint");
+    assert_snapshot!(error(json!({"model": 3})), @"`[dir]/tokenizer.json` is not a tokenizer: data did not match any variant of untagged enum ModelUntagged at line 1 column 11; expected the tokenizer.json of a checkpoint");
 }
 
 #[test]

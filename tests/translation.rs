@@ -313,14 +313,14 @@ fn what_cannot_run_is_said_before_it_runs() {
             .expect_err("an error")
     };
     let plain = options("greedy");
-    insta::assert_snapshot!(refused(&[], &plain), @"the prompt has no token; begin with the model's first token, if it has one");
+    insta::assert_snapshot!(refused(&[], &plain), @"the prompt has no tokens; begin with the model's first token, if it has one");
     insta::assert_snapshot!(refused(&[5; 161], &plain), @"the source has 161 tokens, more than the model's 160 positions; shorten or split it");
-    insta::assert_snapshot!(refused(&[5, 1], &plain), @"token 1 of the prompt is 1, the model's padding token, for which it counts no position; take it out");
+    insta::assert_snapshot!(refused(&[5, 1], &plain), @"token 1 of the prompt is 1, the model's padding token, which has no position; remove it");
     let no_start = Generate {
         decoder_start: None,
         ..plain
     };
-    insta::assert_snapshot!(refused(&[5], &no_start), @"the model writes from a source, and nothing says what stands before its first new token; set `Generate::decoder_start`, or `decoder_start_token_id` in config.json");
+    insta::assert_snapshot!(refused(&[5], &no_start), @"the model generates from a source and needs a start token; set `Generate::decoder_start`, or `decoder_start_token_id` in config.json");
 }
 
 #[test]

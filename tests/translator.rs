@@ -225,7 +225,7 @@ fn a_line_that_is_too_long_fails_alone() {
     assert!(!output.status.success());
     let errors = String::from_utf8(output.stderr).expect("text");
     assert!(
-        errors.contains("64 new tokens behind the one that begins a text are more than the model's 64 positions; ask for at most 63 new tokens"),
+        errors.contains("64 new tokens after the start token are more than the model's 64 positions; request at most 63 new tokens"),
         "{errors}"
     );
 }

@@ -399,7 +399,7 @@ fn a_length_with_the_prompt_bounds_what_is_new() {
     assert_eq!(n, [27, 23, 0]);
     assert!(
         errors.contains(
-            "prompt 2, counted from 0, failed: the 30 tokens that are there leave none of the 30"
+            "prompt 2, counted from 0, failed: the 30 existing tokens leave no room below the maximum length of 30"
         ),
         "{errors}"
     );
@@ -450,7 +450,7 @@ fn what_cannot_be_written_is_refused_in_words() {
 fn a_chat_template_writes_the_question_and_the_answer_alone_is_printed() {
     let refused = refused(&["generate", "--chat", "--prompt", "Who?"]);
     assert!(
-        refused.contains("neither chat_template.jinja nor `chat_template`"),
+        refused.contains("chat_template.jinja nor `chat_template` in"),
         "{refused}"
     );
     let folder = tempfile::tempdir().expect("a folder");

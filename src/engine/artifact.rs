@@ -1,4 +1,4 @@
-//! A compiled model in one file: the program, and cubins for the targets that it was compiled for.
+//! Artifacts: a compiled model in one file, with the program and the cubins of the targets it was compiled for.
 
 use std::{collections::HashMap, path::Path};
 
@@ -15,32 +15,32 @@ use crate::{
     runtime::{batch::Limits, cuda::CudaModel},
 };
 
-/// First bytes of the file, with the version of its layout.
+/// First bytes of the file, including the version of its layout.
 const MAGIC: &[u8; 8] = b"GEMMULEB";
-/// The part of it that all layouts have.
+/// First bytes that all versions of the layout share.
 const FAMILY: &[u8; 7] = b"GEMMULE";
 const DIGEST: usize = 32;
-/// How many bytes of a file tell whether it is an artifact.
+/// Number of bytes that identify an artifact.
 pub(super) const N_FIRST: u64 = FAMILY.len() as u64;
 
-/// Whether these are the first bytes of an artifact of this or another version.
+/// Whether these are the first bytes of an artifact of any version.
 pub(super) fn begins(bytes: &[u8]) -> bool {
     bytes.starts_with(FAMILY)
 }
 
-/// The code of one kernel, bound to what it was compiled from.
+/// A kernel's cubin, bound to the source it was compiled from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sealed {
     pub cubin: Cubin,
     /// Version of the NVRTC that compiled it, (major, minor).
     pub nvrtc: (i32, i32),
-    /// SHA-256 of what determines the code (as in [`CacheKey`]: source text, options, NVRTC's
-    /// version, target), then of the code itself.
+    /// SHA-256 of the inputs of the compilation (as in [`CacheKey`]: source text, options, NVRTC's version, target), followed
+    /// by the cubin.
     pub digest: [u8; 32],
 }
 
 impl Sealed {
-    /// `cubin`, which NVRTC `nvrtc` made of `source`.
+    /// Seals `cubin`, compiled from `source` by NVRTC version `nvrtc`.
     pub fn new(cubin: Cubin, source: &Source, nvrtc: (i32, i32)) -> Self {
         let digest = seal(&cubin, source, nvrtc);
         Self {
@@ -50,7 +50,7 @@ impl Sealed {
         }
     }
 
-    /// Cubins and their sources, in one order.
+    /// Seals cubins and their sources, given in the same order.
     pub fn all(cubins: Vec<Cubin>, sources: &[Source], nvrtc: (i32, i32)) -> Vec<Self> {
         let both = cubins.into_iter().zip(sources);
         both.map(|(cubin, source)| Self::new(cubin, source, nvrtc))
@@ -68,22 +68,23 @@ fn seal(cubin: &Cubin, source: &Source, nvrtc: (i32, i32)) -> [u8; 32] {
         .into()
 }
 
-/// A program with what a run must know of it, and its code.
+/// A program with its run-time metadata and cubins.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Artifact {
-    /// The model's name.
+    /// Name of the model.
     pub name: String,
     pub program: Program,
     pub limits: Limits,
-    /// What checkpoints may call its weights.
+    /// Names of the weights in checkpoints.
     pub weight_names: WeightNames,
-    /// The card that the program was lowered for, and the number of timings that its kernels were chosen by.
+    /// The card that the program was lowered for, and the number of timings used to select its kernels.
     pub card: String,
     pub timings: usize,
     pub cubins: Vec<Sealed>,
 }
 
 impl Artifact {
+    /// Creates an artifact of a compiled program.
     pub fn of(compiled: Compiled, cubins: Vec<Sealed>) -> Self {
         let limits = Limits::of(&compiled.model);
         let (name, weight_names) = (compiled.model.name, compiled.model.weight_names);
@@ -98,13 +99,13 @@ impl Artifact {
         }
     }
 
-    /// Whether a file starts like an artifact of this or another version. A pipe loses these bytes:
-    /// [`ModelFile::open`](super::ModelFile::open) reads once.
+    /// Whether a file starts like an artifact of any version. A pipe loses these bytes;
+    /// [`ModelFile::open`](super::ModelFile::open) reads it only once.
     pub fn is_one(file: &Path) -> bool {
         Beginning::open(file, N_FIRST).is_ok_and(|beginning| begins(beginning.bytes()))
     }
 
-    /// The targets that there is code for.
+    /// Returns the targets that have cubins.
     pub fn targets(&self) -> Vec<Target> {
         let mut targets: Vec<Target> = self.cubins.iter().map(|c| c.cubin.target).collect();
         targets.sort_unstable();
@@ -112,8 +113,8 @@ impl Artifact {
         targets
     }
 
-    /// Writes the file; a failure leaves what was there before. A device or a pipe is written to.
-    /// Returns the size in bytes.
+    /// Writes the file and returns its size in bytes. If writing fails, an existing file is unchanged. A device or pipe is
+    /// written directly.
     pub fn write(&self, file: &Path) -> Result<u64, EngineError> {
         let failed = |source| EngineError::Write {
             file: file.to_owned(),
@@ -126,12 +127,12 @@ impl Artifact {
         Ok(whole.len() as u64)
     }
 
-    /// Reads a file. Whatever is in it, the result is an artifact that is sound, or an error.
+    /// Reads and validates a file.
     pub fn read(file: &Path) -> Result<Self, EngineError> {
         Self::of_bytes(file, &files::bytes(file, Kind::Artifact)?)
     }
 
-    /// What the bytes of `file` hold.
+    /// Parses the contents of `file`.
     pub(super) fn of_bytes(file: &Path, bytes: &[u8]) -> Result<Self, EngineError> {
         Self::from_bytes(bytes).map_err(|problem| EngineError::Artifact {
             file: file.to_owned(),
@@ -139,14 +140,14 @@ impl Artifact {
         })
     }
 
-    /// The artifact that a file of these bytes holds; otherwise what is wrong with them.
+    /// Parses the contents of a file. Returns the reason if they are invalid.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let rest = bytes
             .strip_prefix(MAGIC)
-            .ok_or("it starts with other bytes")?;
-        let (digest, body) = rest.split_at_checked(DIGEST).ok_or("it ends too early")?;
+            .ok_or("it does not start with an artifact header")?;
+        let (digest, body) = rest.split_at_checked(DIGEST).ok_or("it is truncated")?;
         if Sha256::digest(body).as_slice() != digest {
-            return Err("its checksum does not fit, so it was damaged or cut".to_owned());
+            return Err("its checksum does not match, so it is damaged or truncated".to_owned());
         }
         let (artifact, rest): (Self, _) =
             postcard::take_from_bytes(body).map_err(|e| e.to_string())?;
@@ -159,11 +160,10 @@ impl Artifact {
         Ok(artifact)
     }
 
-    /// Whether each cubin was compiled from the source that its kernel has in this gemmule. The
-    /// source is emitted again: what a kernel does is known of its text, and not of its code.
+    /// Checks that each cubin was compiled from the source that this version of gemmule generates for its kernel.
     ///
-    /// This finds code that was mixed up or is of another gemmule. Whoever forges code on purpose
-    /// can forge its digest: an artifact is trusted as a program is.
+    /// This detects mixed-up cubins and those of other versions, but not forged ones, whose digest can be forged, too. An
+    /// artifact must be trusted like a program.
     fn check_code(&self) -> Result<(), String> {
         if self.cubins.is_empty() {
             return Ok(());
@@ -180,21 +180,20 @@ impl Artifact {
             let (symbol, target) = (cubin.symbol.escape_default(), cubin.target);
             let Some(source) = of_symbol.get(cubin.symbol.as_str()) else {
                 return Err(format!(
-                    "it has code for `{symbol}`, which is none of its kernels"
+                    "it has code for `{symbol}`, which is not one of its kernels"
                 ));
             };
             if seal(cubin, source, *nvrtc) != *digest {
                 return Err(format!(
-                    "its code of `{symbol}` for {target} is not what was compiled from the source \
-                     that this kernel has now"
+                    "its code of `{symbol}` for {target} was not compiled from the kernel's current \
+                     source"
                 ));
             }
         }
         Ok(())
     }
 
-    /// Whether every id that [`Limits`] lets through picks a row of each table: a device reads
-    /// tables without asking.
+    /// Checks that every id within [`Limits`] selects a row of each table, since a device does not check ids.
     fn check_limits(&self) -> Result<(), String> {
         let Limits {
             vocabulary,
@@ -206,7 +205,7 @@ impl Artifact {
         for table in self.program.tables() {
             let n_ids = match table.ids {
                 Meta::TokenIds => Some(vocabulary),
-                // Without segment ids every token is in segment 0.
+                // Without segment ids, every token is in segment 0.
                 Meta::TypeIds => Some(segments.unwrap_or(1)),
                 Meta::Positions => longest,
                 _ => None,

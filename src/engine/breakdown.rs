@@ -1,4 +1,4 @@
-//! Where the time of a run goes.
+//! Time breakdown of a run.
 
 use std::time::{Duration, Instant};
 
@@ -12,35 +12,35 @@ use crate::{
     },
 };
 
-/// The time of a run, and of its parts (ByteTransformer, figure 3).
+/// Time of a run and of its parts (ByteTransformer, figure 3).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Breakdown {
-    /// Milliseconds of a whole run, batch data in place; the median of several.
+    /// Median time of a whole run in milliseconds, with batch data in place.
     pub whole_ms: f32,
-    /// One for each of [`Class::ALL`], in that order.
+    /// One share for each of [`Class::ALL`], in that order.
     pub shares: Vec<Share>,
 }
 
-/// What the launches of one class take.
+/// Time of all launches of one class.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share {
     pub class: Class,
-    /// Milliseconds of all launches of the class; the median of several runs.
+    /// Median time of all launches of the class, in milliseconds.
     pub ms: f32,
 }
 
 impl Breakdown {
-    /// Milliseconds of all classes together. Where this is not [`whole_ms`](Self::whole_ms), the
-    /// difference is what taking the run apart costs or hides.
+    /// Returns the sum over all classes, in milliseconds. The difference from [`whole_ms`](Self::whole_ms) is the overhead or
+    /// the overlap of separate launches.
     pub fn sum_ms(&self) -> f32 {
         self.shares.iter().map(|s| s.ms).sum()
     }
 }
 
 impl Session {
-    /// Takes a run of a batch apart by the classes of its kernels: on a device by replaying the
-    /// launches of one class at a time ([`CudaSession::time_parts`]), on the CPU by a clock around
-    /// every step. `warm_up` runs come before the `runs` of which medians are taken.
+    /// Measures a run of a batch by kernel class. A device replays the launches of one class at a time
+    /// ([`CudaSession::time_parts`]); the CPU takes the time of each step. Medians are over `runs` runs after `warm_up`
+    /// others.
     pub fn breakdown(
         &mut self,
         batch: &Batch,
@@ -58,7 +58,7 @@ impl Session {
 }
 
 impl Breakdown {
-    /// Of a whole run, and of the parts of each class.
+    /// Creates a breakdown from the timings of whole runs and of each class.
     pub(super) fn of(whole: &Timing, parts: Vec<Timing>) -> Self {
         let share = |(class, timing): (Class, Timing)| Share {
             class,

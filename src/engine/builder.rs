@@ -39,33 +39,33 @@ use crate::{
     tensor::DType,
 };
 
-/// What an engine is made of, before its weights.
+/// The compiled program and its kernels, before the weights are loaded.
 struct Loaded {
     artifact: Artifact,
-    /// From a file.
+    /// Kernels stored in an artifact file; `None` if NVRTC compiles them.
     cubins: Option<Vec<Cubin>>,
     chosen_by: ChosenBy,
 }
 
-/// How long each step of loading took; zero where a step was not needed.
+/// Duration of each loading step; zero if the step was not needed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LoadTimes {
-    /// Description to program.
+    /// Compiling the description to a program.
     pub compile: Duration,
-    /// Timing kernels, or reading the timings that were given.
+    /// Timing kernels or reading recorded timings.
     pub tune: Duration,
-    /// Program to CUDA source.
+    /// Generating CUDA source from the program.
     pub emit: Duration,
-    /// NVRTC, or its cache.
+    /// Compiling with NVRTC or reading its cache.
     pub jit: Duration,
-    /// Kernels that came from the cache, and those that NVRTC compiled.
+    /// Number of kernels from the cache, and number compiled by NVRTC.
     pub cached: usize,
     pub compiled: usize,
     /// Reading and uploading the weights.
     pub weights: Duration,
 }
 
-/// A step of loading, for those who show progress.
+/// A loading step, reported to [`Builder::progress`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Kernels,
@@ -73,10 +73,10 @@ pub enum Stage {
     Weights,
 }
 
-/// Called with the stage, what is done, and the total.
+/// Callback that receives the stage, the finished count and the total.
 type Progress = Box<dyn Fn(Stage, usize, usize) + Sync>;
 
-/// Options of an [`Engine`].
+/// Builds an [`Engine`].
 pub struct Builder {
     start: Start,
     config: Option<PathBuf>,
@@ -134,156 +134,153 @@ impl Builder {
         }
     }
 
-    /// A folder as published: `config.json` and `model.safetensors`, or an index and its shards.
+    /// Sets the checkpoint folder: `config.json` with `model.safetensors`, or with an index and its shards.
     pub fn checkpoint(mut self, folder: impl Into<PathBuf>) -> Self {
         self.checkpoint = Some(folder.into());
         self
     }
 
-    /// Sizes from this `config.json` instead of the checkpoint's.
+    /// Reads the model's sizes from this `config.json` instead of the checkpoint's.
     pub fn config(mut self, file: impl Into<PathBuf>) -> Self {
         self.config = Some(file.into());
         self
     }
 
-    /// Sizes from a value in memory.
+    /// Takes the model's sizes from a parsed `config.json`.
     pub fn config_value(mut self, config: Value) -> Self {
         self.config_value = Some(config);
         self
     }
 
-    /// Random weights instead of a checkpoint's.
+    /// Uses random weights instead of a checkpoint's.
     pub fn random_weights(mut self, weights: RandomWeights) -> Self {
         self.random = Some(weights);
         self
     }
 
-    /// Outputs to compute; what is not asked for is not computed.
+    /// Sets the outputs to compute. Values that no requested output depends on are not computed.
     pub fn outputs<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
         self.outputs = Some(names.into_iter().map(Into::into).collect());
         self
     }
 
-    /// Further values to return: outputs, or values by the names that `gemmule graph` shows.
+    /// Sets additional values to return: outputs, or intermediate values by their names in `gemmule graph`.
     pub fn intermediates<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
         self.intermediates = names.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Switches passes off.
+    /// Disables optimization passes by name.
     pub fn without<S: Into<String>>(mut self, passes: impl IntoIterator<Item = S>) -> Self {
         self.without = passes.into_iter().map(Into::into).collect();
         self
     }
 
+    /// Selects the device. The default is [`DeviceChoice::Auto`].
     pub fn device(mut self, device: DeviceChoice) -> Self {
         self.device = device;
         self
     }
 
-    /// Storage type of weights and activations; by default f16 on CUDA and f32 on the CPU. On the CPU bf16 stands for
-    /// [`Products::Bf16`].
+    /// Sets the storage type of weights and activations. The default is f16 on CUDA and f32 on the CPU; on the CPU, bf16
+    /// selects [`Products::Bf16`].
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = Some(dtype);
         self
     }
 
-    /// How the linear layers compute products, on a CPU; by default as the storage type says.
+    /// Sets the precision of matrix products on a CPU. By default it follows from the storage type.
     pub fn products(mut self, products: Products) -> Self {
         self.products = Some(products);
         self
     }
 
-    /// Whether kernels are timed, on a CUDA device. What was timed is kept on disk.
+    /// Sets whether kernels are timed on a CUDA device. Timings are cached on disk.
     pub fn tune(mut self, mode: TuneMode) -> Self {
         self.tune = mode;
         self
     }
 
-    /// Timings in this file, which [`write_timings`](super::write_timings) wrote, correct the cost model. Where they are of another
-    /// card or other kernels, or damaged, building fails, or times anew if [`Builder::tune`] asks for it.
+    /// Corrects the cost model with a file of [`write_timings`](super::write_timings). If it is damaged, or from another card
+    /// or other kernels, building fails, unless [`Builder::tune`] is set: then the kernels are timed again.
     pub fn timings(mut self, file: impl Into<PathBuf>) -> Self {
         self.timings = Some(file.into());
         self
     }
 
-    /// What plans the memory of intermediate tensors; by default the chunk allocator.
+    /// Sets the memory planner for intermediate tensors. The default is the chunk allocator.
     pub fn allocator(mut self, allocator: AllocatorChoice) -> Self {
         self.allocator = allocator;
         self
     }
 
-    /// The chunk allocator, with this policy for taking memory and giving it back.
+    /// Selects the chunk allocator with this policy for reserving and releasing memory.
     pub fn chunk_policy(self, policy: ChunkPolicy) -> Self {
         self.allocator(AllocatorChoice::Chunk(policy))
     }
 
-    /// Whether sequences are packed, or padded to the longest of their batch. Results are the same;
-    /// padding is kept only to measure what packing saves. It needs the pass `fuse_attention`
-    /// switched off and no output that is a mean over tokens.
+    /// Sets whether sequences are packed, or padded to the longest in their batch to measure the gain of packing. Results are
+    /// equal. Padding requires the `fuse_attention` pass to be disabled, and no output that is a mean over tokens.
     pub fn padding(mut self, padding: Padding) -> Self {
         self.padding = padding;
         self
     }
 
-    /// Whether each kernel begins when the one before is done. By default, on cards of compute
-    /// capability 9.0 and later, a kernel begins while the one before still runs, and waits for it
-    /// only where it reads that one's results (programmatic dependent launch). Results are the same
-    /// bit for bit; plain launches are to compare with.
+    /// Sets whether to disable programmatic dependent launch, for comparison. By default, from compute capability 9.0 on, a
+    /// kernel may start before the previous one ends, and waits only before it reads its results. Results are bitwise equal.
     pub fn plain_launches(mut self, plain: bool) -> Self {
         self.plain_launches = plain;
         self
     }
 
-    /// What is replayed as a CUDA graph on a device. Results are the same bit for bit.
+    /// Sets which launches are replayed as CUDA graphs. Results are bitwise equal.
     pub fn graphs(mut self, graphs: GraphChoice) -> Self {
         self.graphs = graphs;
         self
     }
 
-    /// Which kernels compute fused attention; by default, that depends on the lengths.
+    /// Sets the kernels for fused attention. By default they are chosen by sequence length.
     pub fn attention(mut self, attention: AttentionChoice) -> Self {
         self.attention = Some(attention);
         self
     }
 
-    /// Makes an engine that writes: of the logits of the next token, with a KV cache, for [`Engine::generate`] and
+    /// Builds an engine that generates tokens from next-token logits with a KV cache, for [`Engine::generate`] and
     /// [`Engine::generator`].
     pub fn generating(mut self) -> Self {
         self.cached = true;
         self.outputs([NEXT_LOGITS])
     }
 
-    /// Whether a sequence's results shall not depend on its batch-mates, not by a bit. There is then
-    /// one kernel for each operator, chosen to serve every size, where otherwise there are several for
-    /// batches of different sizes; so it costs time, most for small batches. It needs fused attention.
+    /// Sets whether a sequence's results are bitwise independent of the rest of the batch. Each operator then has one kernel
+    /// for all batch sizes, which costs time, mostly for small batches. Requires fused attention.
     pub fn invariant(mut self, invariant: bool) -> Self {
         self.invariant = invariant;
         self
     }
 
-    /// Whether every operator of the fused graph has launches of its own. By default an implementation may cover several of
-    /// them, as a linear layer and the LayerNorm behind it, where that is estimated to be faster; the other is to compare with.
+    /// Sets whether every operator of the fused graph has its own launch, for comparison. By default a kernel may compute
+    /// several operators, such as a linear layer and the LayerNorm after it, if that is estimated to be faster.
     pub fn no_joint_launches(mut self, none: bool) -> Self {
         self.no_joint_launches = none;
         self
     }
 
-    /// Whether a checkpoint may have layers that the model does not read, as one has whose config.json was edited to run
-    /// its first layers alone. Otherwise that is an error, as it is most often a mistake.
+    /// Sets whether a checkpoint may have layers that the model does not read, such as when config.json was edited to run
+    /// only the first layers. Otherwise they are an error.
     pub fn unused_layers(mut self, may_be: bool) -> Self {
         self.unused_layers = may_be;
         self
     }
 
-    /// Threads that a CPU computes on, in a pool that engines of the same number share; by default those of the pool that the
-    /// caller is in, else as many as the process may run at once ([`Threads::usual`]).
+    /// Sets the number of CPU threads. Engines with the same number share a pool. The default is the caller's rayon pool, or
+    /// else [`Threads::usual`].
     pub fn threads(mut self, threads: NonZeroUsize) -> Self {
         self.threads = Some(threads);
         self
     }
 
-    /// Called as kernels are compiled and weights are loaded.
+    /// Sets a callback for the progress of compiling kernels and loading weights.
     pub fn progress(mut self, progress: impl Fn(Stage, usize, usize) + Sync + 'static) -> Self {
         self.progress = Box::new(progress);
         self
@@ -325,7 +322,7 @@ impl Builder {
             cubins,
             chosen_by,
         } = loaded;
-        // Whether the allocator can be had for this program is known before any weight is read.
+        // Fails before any weight is read if the allocator cannot plan this program.
         Planner::new(&artifact.program, &self.allocator)?;
         times.compile = began.elapsed().saturating_sub(times.tune);
         let program = &artifact.program;
@@ -378,7 +375,7 @@ impl Builder {
         })
     }
 
-    /// The storage type of the program, and how a CPU computes products.
+    /// Returns the storage type of the program and the precision of products on a CPU.
     fn computes_in(&self, device: &DeviceName) -> Result<(DType, Products), EngineError> {
         let dtype = self.dtype.unwrap_or_else(|| default_dtype(device));
         match (device, dtype, self.products) {
@@ -393,23 +390,19 @@ impl Builder {
         }
     }
 
-    /// Whether nothing is asked for that only a CPU computes.
+    /// Refuses options that apply only to a CPU.
     fn check_for_cuda(&self, device: &DeviceName) -> Result<(), EngineError> {
-        let asked = [
-            ("--threads", self.threads.is_some()),
-            ("--quantize", self.products.is_some()),
-        ];
-        match asked.into_iter().find(|(_, asked)| *asked) {
-            None => Ok(()),
-            Some((option, _)) => Err(EngineError::CpuOnly {
-                option,
-                device: device.to_string(),
-            }),
-        }
+        let option = match (self.threads, self.products) {
+            (Some(_), _) => "--threads",
+            (None, Some(_)) => "--quantize",
+            (None, None) => return Ok(()),
+        };
+        let device = device.to_string();
+        Err(EngineError::CpuOnly { option, device })
     }
 
-    /// The program with what a run must know of it; from a file also its code. `own` are the tensors of tied heads that the
-    /// checkpoint has with values of their own.
+    /// Compiles the program, or reads it and its kernels from an artifact file. `own` names the tied output heads for which
+    /// the checkpoint has values of their own.
     fn artifact(
         &self,
         device: &DeviceName,
@@ -426,10 +419,8 @@ impl Builder {
                 return Err(EngineError::ArtifactPadding { file: file.clone() });
             }
             if let Some(asked) = self.attention {
-                return Err(EngineError::ArtifactAttention {
-                    file: file.clone(),
-                    asked,
-                });
+                let file = file.clone();
+                return Err(EngineError::ArtifactAttention { file, asked });
             }
             let mut artifact = read.map_or_else(|| Artifact::read(file), |a| Ok(a.clone()))?;
             let (asked, _) = self.computes_in(device)?;
@@ -453,14 +444,10 @@ impl Builder {
                 served: Served::Own,
                 timings: artifact.timings,
             };
+            let cubins = std::mem::take(&mut artifact.cubins).into_iter();
             return Ok(Loaded {
+                cubins: Some(cubins.map(|sealed| sealed.cubin).collect()),
                 chosen_by,
-                cubins: Some(
-                    std::mem::take(&mut artifact.cubins)
-                        .into_iter()
-                        .map(|sealed| sealed.cubin)
-                        .collect(),
-                ),
                 artifact,
             });
         }
@@ -489,7 +476,7 @@ impl Builder {
             return Err(EngineError::TuneInvariant);
         }
         if options.attention != AttentionChoice::Auto {
-            tracing::info!("attention: {} (as asked for)", options.attention);
+            tracing::info!("attention: {} (as requested)", options.attention);
         }
         let description = self.description(folder)?.with_own(own.clone());
         let mut compiled = compile(&description, &self.config_json(folder)?, &options)?;
@@ -510,7 +497,7 @@ impl Builder {
         })
     }
 
-    /// What corrects the cost model: what was given or timed.
+    /// Reads or measures the timings that correct the cost model.
     fn timed(&self, device: &DeviceName, compiled: &Compiled) -> Result<Timings, EngineError> {
         let DeviceName::Cuda(info) = device else {
             let device = device.to_string();
@@ -579,13 +566,13 @@ impl Builder {
     }
 }
 
-/// What is computed behind the transformer of a folder.
+/// Returns the sentence-transformers modules that follow the transformer in a folder.
 pub(super) fn modules_of(folder: Option<&Folder>) -> Vec<Module> {
     let modules = folder.and_then(Folder::modules);
     modules.unwrap_or_default().to_vec()
 }
 
-/// A `config.json`.
+/// Reads a `config.json`.
 pub fn config(file: &Path) -> Result<Value, EngineError> {
     let text = files::text(file, Kind::Config)?;
     serde_json::from_str(&text).map_err(|e| EngineError::Config {

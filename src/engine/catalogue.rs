@@ -1,6 +1,5 @@
-//! Every kernel that the project answers for: those of the shipped models at the sizes that are
-//! published most, fused and unfused, in every storage type, and the representative instances that
-//! cover odd sizes.
+//! The catalogue of tested kernels: those of the shipped models at common published sizes, fused and unfused, in every
+//! storage type, and representative instances for odd sizes.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +19,7 @@ use crate::{
     tensor::DType,
 };
 
-/// Published sizes by name, with the description, and the config of that name.
+/// Published sizes by name, with their description and config.
 macro_rules! published {
     ($($name:literal: $description:literal),* $(,)?) => {
         &[$((
@@ -47,8 +46,8 @@ const CONFIGS: &[(&str, &str, &str)] = published! {
     "marian-base": "marian",
 };
 
-/// Sizes of which the project answers for the fused programs in 16 bits only: what else it launches for them
-/// differs from that of other sizes in widths alone.
+/// Sizes that contribute only their fused 16-bit programs. Their other kernels differ from those of other sizes only in
+/// width.
 const FUSED_ONLY: [&str; 6] = [
     "bert-large",
     "modernbert-base",
@@ -58,7 +57,7 @@ const FUSED_ONLY: [&str; 6] = [
     "marian-base",
 ];
 
-/// Name, description and `config.json` of the models that come with the crate.
+/// Returns the name, description and `config.json` of the shipped models.
 pub fn shipped_configs() -> Result<Vec<(&'static str, &'static str, Value)>, EngineError> {
     CONFIGS
         .iter()
@@ -72,7 +71,7 @@ pub fn shipped_configs() -> Result<Vec<(&'static str, &'static str, Value)>, Eng
         .collect()
 }
 
-/// A kernel, and who needs it.
+/// A kernel, and the models that launch it.
 #[derive(Clone, Debug)]
 pub struct Emitted {
     pub kernel: KernelSpec,
@@ -80,8 +79,7 @@ pub struct Emitted {
     pub models: Vec<String>,
 }
 
-/// The cards whose programs the project answers for, kernel by kernel: those with costs that were fitted on them, and the
-/// usual one, of whose kind all others are.
+/// Returns the cards of the catalogue: those with fitted cost models, and the default card, which represents all others.
 fn answered_for() -> Result<Vec<Machine>, EngineError> {
     let fitted = Machine::all()?
         .iter()
@@ -89,7 +87,7 @@ fn answered_for() -> Result<Vec<Machine>, EngineError> {
     Ok(fitted.cloned().chain([Machine::usual()?]).collect())
 }
 
-/// Whether every token attends to every token, in all of a model's attentions.
+/// Whether every token attends to every token in all attentions of a model.
 fn attends_in_full(graph: &Graph) -> bool {
     let mut nodes = graph.topological().into_iter();
     nodes.all(|id| match graph.op(id) {
@@ -98,7 +96,7 @@ fn attends_in_full(graph: &Graph) -> bool {
     })
 }
 
-/// All kernels, by symbol.
+/// Returns all kernels by symbol.
 pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
     let mut found: BTreeMap<String, Emitted> = BTreeMap::new();
     let mut add = |kernel: KernelSpec, model: Option<&str>| {
@@ -119,7 +117,7 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
         let description = description?;
         let mut outputs: Vec<String> = Vec::new();
         for output in description.outputs_without_source() {
-            // What needs files that few checkpoints of these sizes have is left out.
+            // Skips outputs that need files which few checkpoints of these sizes have.
             let model = description.build(&config, Some(&[output]))?;
             if !model.weight_names.reads_other_files() {
                 outputs.push(output.to_owned());
@@ -146,12 +144,12 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
                 if !fused {
                     continue;
                 }
-                // Those that must be asked for.
+                // Programs that are only compiled on request.
                 let mut others = vec![CompileOptions {
                     invariant: true,
                     ..options.clone()
                 }];
-                // What one output alone is computed by: what no other reads is fused or computed of fewer rows.
+                // Programs of a single output: values that no other output reads are fused, or computed for fewer rows.
                 if dtype != DType::F32 {
                     others.extend(outputs.iter().map(|output| CompileOptions {
                         outputs: Some(vec![output.clone()]),

@@ -1,4 +1,4 @@
-//! Chat templates: how a checkpoint wants a conversation written down before it goes on from there.
+//! Chat templates, which write a conversation as the prompt of a checkpoint.
 
 mod jinja;
 mod message;
@@ -15,15 +15,15 @@ pub use self::{
 };
 use super::{EngineError, contain::contain};
 
-/// Bounds of one rendering: several times the largest body that a server takes by default, and about a second of work.
+/// Limits of one rendering: several times the default maximum body of a server, and about a second of work.
 const LIMITS: Limits = Limits {
     bytes: 96 << 20,
     steps: 1 << 23,
     depth: 2000,
 };
-/// Stack of the thread that parses and renders, for the max depth. Pages that are not touched take no memory.
+/// Stack size of the thread that parses and renders, for the maximum depth. Untouched pages take no memory.
 const STACK: usize = 64 << 20;
-/// Values of `kwargs` that have a place of their own.
+/// Names that are parameters of their own and not allowed in `kwargs`.
 const RESERVED: [&str; 7] = [
     "messages",
     "conversation",
@@ -33,30 +33,31 @@ const RESERVED: [&str; 7] = [
     "add_generation_prompt",
     "continue_final_message",
 ];
-/// Marks where the final message ends, so that what the template writes behind it can be cut off.
+/// Marks the end of the final message, so that the template's text after it can be cut off.
 const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// The template of a checkpoint, with the tokens that it may name.
+/// The chat template of a checkpoint, with its special tokens.
 ///
-/// A template is code that comes with a checkpoint. Memory, work and stack of a rendering are bounded, whatever is in the template and in
-/// the conversation.
+/// A template is code that comes with a checkpoint and is not trusted. Memory, work and stack of a rendering are bounded for
+/// any template and conversation.
 pub struct ChatTemplate {
-    /// For conversations; `None` if the folder names several templates and none `default`.
+    /// Template for conversations; `None` if the folder names several templates and none is `default`.
     default: Option<Template>,
-    /// For conversations with tools, if the folder has such a template.
+    /// Template for conversations with tools, if the folder has one.
     tool_use: Option<Template>,
-    /// Special tokens by their key in tokenizer_config.json, as `bos_token`.
+    /// Special tokens by their key in tokenizer_config.json, such as `bos_token`.
     tokens: Vec<(String, Json)>,
-    /// For messages.
+    /// Template file, for error messages.
     file: PathBuf,
 }
 
 impl ChatTemplate {
-    /// The template of a checkpoint's folder: `chat_template.jinja`, or else `chat_template` in `tokenizer_config.json`. Of several, `default`
-    /// is used, and `tool_use` for conversations with tools. It is rendered by the rules of transformers' `apply_chat_template`.
+    /// Loads the template of a checkpoint folder: `chat_template.jinja`, or else `chat_template` in `tokenizer_config.json`.
+    /// If it names several templates, `default` is used, and `tool_use` for conversations with tools. Rendering follows
+    /// transformers' `apply_chat_template`.
     ///
     /// # Errors
-    /// Files that cannot be read, a folder without a template, and one that is no Jinja.
+    /// Files that cannot be read, a folder without a template, and a template with invalid syntax.
     pub fn open(folder: &Path) -> Result<Self, EngineError> {
         let sources = source::Sources::read(folder)?;
         let parse = |source: Option<source::Source>| {
@@ -66,7 +67,7 @@ impl ChatTemplate {
             let broken = |problem: String| EngineError::ChatTemplate { file, problem };
             match on_own_stack(|| Template::parse(&text)) {
                 Ok(Ok(template)) => Ok(Some(template)),
-                Ok(Err(error)) => Err(broken(said(&error))),
+                Ok(Err(error)) => Err(broken(with_line(&error))),
                 Err(problem) => Err(broken(problem)),
             }
         };
@@ -78,24 +79,24 @@ impl ChatTemplate {
         })
     }
 
-    /// A conversation as the model was taught to read it, up to where it is to go on. Special tokens are part of the text.
+    /// Renders a conversation as a prompt that ends where the model's response begins. Special tokens are part of the text.
     ///
     /// # Errors
-    /// A conversation that the template refuses, such as one with a role that it does not know, and one that exceeds a limit.
+    /// A conversation that the template refuses, such as one with an unknown role, and one that exceeds a limit.
     pub fn render(&self, messages: &[Message]) -> Result<String, EngineError> {
         self.render_with(messages, &ChatOptions::default())
     }
 
-    /// Whether it writes down tools that the model may call.
+    /// Whether the template writes tools that the model may call.
     pub fn takes_tools(&self) -> bool {
         let mut all = self.default.iter().chain(&self.tool_use);
         all.any(|template| template.mentions("tools"))
     }
 
-    /// As [`render`](Self::render), with tools and options.
+    /// Renders a conversation with tools and options.
     ///
     /// # Errors
-    /// As `render`, and options that contradict each other.
+    /// The errors of [`render`](Self::render), and options that contradict each other.
     pub fn render_with(
         &self,
         messages: &[Message],
@@ -111,7 +112,7 @@ impl ChatTemplate {
             return Err(EngineError::Conversation {
                 param: "chat_template_kwargs",
                 problem: format!(
-                    "`{name}` is a parameter of its own and no value for the chat template; give it beside `chat_template_kwargs`"
+                    "`{name}` is a request parameter, not a variable of the chat template; give it outside of `chat_template_kwargs`"
                 ),
             });
         }
@@ -141,7 +142,7 @@ impl ChatTemplate {
         let text = self.rendered(template, &own, kwargs)?;
         match last {
             None => Ok(text),
-            Some(last) => cut_behind(&last, &text),
+            Some(last) => cut_after(&last, &text),
         }
     }
 
@@ -158,7 +159,7 @@ impl ChatTemplate {
         };
         if adds_prompt {
             return Err(wrong(
-                "`continue_final_message` and `add_generation_prompt` cannot both be true: the one goes on with the last message, the other begins a new one",
+                "`continue_final_message` and `add_generation_prompt` cannot both be true: the first continues the last message, the second begins a new one",
             ));
         }
         if !template.mentions("content") {
@@ -177,15 +178,15 @@ impl ChatTemplate {
                 Ok(last)
             }
             _ => Err(wrong(
-                "`continue_final_message` is true, and there is no message to go on with",
+                "`continue_final_message` is true, and there is no message to continue",
             )),
         }
     }
 
-    /// Messages of any form, with other values that the template may ask for. Unless these say so, the conversation does not go on.
+    /// Renders messages of any form, with other variables of the template. By default no generation prompt is added.
     ///
     /// # Errors
-    /// As `render`.
+    /// The errors of [`render`](Self::render).
     pub(super) fn write(
         &self,
         messages: &[Json],
@@ -205,7 +206,7 @@ impl ChatTemplate {
         self.rendered(template, &own, options)
     }
 
-    /// The text of a template. Of equal names, those of `own` count first, then those of `others`, then special tokens.
+    /// Renders a template. For equal names, `own` takes precedence over `others`, and `others` over special tokens.
     fn rendered(
         &self,
         template: &Template,
@@ -219,7 +220,7 @@ impl ChatTemplate {
             rest.iter()
                 .map(|(name, value)| (&**name, Variable::Json(value))),
         );
-        // As in transformers, documents are `none` where there are none.
+        // transformers sets `documents` to `none` if there are none.
         variables.push(("documents", Variable::Json(&Json::Null)));
         let rendered = on_own_stack(|| template.render(&variables, LIMITS));
         let failed = |problem: String| EngineError::Conversation {
@@ -235,16 +236,16 @@ impl ChatTemplate {
                     error.message
                 ),
                 Kind::Failed => format!(
-                    "the model's chat template cannot write the conversation down: {}",
-                    said(&error)
+                    "the model's chat template cannot render the conversation: {}",
+                    with_line(&error)
                 ),
-                Kind::Limit => format!("the model's chat template: {}", said(&error)),
+                Kind::Limit => format!("the model's chat template: {}", with_line(&error)),
             })),
             Err(problem) => Err(failed(problem)),
         }
     }
 
-    /// An error of this template.
+    /// Builds an error for this template's file.
     pub(super) fn broken(&self, problem: String) -> EngineError {
         EngineError::ChatTemplate {
             file: self.file.clone(),
@@ -253,22 +254,22 @@ impl ChatTemplate {
     }
 }
 
-/// The text up to the end of the final message, without the mark.
-fn cut_behind(last: &str, text: &str) -> Result<String, EngineError> {
+/// Returns the text up to the end of the final message, without the mark.
+fn cut_after(last: &str, text: &str) -> Result<String, EngineError> {
     let mark = TAG.trim_end();
     let found = text.rfind(mark).filter(|_| text.contains(last.trim()));
     let at = found.ok_or_else(|| EngineError::Conversation {
         param: "continue_final_message",
-        problem: "`continue_final_message` is true, and the chat template does not write the last message down as it is; send a message that it leaves unchanged, or leave the option out".to_owned(),
+        problem: "`continue_final_message` is true, and the chat template does not write the last message unchanged; send a message that it leaves unchanged, or omit the option".to_owned(),
     })?;
-    // A template that strips the message strips the end of the mark, too.
+    // A template that strips the message also strips the end of the mark.
     Ok(match text[at..].starts_with(TAG) {
         true => text[..at].to_owned(),
         false => text[..at].trim_end().to_owned(),
     })
 }
 
-/// Runs `f` on a thread with a stack for the max depth. A panic is a message.
+/// Runs `f` on a thread with a stack for the maximum depth. A panic becomes an error message.
 fn on_own_stack<T: Send>(f: impl FnOnce() -> T + Send) -> Result<T, String> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
@@ -283,8 +284,8 @@ fn on_own_stack<T: Send>(f: impl FnOnce() -> T + Send) -> Result<T, String> {
     })
 }
 
-/// An error with the line of the template.
-fn said(error: &jinja::Error) -> String {
+/// Formats an error with the line of the template.
+fn with_line(error: &jinja::Error) -> String {
     match error.line {
         Some(line) => format!("{} (line {line} of the template)", error.message),
         None => error.message.clone(),

@@ -16,36 +16,36 @@ use crate::{
     tensor::DType,
 };
 
-/// What to compile a description for.
+/// Options of [`compile`].
 #[derive(Clone, Debug)]
 pub struct CompileOptions {
-    /// Outputs to compute; `None` means the description's defaults.
+    /// Outputs to compute; `None` selects the description's defaults.
     pub outputs: Option<Vec<String>>,
-    /// Further values to return, by name: outputs of the description, or values that survive fusion.
+    /// Additional values to return by name: outputs of the description, or values that survive fusion.
     pub intermediates: Vec<String>,
-    /// Passes that do not run.
+    /// Names of disabled passes.
     pub without: BTreeSet<String>,
-    /// What a sentence-transformers folder computes behind the transformer; none in other folders.
+    /// Modules after the transformer in a sentence-transformers folder; empty for other folders.
     pub modules: Vec<Module>,
     pub dtype: DType,
-    /// What kernels took in place on the card, which corrects the cost model.
+    /// Measured kernel times, which correct the cost model.
     pub timings: Option<Timings>,
     pub padding: Padding,
-    /// Which kernels compute fused attention.
+    /// Kernels for fused attention.
     pub attention: AttentionChoice,
-    /// The card that the program is for.
+    /// The card to compile for.
     pub machine: Machine,
-    /// One kernel for each operator, so that a sequence's results do not depend on its batch-mates.
+    /// Uses one kernel for each operator, so that a sequence's results do not depend on the rest of the batch.
     pub invariant: bool,
-    /// Every operator by launches of its own.
+    /// Gives every operator its own launch.
     pub no_joint_launches: bool,
-    /// Whether sequences go on in later batches: what `cache` names lies in a KV cache. Otherwise a sequence is whole in a
-    /// batch.
+    /// Whether sequences continue in later batches, with the values of `cache` in a KV cache. Otherwise a batch contains
+    /// whole sequences.
     pub cached: bool,
 }
 
 impl CompileOptions {
-    /// For a card.
+    /// Creates the default options for a card.
     pub fn new(dtype: DType, machine: Machine) -> Self {
         Self {
             outputs: None,
@@ -76,11 +76,11 @@ impl CompileOptions {
     }
 }
 
-/// A description through all pure stages.
+/// A compiled description, with the results of the intermediate stages.
 pub struct Compiled {
-    /// With the unfused graph.
+    /// The model with its unfused graph.
     pub model: Model,
-    /// After the passes.
+    /// The graph after the passes.
     pub graph: Graph,
     pub report: Report,
     pub program: Program,
@@ -88,14 +88,14 @@ pub struct Compiled {
 }
 
 impl Compiled {
-    /// Kernels that may be as good for batches of so many tokens as those that are launched, as
+    /// Returns kernels that may be as fast for batches of `tokens` tokens as the selected ones; see
     /// [`Question::alternatives`](crate::select::Question::alternatives).
     pub fn alternatives(&self, tokens: u64, more: f64) -> Result<Vec<Alternative>, EngineError> {
         let options = self.options.lowering();
         Ok(program::alternatives(&self.graph, &options, tokens, more)?)
     }
 
-    /// The program with other timings.
+    /// Returns the program for other timings.
     pub fn program_with(&self, timings: &Timings) -> Result<Program, EngineError> {
         let options = LowerOptions {
             timings: Some(timings),
@@ -104,10 +104,10 @@ impl Compiled {
         Ok(program::lower(&self.graph, &options)?)
     }
 
-    /// Whether the graph can be lowered for every storage type and for every card that is described.
+    /// Checks that the graph can be lowered for every storage type and every described card.
     ///
     /// # Errors
-    /// What cannot be, whatever this program was compiled for.
+    /// The error of the first combination that cannot be lowered.
     pub fn check_everywhere(&self) -> Result<(), EngineError> {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             for machine in Machine::all()? {
@@ -123,7 +123,7 @@ impl Compiled {
         Ok(())
     }
 
-    /// The same model with other timings.
+    /// Returns the same model for other timings.
     pub fn with_timings(mut self, timings: Option<Timings>) -> Result<Self, EngineError> {
         self.options.timings = timings;
         self.program = program::lower(&self.graph, &self.options.lowering())?;
@@ -131,7 +131,7 @@ impl Compiled {
     }
 }
 
-/// Description and config to program. Needs no device and no CUDA library.
+/// Compiles a description and config to a program. Needs neither a device nor a CUDA library.
 pub fn compile(
     description: &Description,
     config: &Value,
@@ -205,7 +205,7 @@ pub fn compile(
     })
 }
 
-/// The asked outputs, and those that are asked for among the intermediates; `None` where that is none.
+/// Returns the requested outputs, including those among the intermediates; `None` if there are none.
 fn chosen_outputs<'a>(
     description: &'a Description,
     options: &'a CompileOptions,
@@ -217,7 +217,7 @@ fn chosen_outputs<'a>(
     let mut outputs: Vec<&str> = match &options.outputs {
         Some(outputs) => outputs.iter().map(String::as_str).collect(),
         None if !further.is_empty() => Vec::new(),
-        // Values that are no outputs are looked for in the graph of the default ones.
+        // Intermediates that are not outputs are found in the graph of the default outputs.
         None => return None,
     };
     for name in further {
@@ -228,7 +228,7 @@ fn chosen_outputs<'a>(
     Some(outputs)
 }
 
-/// The CUDA source of kernels, in their order.
+/// Returns the CUDA source of each kernel, in order.
 pub fn emit(kernels: &[KernelSpec]) -> Result<Vec<Source>, EngineError> {
     let codegen = Codegen::new()?;
     Ok(kernels

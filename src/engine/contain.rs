@@ -1,6 +1,6 @@
-//! Calls into code of others that panics on bad input: a panic ends the call, not the process.
+//! Calls into third-party code that panics on bad input. A panic becomes an error of the call.
 //!
-//! It is caught as it unwinds, so no profile of Cargo.toml may say `panic = "abort"`.
+//! Panics are caught by unwinding, so no profile of Cargo.toml may set `panic = "abort"`.
 
 use std::{
     any::Any,
@@ -12,15 +12,15 @@ thread_local! {
     static CONTAINED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether a call runs on this thread whose panics become errors. A panic hook may ask, so that it says
-/// nothing of them: the library sets none of its own, as a hook belongs to the whole process.
+/// Whether this thread runs a call whose panics become errors. A panic hook can use this to stay silent. The library itself
+/// sets no hook, since hooks are process-wide.
 pub fn panics_are_contained() -> bool {
     CONTAINED.get()
 }
 
-/// What `f` returns, or the message that it panicked with.
+/// Calls `f` and returns its result, or the message of its panic.
 pub(super) fn contain<T>(f: impl FnOnce() -> T) -> Result<T, String> {
-    /// Puts back what was there, also while a panic unwinds.
+    /// Restores the previous value, also while a panic unwinds.
     struct Restore(bool);
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -29,7 +29,7 @@ pub(super) fn contain<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     }
     let caught = {
         let _restore = Restore(CONTAINED.replace(true));
-        // What `f` changed half-way is its callers' to give up or to keep.
+        // The caller decides whether to keep or drop values that `f` left half-changed.
         catch_unwind(AssertUnwindSafe(f))
     };
     caught.map_err(|payload| message(&*payload))
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_its_message_and_the_flag_is_set_for_the_call_only() {
+    fn a_panic_becomes_its_message_and_the_flag_is_reset() {
         assert!(!panics_are_contained());
         assert_eq!(contain(panics_are_contained), Ok(true));
         let what = 7;

@@ -1,26 +1,26 @@
-//! Inputs that a model reads as conversations: what sentence-transformers' Transformer does with texts and pairs of texts where the
-//! folder's `modality_config` has messages.
+//! Inputs of models that read conversations, as sentence-transformers' Transformer converts texts and pairs for a folder with
+//! messages in `modality_config`.
 
 use std::sync::OnceLock;
 
 use super::{ChatTemplate, EngineError, Folder, Input, Json};
 
-/// A template that every input is written down by.
+/// A chat template that writes every input.
 pub(super) struct Conversation {
     template: ChatTemplate,
-    /// Whether a message's content is a list of parts, of which a text is one, instead of a text.
+    /// Whether a message's content is a list of parts, one of which is the text.
     has_parts: bool,
-    /// Values that the folder gives the template.
+    /// Variables that the folder sets for the template.
     options: Vec<(String, Json)>,
-    /// Whether both texts of a pair are in what the template writes, found by the first pair.
+    /// Whether the template writes both texts of a pair; checked at the first pair.
     takes_pairs: OnceLock<Result<(), &'static str>>,
 }
 
 impl Conversation {
-    /// `None` where the folder's model reads texts as they are.
+    /// Returns `None` if the folder's model reads plain texts.
     ///
     /// # Errors
-    /// A folder that asks for messages and has no template.
+    /// A folder that uses messages and has no template.
     pub(super) fn of(folder: &Folder) -> Result<Option<Self>, EngineError> {
         let Some(messages) = &folder.messages else {
             return Ok(None);
@@ -37,10 +37,10 @@ impl Conversation {
         }))
     }
 
-    /// An input as the model reads it, special tokens included. A prompt is what the system says.
+    /// Renders an input, including special tokens. A prompt becomes a system message.
     ///
     /// # Errors
-    /// What the template refuses, and a pair of which it leaves out a text.
+    /// An input that the template refuses, and a pair if the template leaves out one of its texts.
     pub(super) fn write(&self, input: Input<'_>, prompt: &str) -> Result<String, EngineError> {
         if matches!(input, Input::Pair(..)) {
             self.check_pairs()?;
@@ -74,7 +74,7 @@ impl Conversation {
         self.template.write(&messages, &self.options)
     }
 
-    /// Refuses pairs where another query, or another document, would change nothing.
+    /// Refuses pairs if the rendered text does not depend on the query or on the document.
     fn check_pairs(&self) -> Result<(), EngineError> {
         let found = match self.takes_pairs.get() {
             Some(found) => *found,
@@ -95,7 +95,7 @@ impl Conversation {
         };
         found.map_err(|lost| {
             self.template.broken(format!(
-                "it leaves out the {lost} of a pair, which it is given as messages of the roles `query` and `document`; take the template that the ranker was published with"
+                "it leaves out the {lost} of a pair, given as messages with the roles `query` and `document`; use the template that the ranker was published with"
             ))
         })
     }

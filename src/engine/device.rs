@@ -1,4 +1,4 @@
-//! Where a model runs, and what its kernels are chosen by there.
+//! Devices, and the basis on which their kernels are chosen.
 
 use std::{fmt, str::FromStr};
 
@@ -9,14 +9,14 @@ use crate::{
     tensor::DType,
 };
 
-/// Where a model runs.
+/// Choice of the device for a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The first CUDA device if the driver shows one that is new enough, else the CPU.
+    /// The first CUDA device if the driver reports one that is supported, else the CPU.
     #[default]
     Auto,
     Cpu,
-    /// A CUDA device by number, from 0.
+    /// A CUDA device by its number, from 0.
     Cuda(usize),
 }
 
@@ -56,11 +56,11 @@ impl fmt::Display for DeviceName {
 }
 
 impl DeviceName {
-    /// The card that programs for this device are lowered for, and how well its description fits. The CPU runs the kernels of
-    /// the usual card.
+    /// Returns the card that programs for this device are lowered for, and how well its description fits. The CPU uses the
+    /// kernels of the default card.
     ///
     /// # Errors
-    /// A card that no kernel runs on.
+    /// A card that no kernel supports.
     pub fn machine(&self) -> Result<(Machine, Served), EngineError> {
         Ok(match self {
             Self::Cpu { .. } => (Machine::usual()?, Served::Own),
@@ -69,15 +69,15 @@ impl DeviceName {
     }
 }
 
-/// What an engine's kernels were chosen by.
+/// The basis on which an engine's kernels were chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChosenBy {
-    /// The description of a card, by its name.
+    /// Name of the card's description.
     pub card: String,
-    /// `None` of an artifact, which was compiled elsewhere.
+    /// Source of the cost model; `None` for an artifact, which was compiled elsewhere.
     pub fit: Option<Fit>,
     pub served: Served,
-    /// Timings that corrected the cost model.
+    /// Number of timings that corrected the cost model.
     pub timings: usize,
 }
 
@@ -106,9 +106,9 @@ impl fmt::Display for ChosenBy {
 }
 
 impl DeviceChoice {
-    /// The device that this choice means on this machine.
+    /// Returns the device that this choice selects on this machine.
     pub fn resolve(self) -> Result<DeviceName, EngineError> {
-        // Loading for a device shares work out too.
+        // Loading for a CUDA device uses the CPU threads, too.
         let n_threads = Threads::usual()?.count();
         let cpu = || DeviceName::Cpu { n_threads };
         match self {
@@ -132,7 +132,7 @@ impl DeviceChoice {
     }
 }
 
-/// The storage type that a device uses when none is asked for: f16 on CUDA, f32 on the CPU.
+/// Returns the default storage type of a device: f16 on CUDA, f32 on the CPU.
 pub fn default_dtype(device: &DeviceName) -> DType {
     match device {
         DeviceName::Cpu { .. } => DType::F32,

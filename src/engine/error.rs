@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-/// Anything that loading or running a model can fail with.
+/// Any error of loading or running a model.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum EngineError {
     #[error(transparent)]
@@ -43,11 +43,11 @@ pub enum EngineError {
         source: std::io::Error,
     },
     #[error(
-        "`{file}` is neither text, as a description is, nor a file that `gemmule compile` wrote; was it damaged?"
+        "`{file}` is neither a description (a text file) nor a compiled model of `gemmule compile`; is it damaged?"
     )]
     NotText { file: PathBuf },
     #[error(
-        "`{file}` is a compiled model, and a description is needed here; give the RON file that it was compiled from"
+        "`{file}` is a compiled model; expected a description: give the RON file that it was compiled from"
     )]
     NotDescription { file: PathBuf },
     #[error(transparent)]
@@ -57,7 +57,7 @@ pub enum EngineError {
         file: PathBuf,
         source: std::io::Error,
     },
-    #[error("`{file}` is no JSON: {problem}; expected the config.json of a checkpoint")]
+    #[error("`{file}` is not JSON: {problem}; expected the config.json of a checkpoint")]
     Config { file: PathBuf, problem: String },
     #[error("the sizes of the model are unknown; give a checkpoint folder or a config.json")]
     NoConfig,
@@ -65,18 +65,18 @@ pub enum EngineError {
         "there are no weights to run with; give a checkpoint folder, or a seed for random weights"
     )]
     NoWeights,
-    #[error("`{text}` is no device; expected auto, cpu, cuda or cuda:N")]
+    #[error("`{text}` is not a device; expected auto, cpu, cuda or cuda:N")]
     UnknownDevice { text: String },
-    #[error("the run has no output `{name}`; it has {}; ask for others when the engine is built", known.join(", "))]
+    #[error("the run has no output `{name}`; it has {}; select outputs when the engine is built", known.join(", "))]
     NoOutput { name: String, known: Vec<String> },
     #[error("there is no sequence {sequence}; the batch has {n_sequences}, counted from 0")]
     NoSequence { sequence: usize, n_sequences: usize },
     #[error(
-        "`{file}` is no artifact of this version of gemmule: {problem}; compile the model again"
+        "`{file}` is not an artifact of this version of gemmule: {problem}; compile the model again"
     )]
     Artifact { file: PathBuf, problem: String },
     #[error(
-        "the artifact `{file}` stores {stored}, not {asked}; leave the storage type out, or compile the model for it"
+        "the artifact `{file}` stores {stored}, not {asked}; omit the storage type, or compile the model for it"
     )]
     ArtifactDType {
         file: PathBuf,
@@ -84,26 +84,26 @@ pub enum EngineError {
         asked: String,
     },
     #[error(
-        "the timings in `{file}` are refused: {problem}; measure anew with `gemmule tune`, or leave the file out"
+        "the timings in `{file}` are not valid: {problem}; measure again with `gemmule tune`, or omit the file"
     )]
     Timings {
         file: PathBuf,
         problem: Box<TimingsError>,
     },
-    #[error("`{text}` is no way to tune; expected off, quick or full")]
+    #[error("`{text}` is not a tuning mode; expected off, quick or full")]
     UnknownTuneMode { text: String },
     #[error(
-        "kernels are timed on a CUDA device only, and this is the {device}; leave `--tune` and `--timings` out"
+        "kernels can only be timed on a CUDA device, and this is the {device}; omit `--tune` and `--timings`"
     )]
     TuneOnCpu { device: String },
     #[error(
-        "the artifact `{file}` has its kernels already; give `--tune` or `--timings` to `gemmule compile`"
+        "the artifact `{file}` already contains its kernels; give `--tune` or `--timings` to `gemmule compile`"
     )]
     TuneArtifact { file: PathBuf },
     #[error(transparent)]
     Machine(#[from] MachineError),
     #[error(
-        "--card {card} has compute capability {}.{}, and code for it is not code for {target}; leave one of the two out",
+        "--card {card} has compute capability {}.{}, and its code does not run on {target}; omit one of the two",
         capability.0,
         capability.1
     )]
@@ -117,60 +117,60 @@ pub enum EngineError {
     )]
     ArtifactPadding { file: PathBuf },
     #[error(
-        "the artifact `{file}` has its kernels already, so {asked} attention cannot be asked of it; compile the model with --attention {asked}"
+        "the artifact `{file}` already contains its kernels, so {asked} attention cannot be selected; compile the model with --attention {asked}"
     )]
     ArtifactAttention {
         file: PathBuf,
         asked: AttentionChoice,
     },
     #[error(
-        "the artifact `{file}` has kernels by the size of the batch, so its results depend on it; compile the model with --invariant"
+        "the artifact `{file}` selects kernels by batch size, so results depend on it; compile the model with --invariant"
     )]
     ArtifactInvariant { file: PathBuf },
     #[error(
-        "timings choose kernels by size, and --invariant asks for one kernel for all sizes; leave one of the two out"
+        "timings select kernels by size, and --invariant uses one kernel for all sizes; omit one of the two"
     )]
     TuneInvariant,
-    #[error("`{file}` has no chat template that can be used: {problem}")]
+    #[error("`{file}` has no usable chat template: {problem}")]
     ChatTemplate { file: PathBuf, problem: String },
-    /// A conversation, or an option of it, that the chat template does not write down; `param` names which.
+    /// A conversation, or one of its options, that the chat template does not write; `param` names which.
     #[error("{problem}")]
     Conversation {
         param: &'static str,
         problem: String,
     },
-    #[error("`{file}` is no tokenizer: {problem}; expected the tokenizer.json of a checkpoint")]
+    #[error("`{file}` is not a tokenizer: {problem}; expected the tokenizer.json of a checkpoint")]
     Tokenizer { file: PathBuf, problem: String },
     #[error(
-        "`{file}` is a compiled file, which computes outputs and writes no texts; give the description, or the checkpoint's folder alone, in place of it"
+        "`{file}` is a compiled model that computes outputs and does not generate text; give the description or only the checkpoint folder instead"
     )]
     ArtifactWrites { file: PathBuf },
     #[error(
-        "the model `{model}` writes no texts, as its description has no output `next_token_logits`; `gemmule run` computes what it has"
+        "the model `{model}` does not generate text, since its description has no output `next_token_logits`; `gemmule run` computes its outputs"
     )]
     WritesNothing { model: String },
     #[error(
-        "there is no folder `{folder}`; expected that of a checkpoint, with config.json, tokenizer.json and weights, which is not downloaded for you"
+        "there is no folder `{folder}`; expected a checkpoint folder with config.json, tokenizer.json and weights; gemmule does not download it"
     )]
     NoFolder { folder: PathBuf },
     #[error(
-        "{bytes} bytes are too few for the cache of keys and values: a block of {BLOCK} tokens takes {block}"
+        "{bytes} bytes are not enough for the KV cache: a block of {BLOCK} tokens takes {block}"
     )]
     NoBlock { bytes: u64, block: u64 },
     #[error(
         "`{folder}` has no tokenizer.json{}",
         match found {
             None => "; expected one, or a SentencePiece model with the vocab.json of its ids: source.spm, or sentencepiece.bpe.model".to_owned(),
-            Some(found) => format!(", and `{found}` alone is not read; Python writes one of it: transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"),
+            Some(found) => format!(", and `{found}` is not supported on its own; create a tokenizer.json in Python: transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"),
         }
     )]
     NoTokenizer {
         folder: PathBuf,
-        /// A file of a tokenizer that is not read.
+        /// A tokenizer file of a format that is not supported.
         found: Option<&'static str>,
     },
-    /// A file of a tokenizer that is no tokenizer.json.
-    #[error("no tokenizer can be made of `{file}`: {problem}")]
+    /// A tokenizer file other than tokenizer.json.
+    #[error("no tokenizer can be loaded from `{file}`: {problem}")]
     PublishedTokenizer { file: PathBuf, problem: String },
     #[error(
         "no description `{name}` comes with gemmule{}; there are {known}",
@@ -193,17 +193,17 @@ pub enum EngineError {
         known: String,
     },
     #[error(
-        "the prompt `{prompt}` is to be left out of pooling, as `include_prompt` in `{}` says, which gemmule does not compute; give an empty prompt",
+        "the prompt `{prompt}` must be excluded from pooling, according to `include_prompt` in `{}`, which gemmule does not support; give an empty prompt",
         .folder.display()
     )]
     PromptLeftOut { folder: PathBuf, prompt: String },
     #[error(
-        "the model leaves out `{first}`{} of the checkpoint, although it reads such a tensor of other layers; does config.json have all layers, and the description their index? If they are to be left out, allow unused layers (`--unused-layers`)",
+        "the model leaves out `{first}`{} of the checkpoint, although it reads the same tensor of other layers; check the number of layers in config.json and their index in the description. To leave them out, allow unused layers (`--unused-layers`)",
         match n { 1 => String::new(), n => format!(" and {} more tensors", n - 1) }
     )]
     LeftOut { first: String, n: usize },
     #[error(
-        "`{}` {does}, which the server has no route for; `gemmule run` and the library's `Session::run` compute its {}",
+        "`{}` {does}, and the server has no route for that; `gemmule run` and the library's `Session::run` compute its {}",
         .folder.display(),
         outputs.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" and ")
     )]
@@ -213,43 +213,43 @@ pub enum EngineError {
         outputs: Vec<String>,
     },
     #[error(
-        "the compiled file `{file}` reads a table in place of the checkpoint's `{head}`, which has other values than the table; give the checkpoint's folder alone",
+        "the compiled file `{file}` uses the embedding table as the output head, but the checkpoint's `{head}` has other values; give only the checkpoint folder",
         file = .file.display()
     )]
     OwnHead { file: PathBuf, head: String },
     #[error(
-        "config.json: `architectures` says that this is a `{architecture}`, which writes no texts; `gemmule run` computes what it was trained for"
+        "config.json: `architectures` names `{architecture}`, which does not generate text; `gemmule run` computes its outputs"
     )]
     OtherTask { architecture: String },
     #[error(
-        "there are no scores: the run has no output `{}`, which a cross-encoder's checkpoint has by default",
+        "there are no scores: the run has no output `{}`, the default output of a cross-encoder",
         super::LOGITS
     )]
     NoScores,
     #[error(
-        "the model gives {labels} scores for a pair, and a reranker gives one; `Engine::scores` returns all of them"
+        "the model has {labels} scores for each pair; expected a reranker, with one; `Engine::scores` returns all of them"
     )]
     SeveralScores { labels: u64 },
     #[error(
-        "the engine has no tokenizer, since it was not built from a checkpoint's folder; give the folder to the builder, or run batches of token ids"
+        "the engine has no tokenizer, since it was not built from a checkpoint folder; give the folder to the builder, or run batches of token ids"
     )]
     NoFolderOfTexts,
     #[error(transparent)]
     Generation(Failure),
     #[error(
-        "the description `{model}` keeps nothing of earlier tokens, so it cannot go on from them; `cache(…)` around the keys and values of a causal attention does"
+        "the description `{model}` has no KV cache, which generation needs; put `cache(…)` around the keys and values of its causal attention"
     )]
     NoCache { model: String },
     #[error(
-        "`{value}` of `{model}` is what the model keeps of a source, and a plain run has none; ask for outputs of the source alone, or let the model write (`gemmule translate`, `Builder::generating`)"
+        "`{value}` of `{model}` depends on the cached source, which a plain run does not have; select outputs of the encoder, or generate (`gemmule translate`, `Builder::generating`)"
     )]
     NeedsSource { value: String, model: String },
     #[error(
-        "the engine was built to compute outputs, not to write; build it with `Builder::generating`"
+        "the engine was built to compute outputs, not to generate; build it with `Builder::generating`"
     )]
     NotGenerating,
     #[error(
-        "the engine was built to write, and a session computes whole sequences; make a generator of it, or build it without `Builder::generating`"
+        "the engine was built to generate, and a session computes whole sequences; create a generator, or build the engine without `Builder::generating`"
     )]
     Generating,
     #[error(transparent)]
@@ -267,48 +267,46 @@ pub enum EngineError {
         problem: String,
     },
     #[error(
-        "`{}` writes texts, which one device does; name one device for it",
+        "`{}` generates text, which uses one device; name only one device for it",
         folder.display()
     )]
     OneDevice { folder: PathBuf },
     #[error(
-        "the threads that work is shared out to cannot be started: {problem}; ask for fewer (--threads, RAYON_NUM_THREADS), or raise the limit on processes (`ulimit -u`) or on memory"
+        "the threads of the pool cannot be started: {problem}; use fewer (--threads, RAYON_NUM_THREADS), or raise the limit on processes (`ulimit -u`) or on memory"
     )]
     Threads { problem: String },
     #[error(
-        "bf16 was asked for as storage type and {products} for products; on a CPU the storage type says how products are computed: ask for one of the two"
+        "the storage type is bf16 and the precision of products {products}; on a CPU, the storage type bf16 sets the precision of products: give one of the two"
     )]
     TwoPrecisions { products: Products },
     #[error(
-        "{option} says how a CPU computes, and the engine is for {device}; leave it out, or ask for the device `cpu`"
+        "{option} applies only to a CPU, and the engine is for {device}; omit it, or select the device `cpu`"
     )]
     CpuOnly {
-        /// As the command line calls it.
+        /// Name of the option on the command line.
         option: &'static str,
         device: String,
     },
     #[error(
-        "`{url}` is no address of a shared cache: {problem}; expected one as redis://127.0.0.1:6379/0"
+        "`{url}` is not an address of a shared cache: {problem}; expected, for example, redis://127.0.0.1:6379/0"
     )]
     CacheAddress { url: String, problem: String },
     #[error(
-        "the output `{output}` holds {n_bad} values of {n_values} that are NaN or infinite, the first in {first}; is the checkpoint sound, and does the storage type hold its values? bf16 and f32 have a wider range than f16"
+        "the output `{output}` has {n_bad} NaN or infinite values of {n_values}, the first in {first}; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16"
     )]
     NotFinite {
         output: String,
         n_bad: usize,
         n_values: usize,
-        /// In words.
+        /// Position of the first bad value, in words.
         first: String,
     },
-    #[error(
-        "the thread that runs batches has ended, by a panic that was shown above; build the session anew"
-    )]
+    #[error("the thread that runs batches ended with a panic, printed above; create a new session")]
     PipelineEnded,
-    #[error("`{file}` is no reference: {problem}")]
+    #[error("`{file}` is not a reference: {problem}")]
     Reference { file: PathBuf, problem: String },
     #[error(
-        "the compiled model computes no value `{name}`: fused away, or misspelled{near}? `gemmule graph --after all` shows all names"
+        "the compiled model has no value `{name}`, which is misspelled or was fused away{near}; `gemmule graph --after all` lists all names"
     )]
     NoIntermediate { name: String, near: String },
     #[error(transparent)]
@@ -334,7 +332,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// The same of a text that was tokenized by itself and has this place among others.
+    /// Replaces the index of a text that was tokenized on its own.
     pub(crate) fn of_text(self, index: usize) -> Self {
         match self {
             Self::Text { problem, .. } => Self::Text { index, problem },
@@ -347,7 +345,7 @@ impl EngineError {
         }
     }
 
-    /// Whether a batch failed as there was no memory for it. A smaller one may run.
+    /// Whether a batch failed because memory ran out. A smaller batch may run.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(
             self,
@@ -355,8 +353,8 @@ impl EngineError {
         )
     }
 
-    /// Whether nothing can run in this process any more, on the device of the batch: CUDA gives the same error to whatever comes
-    /// after it, and a thread that has ended takes no batch.
+    /// Whether the process can no longer run anything on the device of the batch: CUDA returns the same error for every later
+    /// call, and a thread that has ended takes no more batches.
     pub fn is_device_lost(&self) -> bool {
         match self {
             Self::Cuda(error) => error.is_sticky(),

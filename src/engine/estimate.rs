@@ -1,4 +1,4 @@
-//! A table of costs without a device: what the cost model of a card says of a program's launches.
+//! Cost tables estimated without a device, from a card's cost model.
 
 use crate::{
     machine::Machine,
@@ -8,23 +8,24 @@ use crate::{
     tensor::Extents,
 };
 
-/// Tokens of the batches, in half octaves from the first.
+/// Numbers of tokens of the batches, in half octaves from the first.
 const FIRST: f64 = 32.0;
 const SIZES: i32 = 23;
-/// Lengths of their sequences.
+/// Lengths of the sequences.
 const LENGTHS: [u64; 5] = [16, 64, 128, 256, 512];
-/// The share of a card's tensor cores that fused attention keeps busy, and cycles to launch a kernel whose time is not modelled.
-/// They are guesses that put BERT-base on an H200 near what was measured (README).
+/// Utilization of tensor cores by fused attention, and cycles to launch a kernel without a cost model. Both are guesses that
+/// put BERT-base on an H200 near the measurements (README).
 const ATTENTION: f64 = 0.4;
 const LAUNCH: f64 = 1200.0;
-/// Microseconds to begin a batch, and to read its results.
+/// Microseconds to start a batch and to read its results.
 const OVERHEAD: f64 = 20.0;
 
-/// What batches would cost on a card: the estimates by which kernels are chosen, added up. Kernels that are not chosen by cost count
-/// with their multiply-adds at a share of the peak, or their bytes at twice the rate of memory, as most of them come from L2.
+/// Estimates the cost of batches on a card as the sum of the cost model's estimates. Kernels that are not chosen by cost are
+/// estimated from their multiply-adds at a fraction of the peak rate, or from their bytes at twice the memory bandwidth,
+/// since most of them come from L2.
 ///
 /// # Errors
-/// Sizes that do not fit 64 bits.
+/// Sizes that exceed 64 bits.
 pub fn estimated_costs(
     program: &Program,
     machine: &Machine,
@@ -45,7 +46,7 @@ pub fn estimated_costs(
         let mut row = Vec::with_capacity(LENGTHS.len());
         for length in LENGTHS {
             let cycles = cycles(program, machine, &batch(tokens as u64, length))?;
-            // To a tenth of a microsecond: it is an estimate.
+            // Rounds to a tenth of a microsecond, which suffices for an estimate.
             row.push((cycles / f64::from(machine.clock_mhz) * 10.0).round() / 10.0);
         }
         values.push(row);
@@ -53,7 +54,7 @@ pub fn estimated_costs(
     let bytes = |tokens, length| -> Result<f64, LaunchError> {
         Ok(lower_bound(&program.usage(&batch(tokens, length))?) as f64)
     };
-    // Two batches of as many tokens differ by their pairs, and two of one length by both.
+    // Batches with equal tokens differ in their pairs, and those with equal lengths in both.
     let (n, short, long) = (4096, 16, 512);
     let (few, many, twice) = (bytes(n, short)?, bytes(n, long)?, bytes(2 * n, short)?);
     let per_pair = ((many - few) / (n * (long - short)) as f64).max(0.0);
@@ -76,12 +77,12 @@ pub fn estimated_costs(
             per_token,
             per_pair,
         },
-        // What CUDA graphs round batches of some thousands of tokens up to.
+        // Multiple to which CUDA graphs round batches of some thousands of tokens.
         multiple: 64,
     })
 }
 
-/// Cycles of all launches of a batch.
+/// Returns the cycles of all launches of a batch.
 fn cycles(program: &Program, machine: &Machine, batch: &Extents) -> Result<f64, LaunchError> {
     let mut sum = 0.0;
     for step in &program.steps {

@@ -1,12 +1,12 @@
 use super::{EngineError, Outputs};
 
 impl Outputs {
-    /// Whether all values of all outputs are finite numbers. A run does not ask by itself: a value that is
-    /// none passes on to whatever is computed from it, and JSON, for one, has no word for it.
+    /// Checks that all values of all outputs are finite. A run does not check by itself. NaN values propagate to everything
+    /// computed from them, and JSON cannot represent them.
     ///
     /// # Errors
-    /// [`EngineError::NotFinite`] with the first output that holds NaN or infinities, where the first
-    /// of them is, and how many there are.
+    /// [`EngineError::NotFinite`] with the first output that has NaN or infinite values, their number, and the position of
+    /// the first.
     pub fn check_finite(&self) -> Result<(), EngineError> {
         for output in &self.outputs {
             let Some(first) = output.values.iter().position(|v| !v.is_finite()) else {
@@ -23,7 +23,7 @@ impl Outputs {
         Ok(())
     }
 
-    /// The place of a value in words: by sequence and token, as far as the shape has them.
+    /// Describes the position of a value, by sequence and token if the shape has them.
     fn place(&self, at: usize, shape: &[u64]) -> String {
         let n_tokens: u64 = self.lens.iter().map(|&n| u64::from(n)).sum();
         let n_rows = shape.first().copied().unwrap_or(0);
@@ -51,7 +51,7 @@ mod tests {
     use crate::Output;
 
     #[test]
-    fn what_is_no_number_is_named_with_its_place() {
+    fn non_finite_values_are_reported_with_their_position() {
         let outputs = |shape: &[u64], bad: &[usize]| {
             let n = shape.iter().product::<u64>() as usize;
             let mut values = vec![0.5; n];
@@ -73,9 +73,9 @@ mod tests {
             checked.map_err(|e| e.to_string())
         };
         assert_eq!(text(&[5, 4], &[]), Ok(()));
-        insta::assert_snapshot!(text(&[5, 4], &[17, 18]).unwrap_err(), @"the output `x` holds 2 values of 20 that are NaN or infinite, the first in sequence 1, token 1; is the checkpoint sound, and does the storage type hold its values? bf16 and f32 have a wider range than f16");
-        insta::assert_snapshot!(text(&[2, 4], &[5]).unwrap_err(), @"the output `x` holds 1 values of 8 that are NaN or infinite, the first in sequence 1; is the checkpoint sound, and does the storage type hold its values? bf16 and f32 have a wider range than f16");
-        insta::assert_snapshot!(text(&[2, 13], &[14]).unwrap_err(), @"the output `x` holds 1 values of 26 that are NaN or infinite, the first in sequence 1; is the checkpoint sound, and does the storage type hold its values? bf16 and f32 have a wider range than f16");
-        insta::assert_snapshot!(text(&[7, 2], &[3]).unwrap_err(), @"the output `x` holds 1 values of 14 that are NaN or infinite, the first in value 3; is the checkpoint sound, and does the storage type hold its values? bf16 and f32 have a wider range than f16");
+        insta::assert_snapshot!(text(&[5, 4], &[17, 18]).unwrap_err(), @"the output `x` has 2 NaN or infinite values of 20, the first in sequence 1, token 1; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16");
+        insta::assert_snapshot!(text(&[2, 4], &[5]).unwrap_err(), @"the output `x` has 1 NaN or infinite values of 8, the first in sequence 1; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16");
+        insta::assert_snapshot!(text(&[2, 13], &[14]).unwrap_err(), @"the output `x` has 1 NaN or infinite values of 26, the first in sequence 1; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16");
+        insta::assert_snapshot!(text(&[7, 2], &[3]).unwrap_err(), @"the output `x` has 1 NaN or infinite values of 14, the first in value 3; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16");
     }
 }

@@ -1,9 +1,9 @@
-//! A checkpoint's folder as it is published: what stands in its JSON files beside the weights.
+//! A published checkpoint folder: the contents of its JSON files.
 //!
-//! Hugging Face's transformers write `config.json` and `tokenizer_config.json`. sentence-transformers add `modules.json`,
-//! a folder for each module, `sentence_…_config.json` and `config_sentence_transformers.json`; what is read of them and
-//! which file wins is what `SentenceTransformer(DIR)` and `CrossEncoder(DIR)` of version 6.2 do. What a file asks for and
-//! gemmule does not compute is an error that names it.
+//! Hugging Face's transformers writes `config.json` and `tokenizer_config.json`. sentence-transformers adds `modules.json`, a
+//! folder for each module, `sentence_…_config.json` and `config_sentence_transformers.json`. Which keys are read and which
+//! file takes precedence follows `SentenceTransformer(DIR)` and `CrossEncoder(DIR)` of version 6.2. A setting that gemmule
+//! does not support is an error that names it.
 
 mod json;
 mod modules;
@@ -30,66 +30,66 @@ use transformer::{MAX_TOKENS, Transformer};
 
 pub(super) use tokenizer::{TokenizerSettings, cleaned_up};
 
-/// The folder that sentence-transformers give a Pooling behind the transformer.
+/// Folder that sentence-transformers uses for a Pooling after the transformer.
 const POOLING: &str = "1_Pooling";
 
-/// A checkpoint's folder.
+/// A checkpoint folder.
 #[derive(Clone, Debug)]
 pub struct Folder {
     root: PathBuf,
     trunk: PathBuf,
-    /// `None` where there is no config.json, which a compiled model does without.
+    /// `None` without config.json. A compiled model does not need it.
     config: Option<Value>,
-    /// `None` in a folder without `modules.json`, or whose only module is the transformer.
+    /// `None` in a folder without `modules.json`, or with the transformer as its only module.
     modules: Option<Vec<Module>>,
-    /// Whether the prompt's tokens take part in pooling.
+    /// Whether pooling includes the tokens of the prompt.
     pools_prompt: bool,
     pub(super) lower_case: bool,
     max_seq_length: Option<usize>,
-    /// Settings that win over those of tokenizer_config.json.
+    /// Settings that take precedence over tokenizer_config.json.
     tokenizer: Map<String, Value>,
     prompts: Vec<(String, String)>,
-    /// Number of prompts, the first ones, that no file of the folder defines.
+    /// Number of prompts, at the beginning of the list, that no file of the folder defines.
     n_implicit_prompts: usize,
     default_prompt: Option<String>,
     score: Option<Score>,
     pub(super) messages: Option<Messages>,
 }
 
-/// How texts become messages, where the folder's model reads conversations.
+/// Conversion of texts to messages, for a model that reads conversations.
 #[derive(Clone, Debug)]
 pub(super) struct Messages {
-    /// Whether a message's content is a list of parts, of which a text is one.
+    /// Whether a message's content is a list of parts, one of which is the text.
     pub(super) has_parts: bool,
-    /// Values for the chat template.
+    /// Variables for the chat template.
     pub(super) options: Map<String, Value>,
 }
 
-/// What a model takes of tokens.
+/// Token inputs of a model.
 pub(super) struct Inputs {
-    /// The longest sequence that it has positions for.
+    /// Maximum number of positions.
     pub(super) positions: Option<u32>,
-    /// Whether it tells the texts of a pair apart by segment ids.
+    /// Whether segment ids distinguish the texts of a pair.
     pub(super) has_segments: bool,
-    /// Whether it goes on from texts, and a pair of texts is none of its inputs.
+    /// Whether the model generates text, and therefore does not take pairs.
     pub(super) writes: bool,
-    /// The token that ends a sequence, where it knows that.
+    /// The end-of-sequence token, if the model knows it.
     pub(super) end: Option<SequenceEnd>,
 }
 
-/// What stands before a text.
+/// Choice of the text that is put before an input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prompt<'a> {
-    /// The one that the folder has for texts without a choice; none, where it has none.
+    /// The folder's default prompt, or none if it has no default.
     #[default]
     Default,
-    /// The folder's prompt of this name. `query` and `document` are always there, if only empty.
+    /// The folder's prompt of this name. `query` and `document` always exist, but may be empty.
     Named(&'a str),
-    /// This text.
+    /// The given text.
     Text(&'a str),
 }
 
-/// What a cross-encoder's logits go through to become scores.
+/// Activation function that turns a cross-encoder's logits into scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Score {
     Identity,
@@ -98,7 +98,7 @@ pub enum Score {
 }
 
 impl Score {
-    /// What logits of so many labels go through unless a folder says otherwise.
+    /// Returns the default for `n_labels` labels.
     pub fn usual(n_labels: u64) -> Self {
         match n_labels {
             1 => Score::Sigmoid,
@@ -106,7 +106,7 @@ impl Score {
         }
     }
 
-    /// The score of a logit.
+    /// Returns the score of a logit.
     pub fn of(self, logit: f32) -> f32 {
         match self {
             Score::Identity => logit,
@@ -117,10 +117,10 @@ impl Score {
 }
 
 impl Folder {
-    /// Reads a folder's JSON files.
+    /// Reads the JSON files of a folder.
     ///
     /// # Errors
-    /// Files that are missing or no JSON, and what they ask for that is not there.
+    /// Files that are missing or not JSON, and references to files that do not exist.
     pub fn open(root: &Path) -> Result<Self, EngineError> {
         let listed = Json::optional(root.join("modules.json"))?;
         let listed = listed
@@ -168,20 +168,20 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Where `config.json`, the transformer's weights and its tokenizer lie.
+    /// Returns the folder with `config.json`, the transformer's weights and its tokenizer.
     pub fn trunk(&self) -> &Path {
         &self.trunk
     }
 
-    /// Where folders of modules lie.
+    /// Returns the folder that contains the module folders.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Its `config.json`.
+    /// Returns the contents of `config.json`.
     ///
     /// # Errors
-    /// A folder without one.
+    /// A folder without the file.
     pub fn config(&self) -> Result<&Value, EngineError> {
         match &self.config {
             Some(config) => Ok(config),
@@ -189,17 +189,18 @@ impl Folder {
         }
     }
 
-    /// What is computed behind the transformer, in a sentence-transformers folder.
+    /// Returns the modules after the transformer, in a sentence-transformers folder.
     pub fn modules(&self) -> Option<&[Module]> {
         self.modules.as_deref()
     }
 
-    /// What turns logits of so many labels into scores, as `CrossEncoder.predict` does.
+    /// Returns the activation for logits of `n_labels` labels, as `CrossEncoder.predict` chooses it.
     pub fn score(&self, n_labels: u64) -> Score {
         self.score.unwrap_or_else(|| Score::usual(n_labels))
     }
 
-    /// What `n` labels are called, by `id2label` of config.json as transformers reads it: `LABEL_0` and so on where it has no name.
+    /// Returns the names of `n` labels from `id2label` of config.json. Like in transformers, a label without a name is
+    /// `LABEL_0` and so on.
     pub fn labels(&self, n: usize) -> Vec<String> {
         let names = self.config.as_ref().and_then(|c| c.get("id2label"));
         let name = |id: usize| names?.get(id.to_string())?.as_str().map(str::to_owned);
@@ -207,10 +208,10 @@ impl Folder {
         all.collect()
     }
 
-    /// The prompt that a choice means.
+    /// Returns the text of the chosen prompt.
     ///
     /// # Errors
-    /// A name that the folder does not have, and a prompt that its pooling leaves out.
+    /// An unknown name, and a prompt that the folder's pooling leaves out.
     pub fn prompt<'s>(&'s self, choice: Prompt<'s>) -> Result<&'s str, EngineError> {
         let name = match choice {
             Prompt::Text(text) => return self.pooled(text),
@@ -235,7 +236,7 @@ impl Folder {
         }
     }
 
-    /// Index of the first of `names` that a file of the folder defines as a prompt.
+    /// Returns the index of the first of `names` that a file of the folder defines as a prompt.
     pub fn prompt_index(&self, names: &[&str]) -> Option<usize> {
         let own = |name: &&str| {
             let at = self.prompts.iter().position(|(n, _)| n == name)?;
@@ -244,12 +245,12 @@ impl Folder {
         names.iter().find_map(own)
     }
 
-    /// Name of the prompt at this index.
+    /// Returns the name of the prompt at this index.
     pub fn prompt_name(&self, index: usize) -> Option<&str> {
         self.prompts.get(index).map(|(name, _)| name.as_str())
     }
 
-    /// Names of the prompts that a file of the folder defines, sorted.
+    /// Returns the names of the prompts that a file of the folder defines, sorted.
     pub fn prompt_names(&self) -> Vec<&str> {
         let own = self.prompts.iter().skip(self.n_implicit_prompts);
         let mut names: Vec<&str> = own.map(|(name, _)| name.as_str()).collect();
@@ -257,13 +258,13 @@ impl Folder {
         names
     }
 
-    /// Whether texts become messages of a conversation.
+    /// Whether texts are converted to messages of a conversation.
     pub fn has_messages(&self) -> bool {
         self.messages.is_some()
     }
 
     fn pooled<'s>(&'s self, prompt: &'s str) -> Result<&'s str, EngineError> {
-        // In a conversation a prompt is a message, which pooling leaves in.
+        // In a conversation, the prompt is a message, which pooling includes.
         match self.pools_prompt || prompt.is_empty() || self.messages.is_some() {
             true => Ok(prompt),
             false => Err(EngineError::PromptLeftOut {
@@ -273,13 +274,12 @@ impl Folder {
         }
     }
 
-    /// What the model takes of tokens. A description that does not come with gemmule is not known here: the config says what it
-    /// can.
+    /// Returns the model's token inputs, from the shipped description for config.json. Without one, only config.json is read.
     pub(super) fn inputs(&self) -> Inputs {
         let config = self.config.as_ref();
         let built = config.and_then(|config| {
             let description = Description::for_config(config).ok()?;
-            // Of a head that the description lacks, the trunk is what can be asked for.
+            // If the description lacks the checkpoint's head, the outputs of the trunk are used.
             let outputs = description.outputs_for(config);
             let outputs = outputs.unwrap_or_else(|_| description.default_outputs());
             let writes = outputs.contains(&NEXT_LOGITS);
@@ -304,11 +304,11 @@ impl Folder {
         }
     }
 
-    /// The most tokens of a text that are kept, specials included, where the folder says; `positions` are those that the
-    /// model has.
+    /// Returns the maximum number of tokens of a text, including special tokens; `None` without a limit. `positions` is the
+    /// model's maximum.
     ///
     /// # Errors
-    /// A `tokenizer_config.json` that is no JSON, and a length out of range.
+    /// A `tokenizer_config.json` that is not JSON, and a length out of range.
     pub(super) fn limit(&self, positions: Option<u32>) -> Result<Option<usize>, EngineError> {
         if self.max_seq_length.is_some() {
             return Ok(self.max_seq_length);
@@ -326,7 +326,7 @@ impl Folder {
         Ok(length.into_iter().chain(positions).min())
     }
 
-    /// Whether a text that is too long loses its beginning.
+    /// Whether a text that is too long is cut at its beginning.
     pub(super) fn cuts_the_front(&self) -> Result<bool, EngineError> {
         let tokenizer = self.tokenizer_config()?;
         match tokenizer.text("truncation_side")? {
@@ -336,7 +336,7 @@ impl Folder {
         }
     }
 
-    /// The tokens that have these names in `tokenizer_config.json`.
+    /// Returns the tokens of these names in `tokenizer_config.json`.
     pub(super) fn special_tokens(&self, names: &[&str]) -> Result<Vec<String>, EngineError> {
         let config = self.tokenizer_config()?;
         let values = names.iter().filter_map(|name| config.get(name));
@@ -344,7 +344,7 @@ impl Folder {
         Ok(texts.map(str::to_owned).collect())
     }
 
-    /// `tokenizer_config.json`, with the settings that win over it; empty where there is none.
+    /// Returns `tokenizer_config.json` with the settings that take precedence over it; empty if the file does not exist.
     fn tokenizer_config(&self) -> Result<Json, EngineError> {
         let file = self.trunk.join("tokenizer_config.json");
         let mut json = match Json::optional(file.clone())? {
@@ -361,16 +361,16 @@ impl Folder {
         Ok(json)
     }
 
-    /// Settings that win over tokenizer.json.
+    /// Returns the settings that take precedence over tokenizer.json.
     ///
     /// # Errors
-    /// A file that is no JSON object.
+    /// A file that is not a JSON object.
     pub(super) fn tokenizer_settings(&self) -> Result<TokenizerSettings, EngineError> {
         let map = Json::optional(self.trunk.join("special_tokens_map.json"))?;
         TokenizerSettings::new(self.tokenizer_config()?, map, self.config.as_ref())
     }
 
-    /// The first setting of the tokenizer that sentence-transformers' files have, but for the length of texts.
+    /// Returns the first tokenizer setting in sentence-transformers' files, except for the length of texts.
     pub(super) fn tokenizer_argument(&self) -> Option<&str> {
         let mut keys = self.tokenizer.keys().map(String::as_str);
         keys.find(|key| !["model_max_length", "truncation_side"].contains(key))
@@ -421,13 +421,13 @@ impl Folder {
         Ok(())
     }
 
-    /// Reads the pooling of a folder whose `modules.json` is missing, as text-embeddings-inference does.
+    /// Reads the pooling of a folder without `modules.json`, as text-embeddings-inference does.
     fn read_pooling(&mut self) -> Result<(), EngineError> {
         let Some(json) = Json::optional(self.root.join(POOLING).join("config.json"))? else {
             return Ok(());
         };
         let embeds = self.config.as_ref().is_some_and(|config| {
-            // A description or a head that is missing is an error of the build.
+            // A missing description or head is reported when the engine is built.
             let description = Description::for_config(config).ok();
             description.is_some_and(|description| {
                 let outputs = description.outputs_for(config);
@@ -451,7 +451,7 @@ impl Folder {
         self.read_transformer()
     }
 
-    /// Reads `sentence_bert_config.json`, which older folders have under several names.
+    /// Reads `sentence_bert_config.json`, which has other names in older folders.
     fn read_transformer(&mut self) -> Result<(), EngineError> {
         let entries = std::fs::read_dir(&self.trunk).map_err(|source| EngineError::Read {
             file: self.trunk.clone(),
@@ -470,7 +470,7 @@ impl Folder {
                 [first, ..] => Err(EngineError::Folder {
                     file: first.clone(),
                     problem: format!(
-                        "{} files are called `sentence_…_config.json`, so the length of texts is not clear; keep one",
+                        "{} files match `sentence_…_config.json`, so the maximum text length is ambiguous; keep one of them",
                         files.len()
                     ),
                 }),
@@ -503,7 +503,7 @@ impl Folder {
         for (name, text) in prompts {
             let text = text.as_str();
             let text =
-                text.ok_or_else(|| own.problem(format!("the prompt `{name}` is no text")))?;
+                text.ok_or_else(|| own.problem(format!("the prompt `{name}` is not a string")))?;
             self.prompts.retain(|(n, _)| n != name);
             self.prompts.push((name.clone(), text.to_owned()));
         }
@@ -518,7 +518,7 @@ impl Folder {
         }
     }
 
-    /// The activation of a cross-encoder, where a file says.
+    /// Returns the activation of a cross-encoder, if a file sets it.
     fn read_score(&self, own: Option<&Json>) -> Result<Option<Score>, EngineError> {
         let config = Json {
             file: self.trunk.join("config.json"),
@@ -548,12 +548,12 @@ impl Folder {
     }
 }
 
-/// The error of a folder without a config.json, which names what it has instead.
+/// Returns the error for a folder without config.json, which names the weights found instead.
 pub(super) fn no_config(folder: &Path) -> EngineError {
     let file = folder.join("config.json");
     match Found::in_folder(folder) {
         Found::Nothing => {
-            // Reading it says why there is none.
+            // Reading the file gives the reason.
             let read = super::config(&file);
             read.err().unwrap_or(EngineError::NoConfig)
         }

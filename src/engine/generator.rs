@@ -1,8 +1,8 @@
-//! Writing: requests are admitted while others run, each step computes the next tokens of all, and a sequence's memory is
-//! free again when it ends.
+//! Token generation with continuous batching: requests are admitted while others run, each step computes the next tokens of
+//! all running sequences, and a sequence's memory is free again when it ends.
 //!
-//! A step is one batch: prompts in parts, and one token of each sequence that goes on. The keys and values of what is there
-//! lie in blocks of a pool, which are reserved when a request is admitted, so that nothing that runs is ever out of memory.
+//! A step is one batch: chunks of prompts, and one token of each decoding sequence. Keys and values lie in blocks of a pool.
+//! A request reserves all of its blocks when it is admitted, so a running request never runs out of memory.
 
 mod admit;
 mod breakdown;
@@ -49,39 +49,39 @@ use crate::{
     },
 };
 
-/// Tokens of prompts that a step on a CPU takes at most, where nobody says otherwise. Who writes waits for them.
+/// Default maximum number of prompt tokens per step on a CPU. Decoding sequences wait for them.
 const PROMPT_TOKENS: usize = 512;
-/// The same on a device, which reads prompts beside the steps.
+/// The same on a device, which reads prompts concurrently with the steps.
 const PROMPT_TOKENS_ON_DEVICE: usize = 2048;
 
-fn usual_prompt_tokens(on_device: bool) -> usize {
+fn default_prompt_tokens(on_device: bool) -> usize {
     match on_device {
         true => PROMPT_TOKENS_ON_DEVICE,
         false => PROMPT_TOKENS,
     }
 }
 
-/// Writes several sequences at once. Those of one engine run beside each other.
+/// Generates several sequences at once. Generators of one engine run concurrently.
 ///
-/// On a GPU sequences and beams are decoded by a loop on the device: each is asked for its prompt's tokens but the last, and from
-/// then on the device goes on by itself, some steps ahead of what [`poll`](Self::poll) has returned.
+/// On a GPU, a loop on the device decodes sequences and beams. The host fills the KV cache with each prompt except its last
+/// token. From then on the device decodes on its own, some steps ahead of what [`poll`](Self::poll) has returned.
 pub struct Generator {
-    /// Sequences on a device; before the executor, whose memory it uses.
+    /// Decode loop of the device. Declared before the executor, whose memory it uses, to be dropped first.
     device: Option<DeviceRows>,
     executor: Executor,
-    /// Where a CPU computes.
+    /// Thread pool of a CPU.
     threads: Option<Threads>,
     limits: Limits,
     blocks: Blocks,
     block_bytes: u64,
-    /// In the order in which they were admitted.
+    /// Running requests, in order of admission.
     rows: Vec<Row>,
     fills: Fills,
-    /// Events that were not polled yet.
+    /// Events not yet returned by `poll`.
     events: VecDeque<Event>,
     next_ticket: u64,
-    /// Tokens of prompts that a step takes at most.
-    most_prompt_tokens: usize,
+    /// Maximum number of prompt tokens per step.
+    max_prompt_tokens: usize,
     steps: u64,
     parts: Option<Parts>,
 }
@@ -92,7 +92,7 @@ enum Executor {
 }
 
 impl Executor {
-    /// Runs a batch for what it leaves in the cache, and its outputs.
+    /// Runs a batch, updates the cache and returns all outputs.
     fn leave(&mut self, batch: &Batch) -> Result<Vec<Output>, EngineError> {
         Ok(match self {
             Self::Cpu(session, cache) => session.run_cached(batch, cache)?,
@@ -100,14 +100,14 @@ impl Executor {
         })
     }
 
-    /// The logits of the next token of each sequence, one row after another.
+    /// Returns the logits of each sequence's next token, row-major.
     fn run(&mut self, batch: &Batch) -> Result<Vec<f32>, EngineError> {
         let outputs = self.leave(batch)?;
         let logits = outputs.into_iter().find(|o| o.name == NEXT_LOGITS);
         logits.map(|o| o.values).ok_or(EngineError::NotGenerating)
     }
 
-    /// Adds the sequences' tokens to the cache. On a device there is a fence behind them, for what comes on another stream.
+    /// Adds the sequences' tokens to the cache. Returns a fence for other streams on a device, `None` on a CPU.
     fn fill(&mut self, batch: &Batch) -> Result<Option<Fence>, EngineError> {
         Ok(match self {
             Self::Cpu(session, cache) => session.run_cached(batch, cache).map(|_| None)?,
@@ -115,7 +115,7 @@ impl Executor {
         })
     }
 
-    /// Lets what comes wait for a fence.
+    /// Makes later work wait for a fence.
     fn wait_behind(&self, fence: &Fence) -> Result<(), EngineError> {
         if let Self::Cuda(session, _) = self {
             session.wait_behind(fence)?;
@@ -125,18 +125,19 @@ impl Executor {
 }
 
 impl Engine {
-    /// A generator with `cache_bytes` for the keys and values of what runs at once, rounded down to whole blocks.
+    /// Creates a generator with a KV cache of `cache_bytes`, rounded down to whole blocks.
     ///
     /// # Errors
-    /// An engine that was not built by [`Builder::generating`](super::Builder::generating), and memory that cannot be had.
+    /// [`EngineError::NotGenerating`] if the engine was not built with [`Builder::generating`](super::Builder::generating),
+    /// and memory that cannot be allocated.
     pub fn generator(&self, cache_bytes: u64) -> Result<Generator, EngineError> {
         let program = self.program();
         check_generating(program)?;
         let block_bytes = program.block_bytes();
         let parts = Parts::of(program);
-        // Slots have 32 bits, one of them for the sign.
-        let most = u64::from(i32::MAX as u32 / BLOCK);
-        let n_blocks = (cache_bytes / block_bytes.max(1)).min(most);
+        // Slots are signed 32-bit numbers.
+        let max_blocks = u64::from(i32::MAX as u32 / BLOCK);
+        let n_blocks = (cache_bytes / block_bytes.max(1)).min(max_blocks);
         let (device, executor) = match &self.backend {
             Backend::Cpu(model) => {
                 let session = CpuSession::new(model.clone(), &AllocatorChoice::default())?;
@@ -164,13 +165,13 @@ impl Engine {
             fills: Fills::default(),
             events: VecDeque::new(),
             next_ticket: 0,
-            most_prompt_tokens: usual_prompt_tokens(matches!(self.backend, Backend::Cuda(_))),
+            max_prompt_tokens: default_prompt_tokens(matches!(self.backend, Backend::Cuda(_))),
             steps: 0,
             parts,
         })
     }
 
-    /// The threads that a CPU runs on.
+    /// Returns the thread pool of a CPU engine.
     fn cpu_threads(&self) -> Option<Threads> {
         match &self.backend {
             Backend::Cpu(model) => Some(model.threads().clone()),
@@ -178,16 +179,16 @@ impl Engine {
         }
     }
 
-    /// Whether the model writes from a source, as one that translates, and not on from a prompt.
+    /// Whether the model generates from a source, as translation models do, instead of continuing a prompt.
     pub fn has_source(&self) -> bool {
         Parts::of(self.program()).is_some()
     }
 
-    /// Writes on from each prompt, as many at once as [`cache_bytes_at_most`](Self::cache_bytes_at_most) has room for, and returns
-    /// what was written, in the order of the prompts; see [`Generator::write_all`].
+    /// Continues each prompt, with as many at once as fit in [`cache_bytes_at_most`](Self::cache_bytes_at_most), and returns
+    /// the results in the order of the prompts. See [`Generator::write_all`].
     ///
     /// # Errors
-    /// Options that no prompt can be written on by, memory that cannot be had, and a step that fails as a whole.
+    /// Options that are invalid for every prompt, memory that cannot be allocated, and a step that fails as a whole.
     pub fn generate(
         &self,
         prompts: &[Vec<u32>],
@@ -217,13 +218,13 @@ fn check_generating(program: &Program) -> Result<(), EngineError> {
 }
 
 impl Generator {
-    /// Writes all of `requests`, each admitted when there is room, and returns what was written, in their order. `on_event` sees
-    /// each event as it comes, with the number of its request, and may end that request or all. What a request that is refused or
-    /// fails has written is in its place with the [`problem`](Written::problem); the others go on. The generator runs nothing
-    /// else meanwhile.
+    /// Runs all `requests`, each admitted when there is room, and returns their results in order. `on_event` receives each
+    /// event with the index of its request, and may stop that request or all. A request that is refused or fails has its
+    /// tokens so far and its [`problem`](Written::problem) in its result; the others continue. Events of requests that were
+    /// admitted before are discarded.
     ///
     /// # Errors
-    /// A step that fails as a whole.
+    /// A step that fails as a whole. All requests are then cancelled.
     pub fn write_all(
         &mut self,
         requests: impl IntoIterator<Item = Request>,
@@ -240,7 +241,7 @@ impl Generator {
                         running.insert(ticket, index);
                         None
                     }
-                    // Others end first.
+                    // Running requests must end first.
                     Err(AdmitError::Full { .. }) => break,
                     Err(refused) => Some(refused.into()),
                 };
@@ -262,7 +263,7 @@ impl Generator {
                 let Some(&index) = running.get(&ticket) else {
                     continue;
                 };
-                written[index].take(&event);
+                written[index].add(&event);
                 match on_event(index, &event) {
                     ControlFlow::Continue(()) => {}
                     ControlFlow::Break(Stop::One) => {
@@ -280,7 +281,7 @@ impl Generator {
         Ok(written)
     }
 
-    /// Ends a request; its memory is free at once. `false` where it has ended already.
+    /// Cancels a request and frees its memory. Returns `false` if the request has already ended.
     pub fn cancel(&mut self, ticket: Ticket) -> bool {
         let found = self.rows.iter().position(|row| row.ticket == ticket);
         if let Some(at) = found {
@@ -291,32 +292,33 @@ impl Generator {
         found.is_some()
     }
 
-    /// Lets a step, or a run that a device reads prompts by beside its steps, take at most so many tokens of prompts (by default
-    /// 512 on a CPU and 2,048 on a device), so that those that wait for their next token do not wait for a long prompt.
+    /// Sets the maximum number of prompt tokens per step, or per concurrent prompt run on a device. The default is 512 on a
+    /// CPU and 2,048 on a device. A small maximum keeps a long prompt from delaying the tokens of other sequences.
     pub fn prompt_tokens_per_step(&mut self, n: usize) {
-        self.most_prompt_tokens = n.max(1);
+        self.max_prompt_tokens = n.max(1);
     }
 
-    /// Whether a request runs, or an event waits.
+    /// Whether a request runs or an event has not been returned yet.
     pub fn is_busy(&self) -> bool {
         !self.rows.is_empty() || !self.events.is_empty()
     }
 
-    /// Bytes of the KV cache that running requests have, of all that there are.
+    /// Returns the KV cache bytes reserved by running requests, and the total.
     pub fn cache_bytes(&self) -> (u64, u64) {
         let bytes = |blocks: u32| u64::from(blocks) * self.block_bytes;
         (bytes(self.blocks.held()), bytes(self.blocks.total()))
     }
 
-    /// Steps so far.
+    /// Returns the number of steps run so far.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// Computes one step of all that run, and returns what it gave.
+    /// Computes one step of all running requests and returns its events. On a device, steps are enqueued ahead, and the
+    /// events of the oldest one are returned.
     ///
     /// # Errors
-    /// A step that fails as a whole: its requests are where they were, and the next poll tries again.
+    /// A step that fails as a whole. Its requests keep their state, and the next call tries again.
     pub fn poll(&mut self) -> Result<Vec<Event>, EngineError> {
         if self.device.is_some() {
             self.step_on_device()?;
@@ -326,7 +328,7 @@ impl Generator {
                 self.encode()?;
                 self.step(|_| true)
             };
-            // The rules and draws of a step are shared out as its products are.
+            // Runs token selection in the engine's thread pool, too.
             match threads {
                 Some(threads) => threads.run(step)?,
                 None => step()?,
@@ -335,12 +337,12 @@ impl Generator {
         Ok(self.events.drain(..).collect())
     }
 
-    /// Keeps the device at work, and takes what it has computed.
+    /// Keeps the device busy and collects its results.
     fn step_on_device(&mut self) -> Result<(), EngineError> {
         let Some(device) = &mut self.device else {
             return Ok(());
         };
-        // First: what follows may use the blocks of sequences that were cancelled.
+        // First, since later work may reuse the blocks of cancelled sequences.
         if let Some(cleared) = device.clear()? {
             self.executor.wait_behind(&cleared)?;
         }
@@ -352,7 +354,7 @@ impl Generator {
             self.step(|row| !row.suits_device())?;
         }
         self.run_ahead()?;
-        // Behind: the device has steps to go on with while the host launches these, kernel by kernel.
+        // After the steps are enqueued: the device runs them while the host launches these kernels.
         self.encode()?;
         self.fill_caches()?;
         if self.in_flight() == 0 {
@@ -365,13 +367,13 @@ impl Generator {
                 self.settle(advanced);
                 Ok(())
             }
-            // There is nothing but prompts that are read.
-            _ if is_silent => self.fills.wait_for_place(),
+            // Only prompts are being read.
+            _ if is_silent => self.fills.wait_for_room(),
             _ => Ok(()),
         }
     }
 
-    /// Gives the device's loop what it can go on with, and steps.
+    /// Enqueues ready sequences and steps on the device's loop.
     fn run_ahead(&mut self) -> Result<(), EngineError> {
         if let Some(device) = &mut self.device {
             device.seat(&mut self.rows)?;
@@ -380,12 +382,12 @@ impl Generator {
         Ok(())
     }
 
-    /// Steps that are on their way on a device.
+    /// Number of steps enqueued on the device and not yet received.
     fn in_flight(&self) -> usize {
         self.device.as_ref().map_or(0, DeviceRows::in_flight)
     }
 
-    /// The batch of so many next tokens of rows.
+    /// Builds the batch of the next `n` tokens of each row, given as `(row, n)`.
     fn batch(&self, taken: &[(usize, usize)]) -> Result<Batch, EngineError> {
         let mut ids = Vec::new();
         let mut lens = Vec::new();
@@ -402,7 +404,7 @@ impl Generator {
                 past.cached.push(row.cached as u32);
                 past.slots.extend_from_slice(&lane.slots[..row.cached + n]);
                 if let (Some(source), Some(all)) = (&row.source, &mut past.sources) {
-                    source.attended(all);
+                    source.append_to(all);
                 }
             }
         }
@@ -412,10 +414,10 @@ impl Generator {
         Ok(batch)
     }
 
-    /// A step of the rows that are `wanted`, whose tokens the host chooses.
+    /// Runs a step of the `wanted` rows whose tokens the host selects.
     fn step(&mut self, wanted: fn(&Row) -> bool) -> Result<(), EngineError> {
-        // Sequences that go on take a token each; what prompts may take is shared in the order of admission.
-        let mut prompt_tokens = self.most_prompt_tokens;
+        // Each decoding sequence takes one token. The budget for prompt tokens is used in order of admission.
+        let mut prompt_tokens = self.max_prompt_tokens;
         let mut taken: Vec<(usize, usize)> = Vec::with_capacity(self.rows.len());
         for (at, row) in self.rows.iter().enumerate() {
             if !wanted(row) || !row.is_ready() {
@@ -438,14 +440,14 @@ impl Generator {
         let mut logits = self.executor.run(&batch)?;
         self.steps += 1;
         let width = logits.len() / batch.lens().len();
-        let mut behind = logits.chunks_exact_mut(width);
+        let mut rows = logits.chunks_exact_mut(width);
         let mut taken = taken.into_iter().peekable();
         let mut work: Vec<(usize, &mut Row, Vec<&mut [f32]>)> = Vec::new();
         for (at, row) in self.rows.iter_mut().enumerate() {
             let Some((_, n)) = taken.next_if(|&(taken, _)| taken == at) else {
                 continue;
             };
-            let own: Vec<&mut [f32]> = behind.by_ref().take(row.lanes.len()).collect();
+            let own: Vec<&mut [f32]> = rows.by_ref().take(row.lanes.len()).collect();
             row.cached += n;
             if row.open() == 0 {
                 work.push((at, row, own));
@@ -462,7 +464,7 @@ impl Generator {
         Ok(())
     }
 
-    /// Takes what a step gave of rows, in their order, and frees what those have that ended.
+    /// Records the results of a step in row order, and removes the rows that ended.
     fn settle(&mut self, advanced: Vec<(usize, Ticket, Advanced)>) {
         let mut ended = Vec::new();
         for (at, ticket, advanced) in advanced {
@@ -485,7 +487,7 @@ impl Generator {
         }
     }
 
-    /// Ends a row, whose blocks are free then; `device_knows` where a device that decodes it has ended it, too.
+    /// Removes a row and frees its blocks. `device_knows` tells whether the device's loop has already ended the row.
     fn remove(&mut self, at: usize, device_knows: bool) {
         let row = self.rows.remove(at);
         let of_device = row.device_rows();

@@ -1,34 +1,35 @@
-//! A text as its tokens come, one after another: what of it is certain, and where it stops.
+//! Incremental decoding of generated tokens, with stop strings.
 
 use std::ops::Range;
 
-/// A text in the making.
+/// The text of a sequence that is being generated.
 #[derive(Clone, Debug, Default)]
 pub struct GrowingText {
     pub tokens: Vec<u32>,
     pub text: String,
-    /// Bytes that were shown.
+    /// Number of bytes already shown.
     pub shown: usize,
-    /// Whether a stop was found.
+    /// Whether a stop string was found.
     pub stopped: bool,
-    /// The tokens that are decoded again with those that come, as the text of a token depends on what is before it.
+    /// Tokens that are decoded again together with new ones, since the text of a token depends on the tokens before it.
     context: Range<usize>,
-    /// Their text by themselves.
+    /// The text of these tokens alone.
     context_text: String,
-    /// Bytes of the text that the tokens up to the context's end gave.
+    /// Length of the text of all tokens up to the end of the context, in bytes.
     settled: usize,
-    /// Tokens before the first one, as long as the context reaches back to them.
+    /// Tokens of the prompt, as long as the context begins with them.
     before: Vec<u32>,
 }
 
-/// Tokens of a prompt that the text of the first ones behind it may depend on.
+/// Maximum number of the prompt's last tokens that are decoded with the first new ones.
 const BEFORE: usize = 8;
 
 impl GrowingText {
-    /// A text that goes on from a prompt. Decoders of SentencePiece drop the space at the beginning of a text, which this is not.
+    /// Creates the text after a prompt. SentencePiece decoders drop the space at the beginning of a text, which must be kept
+    /// after a prompt.
     ///
     /// # Errors
-    /// Those of `decode`.
+    /// The errors of `decode`.
     pub fn behind<E>(
         prompt: &[u32],
         decode: impl Fn(&[u32]) -> Result<String, E>,
@@ -41,10 +42,10 @@ impl GrowingText {
         })
     }
 
-    /// Adds a token. Of those before it only the last few are decoded again.
+    /// Adds a token. Only the last few tokens before it are decoded again.
     ///
     /// # Errors
-    /// Those of `decode`.
+    /// The errors of `decode`.
     pub fn push<E>(
         &mut self,
         id: u32,
@@ -57,7 +58,7 @@ impl GrowingText {
             false => decode(&[&self.before, open].concat())?,
         };
         let Some(new) = now.strip_prefix(self.context_text.as_str()) else {
-            // A decoder that changes what it wrote before sees all of it.
+            // A decoder that changes its earlier output needs all tokens.
             self.text = decode(&self.tokens)?;
             self.context = 0..0;
             self.context_text.clear();
@@ -67,7 +68,7 @@ impl GrowingText {
         };
         self.text.truncate(self.settled);
         self.text.push_str(new);
-        // Bytes of a character that is not whole yet, and tokens without a text, are decoded with what follows.
+        // Incomplete characters and tokens without text are decoded with the next tokens.
         if !new.is_empty() && !new.ends_with('\u{fffd}') {
             self.settled = self.text.len();
             self.context = self.context.end..self.tokens.len();
@@ -77,7 +78,8 @@ impl GrowingText {
         Ok(())
     }
 
-    /// The text up to where a stop begins, if one is there. None begins in what was shown: see [`ready`](Self::ready).
+    /// Cuts the text before the first stop string, and returns whether there is one. [`ready`](Self::ready) ensures that none
+    /// begins in the shown part.
     pub fn cut(&mut self, stops: &[String]) -> bool {
         let open = self.text.get(self.shown..).unwrap_or_default();
         let found = stops.iter().filter_map(|stop| open.find(stop.as_str()));
@@ -88,7 +90,8 @@ impl GrowingText {
         self.stopped
     }
 
-    /// What may be shown now: nothing that later tokens may change, and no beginning of a stop.
+    /// Returns the length of the text that can be shown: the part that later tokens cannot change, without the beginning of a
+    /// stop string.
     pub fn ready(&self, stops: &[String]) -> usize {
         let whole = self.text.trim_end_matches('\u{fffd}');
         let begun = |stop: &String| {
@@ -125,7 +128,7 @@ mod tests {
         assert!(!text("one EN").cut(&stops));
     }
 
-    /// Byte-level tokens, with marks that are skipped and a decoder that drops a leading space, as SentencePiece's do.
+    /// Decodes byte-level tokens, skipping special ones and a leading space, as SentencePiece's decoder does.
     fn decode(tokens: &[u32]) -> Result<String, Infallible> {
         let bytes = tokens.iter().filter_map(|&t| u8::try_from(t).ok());
         let text = String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned();
@@ -134,7 +137,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_text_by_parts_is_the_whole(whole in "[a-c é文\u{301}😀]{0,40}", marks in prop::collection::vec(0usize..60, 0..9)) {
+        fn incremental_text_equals_the_decoded_whole(whole in "[a-c é文\u{301}😀]{0,40}", marks in prop::collection::vec(0usize..60, 0..9)) {
             let mut tokens: Vec<u32> = whole.bytes().map(u32::from).collect();
             let n_marks = marks.len();
             for at in marks {
@@ -146,7 +149,7 @@ mod tests {
                 let n = text.context.end - text.context.start;
                 prop_assert!(n <= 8 + n_marks, "{n} tokens are decoded again");
                 let known = decode(&text.tokens).expect("it decodes anything");
-                // What is not whole yet may be one sign of it or several.
+                // An incomplete character may be one replacement character or several.
                 let whole = |text: &str| text.trim_end_matches('\u{fffd}').to_owned();
                 prop_assert_eq!(whole(&text.text), whole(&known));
             }
@@ -154,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_decoder_that_takes_back_what_it_wrote_is_followed() {
+    fn a_decoder_that_changes_earlier_output_is_followed() {
         let sums = |tokens: &[u32]| Ok::<_, Infallible>(tokens.iter().sum::<u32>().to_string());
         let mut text = GrowingText::default();
         for (token, sum) in [(7, "7"), (8, "15"), (90, "105"), (1, "106")] {
@@ -164,17 +167,17 @@ mod tests {
     }
 
     #[test]
-    fn what_may_become_a_stop_or_another_character_is_held_back() {
+    fn partial_stops_and_characters_are_held_back() {
         let stops = ["END".to_owned()];
         assert_eq!(text("one EN").ready(&stops), 4);
         assert_eq!(text("one ENt").ready(&stops), 7);
         assert_eq!(text("é\u{fffd}").ready(&stops), 2);
-        // The rest of a stop may come in pieces of a character.
+        // The rest of a stop string may arrive as parts of a character.
         assert_eq!(text("one a\u{fffd}\u{fffd}").ready(&["aé".to_owned()]), 4);
     }
 
     #[test]
-    fn a_stop_is_found_whose_character_comes_in_pieces() {
+    fn a_stop_is_found_across_partial_characters() {
         for (whole, stop, left) in [
             ("one aé two", "aé", "one "),
             ("o 😀 two", " 😀", "o"),
@@ -194,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_on_from_a_prompt_keeps_its_first_space() {
+    fn text_after_a_prompt_keeps_its_first_space() {
         let of = |text: &str| text.bytes().map(u32::from).collect::<Vec<u32>>();
         for prompt in ["One cold morning", " a", "é"] {
             let mut text = GrowingText::behind(&of(prompt), decode).expect("it decodes anything");

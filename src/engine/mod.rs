@@ -88,16 +88,16 @@ use crate::{
     },
 };
 
-/// The output that a cross-encoder's scores are computed of.
+/// Name of the output from which a cross-encoder's scores are computed.
 pub const LOGITS: &str = "sequence_logits";
 
-/// The output with the log-probability of each token of a text.
+/// Name of the output with the log-probability of each token of a text.
 pub const LOG_PROBABILITY: &str = "log_probability";
 
-/// A model that is ready to run: weights and code, shared by its sessions.
+/// A loaded model: weights and kernels, shared by its sessions.
 pub struct Engine {
     backend: Backend,
-    /// Where its weights came from, if that is a folder.
+    /// The checkpoint folder of the weights, if there is one.
     folder: Option<Folder>,
     encoders: texts::Encoders,
     device: DeviceName,
@@ -116,19 +116,19 @@ enum Backend {
 }
 
 impl Engine {
-    /// Starts from a shipped model (`bert`, `roberta`, …) or the path of a description.
+    /// Starts from a shipped description (`bert`, `roberta`, …) or the path of a description file.
     pub fn builder(model: impl Into<String>) -> Builder {
         Builder::new(builder::Start::Named(model.into()))
     }
 
-    /// Starts from a checkpoint's folder as it was published: the description is the one that comes with gemmule for the
-    /// `model_type` of its config.json, and what a sentence-transformers folder computes behind the transformer is
-    /// computed. [`Folder`] says what is read of it.
+    /// Starts from a published checkpoint folder. The description is the shipped one for the `model_type` of its config.json.
+    /// The modules of a sentence-transformers folder that follow the transformer are computed, too. [`Folder`] lists the
+    /// files that are read.
     pub fn from_checkpoint(folder: impl Into<PathBuf>) -> Builder {
         Builder::new(builder::Start::Checkpoint).checkpoint(folder)
     }
 
-    /// Starts from a description in memory; `name` stands in errors.
+    /// Starts from a description in memory. `name` identifies it in errors.
     pub fn from_source(name: impl Into<String>, ron: impl Into<String>) -> Builder {
         Builder::new(builder::Start::Source {
             name: name.into(),
@@ -136,33 +136,33 @@ impl Engine {
         })
     }
 
-    /// Starts from a file that [`Artifact::write`] made. It brings its own code.
+    /// Starts from a file written by [`Artifact::write`], which contains its kernels.
     pub fn from_artifact(file: impl Into<PathBuf>) -> Builder {
         Builder::new(builder::Start::Artifact(file.into()))
     }
 
-    /// Starts from a model that was opened already.
+    /// Starts from an opened model file.
     pub fn from_model(model: ModelFile) -> Builder {
         Builder::new(builder::Start::Opened(model))
     }
 
-    /// A session of its own stream and memory. Sessions of one engine run side by side.
+    /// Creates a session with its own stream and memory. Sessions of one engine run concurrently.
     pub fn session(&self) -> Result<Session, EngineError> {
         self.session_with(&self.allocator)
     }
 
-    /// A session whose memory another allocator plans than the one that the engine was built with.
+    /// Creates a session with another memory planner than the engine's.
     ///
     /// # Errors
-    /// A chunk policy that cannot be, or a stream that the device does not give.
+    /// An invalid chunk policy, or a stream that the device cannot create.
     pub fn session_with(&self, allocator: &AllocatorChoice) -> Result<Session, EngineError> {
         self.session_of(allocator, self.graphs)
     }
 
-    /// A session that replays other graphs than the engine was built for.
+    /// Creates a session that replays other CUDA graphs than the engine's setting.
     ///
     /// # Errors
-    /// A stream that the device does not give.
+    /// A stream that the device cannot create.
     pub fn session_replaying(&self, graphs: GraphChoice) -> Result<Session, EngineError> {
         self.session_of(&self.allocator, graphs)
     }
@@ -193,8 +193,8 @@ impl Engine {
         })
     }
 
-    /// Bytes that the weights take, once for all sessions: on a CPU as they were packed for it, and also as they were stored
-    /// where other steps than linear layers read them.
+    /// Bytes of the weights, which all sessions share. On a CPU this counts packed weights, and unpacked ones that other
+    /// steps than linear layers read.
     pub fn weight_bytes(&self) -> u64 {
         match &self.backend {
             Backend::Cpu(model) => model.weight_bytes(),
@@ -202,20 +202,20 @@ impl Engine {
         }
     }
 
-    /// Bytes of intermediate tensors that a batch needs of a new session, without running it. [`Engine::weight_bytes`], which
-    /// no batch changes, come on top, once: on a CPU they are those of packed weights. Counted in neither is what a CPU's step
-    /// holds while it runs: each thread up to 960 queries and 128 keys of one head, 0.6 MiB for heads of 64, and in bf16 or
-    /// int8 the rounded activations of up to 4,096 rows of one layer.
+    /// Bytes of intermediate tensors that a new session needs for a batch, computed without running it.
+    /// [`Engine::weight_bytes`] come on top, once for all sessions. Neither counts the scratch memory of a running CPU step:
+    /// per thread up to 960 queries and 128 keys of one head (0.6 MiB for heads of 64), and in bf16 or int8 the rounded
+    /// activations of up to 4,096 rows of one layer.
     ///
     /// # Errors
-    /// A batch beyond the declared maximum, where there is one.
+    /// A batch above the declared maximum, if there is one.
     pub fn bytes_needed(&self, batch: &Batch) -> Result<u64, EngineError> {
         Ok(self.footprint(batch)?.chunks)
     }
 
-    /// As [`Engine::bytes_needed`], beside the bytes that no plan could do without. On a CUDA device
-    /// a batch is planned for its bucket ([`GraphChoice`]), which has up to a few tokens more; where only the
-    /// batch alone fits, a session takes less.
+    /// Returns the bytes of [`Engine::bytes_needed`], and the lower bound that no plan can go below. A CUDA device plans a
+    /// batch for its bucket ([`GraphChoice`]), which has a few more tokens; if only the batch itself fits, a session takes
+    /// less.
     pub fn footprint(&self, batch: &Batch) -> Result<Footprint, EngineError> {
         let batch = &*padding::laid_out(batch, self.padding)?;
         let (program, allocator) = (self.program(), &self.allocator);
@@ -231,13 +231,13 @@ impl Engine {
         )?)
     }
 
-    /// Tokens that the launches of a batch run over: with padding kept, more than it has. Those of no sequence,
-    /// which a [bucket](GraphChoice) adds, are not counted.
+    /// Number of tokens that the launches of a batch compute. Kept padding is counted; tokens that a [bucket](GraphChoice)
+    /// adds after the last sequence are not.
     pub fn tokens_computed(&self, batch: &Batch) -> Result<u64, EngineError> {
         Ok(padding::laid_out(batch, self.padding)?.extents().tokens)
     }
 
-    /// The steps that a batch launches.
+    /// Returns the steps that a batch launches.
     pub fn launched(&self, batch: &Batch) -> Result<Vec<&Step>, EngineError> {
         let extents = padding::laid_out(batch, self.padding)?.extents();
         let launched = self.program().launched(&extents);
@@ -245,6 +245,7 @@ impl Engine {
         Ok(launched.map(|(step, _)| step).collect())
     }
 
+    /// Returns the compiled program.
     pub fn program(&self) -> &Program {
         match &self.backend {
             Backend::Cpu(model) => model.program(),
@@ -252,11 +253,12 @@ impl Engine {
         }
     }
 
+    /// Returns the device that the engine runs on.
     pub fn device(&self) -> &DeviceName {
         &self.device
     }
 
-    /// What the factors of its products are rounded to.
+    /// Returns the precision to which the factors of matrix products are rounded.
     pub fn precision(&self) -> Precision {
         match &self.backend {
             Backend::Cpu(model) => model.products().into(),
@@ -264,17 +266,17 @@ impl Engine {
         }
     }
 
-    /// The checkpoint's folder that the weights came from, if they did.
+    /// Returns the checkpoint folder of the weights, if there is one.
     pub fn folder(&self) -> Option<&Folder> {
         self.folder.as_ref()
     }
 
-    /// The scores of a cross-encoder, `[batch]` of one label or `[batch, labels]` of several: its logits through the
-    /// activation that its folder asks for, a sigmoid of one label by default and none of several, as
-    /// sentence-transformers' `CrossEncoder.predict` gives them.
+    /// Computes the scores of a cross-encoder, as sentence-transformers' `CrossEncoder.predict` does: its logits after the
+    /// activation that the folder specifies. The default is a sigmoid for one label and none for several. The shape is
+    /// `[batch]` for one label and `[batch, labels]` for several.
     ///
     /// # Errors
-    /// Outputs without `sequence_logits`.
+    /// [`EngineError::NoScores`] if the outputs have no `sequence_logits`.
     pub fn scores(&self, outputs: &Outputs) -> Result<Output, EngineError> {
         let logits = outputs.get(LOGITS).map_err(|_| EngineError::NoScores)?;
         let n_labels = logits.shape.last().copied().unwrap_or(1);
@@ -293,17 +295,17 @@ impl Engine {
         })
     }
 
-    /// What plans the memory of its sessions.
+    /// Returns the memory planner of the engine's sessions.
     pub fn allocator(&self) -> &AllocatorChoice {
         &self.allocator
     }
 
-    /// What the model accepts of token ids.
+    /// Returns the model's limits on token ids and sequence lengths.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// What its kernels were chosen by; `None` on the CPU, which computes each step in one way.
+    /// Returns the basis on which kernels were chosen; `None` on the CPU, which has one implementation of each step.
     pub fn chosen_by(&self) -> Option<&ChosenBy> {
         match self.device() {
             DeviceName::Cpu { .. } => None,
@@ -311,7 +313,7 @@ impl Engine {
         }
     }
 
-    /// How long each step of loading took.
+    /// Returns the duration of each loading step.
     pub fn load_times(&self) -> &LoadTimes {
         &self.times
     }

@@ -1,4 +1,4 @@
-//! What MODEL stands for: a shipped description, or a file of one of two kinds.
+//! The model argument: the name of a shipped description, or a description or artifact file.
 
 use std::path::{Path, PathBuf};
 
@@ -8,12 +8,11 @@ use crate::{
     model::Description,
 };
 
-/// A model by its name or path. The file is read once, so it may be a pipe, and its first bytes
-/// say which kind it is.
+/// A model opened by name or path. The file is read once, so it may be a pipe. Its first bytes determine its kind.
 #[derive(Clone, Debug)]
 pub enum ModelFile {
     Description(Box<Description>),
-    /// A file that [`Artifact::write`] made.
+    /// A file written by [`Artifact::write`].
     Artifact {
         file: PathBuf,
         artifact: Box<Artifact>,
@@ -21,10 +20,10 @@ pub enum ModelFile {
 }
 
 impl ModelFile {
-    /// The shipped description `name`, or what is in the file `name`.
+    /// Opens the shipped description or the file called `name`.
     ///
     /// # Errors
-    /// A name of neither; a file that is neither kind, is not sound, or is larger than any model.
+    /// A name of neither, and a file of neither kind, with invalid contents, or larger than the limit.
     pub fn open(name: &str) -> Result<Self, EngineError> {
         let beginning = match Self::beginning(name)? {
             Named::Shipped(description) => return Ok(Self::Description(description)),
@@ -60,7 +59,7 @@ impl ModelFile {
         Ok(Named::File(beginning))
     }
 
-    /// The description; an error where the file is a compiled model.
+    /// Returns the description, or an error for a compiled model.
     pub fn description(self) -> Result<Description, EngineError> {
         match self {
             Self::Description(description) => Ok(*description),
@@ -83,10 +82,10 @@ fn described(name: &str, beginning: Beginning) -> Result<Description, EngineErro
     Ok(Description::parse(name, &ron)?)
 }
 
-/// A shipped description by name, or the description in a file.
+/// Opens a shipped description by name, or the description in a file.
 ///
 /// # Errors
-/// As [`ModelFile::open`]; and a compiled model is none.
+/// The errors of [`ModelFile::open`], and a compiled model.
 pub fn description(name: &str) -> Result<Description, EngineError> {
     match ModelFile::beginning(name)? {
         Named::Shipped(description) => Ok(*description),

@@ -1,4 +1,4 @@
-//! Runs with padding kept: batches are padded on the way in, and results freed of it on the way out.
+//! Runs with padding: batches are padded before a run, and padding is removed from the outputs.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use crate::{
     tensor::{Shape, Symbol},
 };
 
-/// The batch as a run takes it.
+/// Returns the batch in the layout of a run.
 pub(super) fn laid_out(batch: &Batch, padding: Padding) -> Result<Cow<'_, Batch>, BatchError> {
     match padding {
         Padding::Removed => batch.check_unpadded().map(|()| Cow::Borrowed(batch)),
@@ -19,8 +19,7 @@ pub(super) fn laid_out(batch: &Batch, padding: Padding) -> Result<Cow<'_, Batch>
     }
 }
 
-/// Takes what belongs to padding out of the outputs of a padded batch, so that they are laid out as
-/// those of the packed batch.
+/// Removes the padding from the outputs of a padded batch, so that they have the layout of the packed batch.
 pub(super) fn remove(outputs: &mut [Output], program: &Program, batch: &Batch) {
     for output in outputs {
         let named = program.outputs.iter().find(|(n, _)| *n == output.name);
@@ -33,7 +32,7 @@ pub(super) fn remove(outputs: &mut [Output], program: &Program, batch: &Batch) {
     }
 }
 
-/// What stays of one dimension.
+/// Indices of one dimension that are kept.
 struct Kept {
     axis: usize,
     /// Indices along the dimension, ascending.
@@ -41,7 +40,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// What stays of a tensor; `None` where no dimension runs over tokens.
+    /// Returns the indices to keep in a tensor; `None` if no dimension runs over tokens.
     fn of(shape: &Shape, batch: &Batch) -> Option<Self> {
         let longest = batch.extents().longest as usize;
         let lens: Vec<usize> = batch.valid_lens().iter().map(|&n| n as usize).collect();
@@ -51,7 +50,7 @@ impl Kept {
                 Symbol::Tokens => lens()
                     .flat_map(|(b, n)| (0..n).map(move |i| b * longest + i))
                     .collect(),
-                // The scores of each sequence's own queries and keys remain.
+                // Keeps the scores of each sequence's own queries and keys.
                 Symbol::Pairs => lens()
                     .flat_map(|(b, n)| (0..n).map(move |i| (b, n, i)))
                     .flat_map(|(b, n, i)| (0..n).map(move |j| (b * longest + i) * longest + j))

@@ -1,4 +1,4 @@
-//! Batches in flight: while one runs, the next one waits right behind it.
+//! Batches in flight: the next batch is enqueued while one runs.
 
 use std::{
     sync::mpsc::{Receiver, SyncSender, sync_channel},
@@ -8,14 +8,14 @@ use std::{
 use super::{EngineError, Outputs, Session};
 use crate::{Batch, runtime::cuda::CudaTicket};
 
-/// Batches that were submitted and that the thread has not taken.
-const BEHIND: usize = 1;
+/// Capacity of the queue of batches that the thread has not taken yet.
+const QUEUE: usize = 1;
 
-/// Runs batches one after another, in the order in which they were submitted, from a thread of its own. One runs and one waits
-/// behind it, on a CUDA device's stream or before the thread that computes, so that the executor has its next batch the moment
-/// it is done. Who submits many more waits in [`submit`](Self::submit), also while nobody takes the results.
+/// Runs batches from a thread of its own, in order of submission. One batch runs and one waits after it, on a CUDA device's
+/// stream or in the queue of the computing thread, so the executor always has its next batch. Further calls of
+/// [`submit`](Self::submit) block, even if no results are taken.
 pub struct Pipeline {
-    /// `None` once it is to end.
+    /// `None` after shutdown has begun.
     batches: Option<SyncSender<Job>>,
     thread: Option<JoinHandle<Session>>,
 }
@@ -25,31 +25,31 @@ struct Job {
     answer: SyncSender<Result<Pending, EngineError>>,
 }
 
-/// A batch that was submitted. Dropping it gives its results up; it runs all the same.
+/// A submitted batch. If it is dropped, the batch still runs but its results are discarded.
 #[derive(Debug)]
 pub struct Pending(Where);
 
-/// Where a batch is.
+/// State of a batch.
 #[derive(Debug)]
 enum Where {
     Done(Box<Outputs>),
-    /// On a device, with the lengths of its sequences.
+    /// Runs on a device; with the lengths of its sequences.
     Running(CudaTicket, Vec<u32>),
-    /// On its way to a pipeline's thread, which submits it.
+    /// Sent to a pipeline's thread, which submits it.
     Sent(Receiver<Result<Pending, EngineError>>),
 }
 
 impl Pipeline {
-    /// Takes a session to its thread.
+    /// Starts a thread that owns the session.
     ///
     /// # Errors
-    /// A thread that the system does not give.
+    /// A thread that the system cannot start.
     pub fn new(mut session: Session) -> Result<Self, EngineError> {
-        let (batches, jobs) = sync_channel::<Job>(BEHIND);
+        let (batches, jobs) = sync_channel::<Job>(QUEUE);
         let run = move || {
             for Job { batch, answer } in jobs {
                 session.make_place();
-                // Who gave a batch up hears nothing of it.
+                // The receiver may have been dropped.
                 let _ = answer.send(session.submit(&batch));
             }
             session
@@ -64,10 +64,10 @@ impl Pipeline {
         })
     }
 
-    /// Gives a batch to the executor, and waits while both places are taken.
+    /// Enqueues a batch, and blocks while the queue is full. Errors of the batch are returned by [`Pending::wait`].
     ///
     /// # Errors
-    /// A thread that has ended. What is wrong with the batch is told by [`Pending::wait`].
+    /// [`EngineError::PipelineEnded`] if the thread has ended.
     pub fn submit(&self, batch: Batch) -> Result<Pending, EngineError> {
         let (answer, pending) = sync_channel(1);
         let job = Job { batch, answer };
@@ -78,10 +78,10 @@ impl Pipeline {
         }
     }
 
-    /// Waits until the executor has taken all batches, and gives the session back.
+    /// Waits until the executor has taken all batches, and returns the session.
     ///
     /// # Errors
-    /// A thread that ended by a panic.
+    /// A thread that ended with a panic.
     pub fn into_session(mut self) -> Result<Session, EngineError> {
         self.batches = None;
         let thread = self.thread.take().ok_or(EngineError::PipelineEnded)?;
@@ -98,11 +98,11 @@ impl Pending {
         Self(Where::Running(ticket, lens))
     }
 
-    /// The outputs of the batch, on any thread.
+    /// Waits for the outputs of the batch. May be called on any thread.
     ///
     /// # Errors
-    /// What went wrong with the batch: what [`Session::submit`] refuses, where a pipeline submitted it, and what failed on the
-    /// device. A pipeline's thread that has ended.
+    /// The errors of [`Session::submit`] for a batch of a pipeline, errors of the device, and a pipeline's thread that has
+    /// ended.
     pub fn wait(self) -> Result<Outputs, EngineError> {
         match self.0 {
             Where::Done(outputs) => Ok(*outputs),
@@ -122,7 +122,7 @@ impl Drop for Pipeline {
     fn drop(&mut self) {
         self.batches = None;
         if let Some(thread) = self.thread.take() {
-            // A panic was shown when it happened.
+            // The panic was printed when it happened.
             let _ = thread.join();
         }
     }
@@ -134,7 +134,7 @@ mod tests {
     use crate::{DeviceChoice, Engine, runtime::weights::RandomWeights};
 
     #[test]
-    fn what_is_submitted_has_the_results_of_runs_also_where_nobody_takes_them() {
+    fn a_pipeline_returns_the_results_of_runs_in_any_order() {
         let config = serde_json::json!({
             "model_type": "bert", "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
             "intermediate_size": 64, "hidden_act": "gelu", "max_position_embeddings": 16, "type_vocab_size": 2,
@@ -165,7 +165,7 @@ mod tests {
             .collect();
         let too_long = Batch::from_sequences(&[vec![1; 17]]).expect("a batch");
         let wrong = pipeline.submit(too_long).expect("a thread");
-        // The last first, each on a thread of its own, and one not at all.
+        // Waits in reverse order, each on its own thread, and drops one.
         for (at, (pending, expected)) in pending.into_iter().zip(expected).enumerate().rev() {
             if at == 4 {
                 continue;

@@ -1,6 +1,6 @@
-//! Tokenizers that are published as SentencePiece models beside a `vocab.json` of ids, for which transformers has no
-//! tokenizer.json either: of one pair of languages (`source.spm`), and of many (`sentencepiece.bpe.model`). All others become a
-//! tokenizer.json by one line of Python, which the error of a folder without one says.
+//! Tokenizers published as SentencePiece models with a `vocab.json` of ids, for which transformers has no tokenizer.json:
+//! models for one language pair (`source.spm`) and for many languages (`sentencepiece.bpe.model`). Others can be converted to
+//! a tokenizer.json with one line of Python, which the error for a folder without one contains.
 
 mod pieces;
 
@@ -19,31 +19,31 @@ use crate::{
 };
 use pieces::Model;
 
-/// What stands for a space in a piece.
+/// Represents a space in a piece.
 const SPACE: &str = "\u{2581}";
 
-/// A SentencePiece model, the model's ids of its pieces, and what stands around texts.
+/// A SentencePiece model, the ids of its pieces, and the special tokens around texts.
 #[derive(Clone)]
 pub(super) struct Published {
     model: std::sync::Arc<Model>,
     ids: HashMap<String, u32>,
     texts: HashMap<u32, String>,
-    /// Of pieces without an id.
+    /// Id of pieces that have none.
     unknown: u32,
-    /// Tokens that are found in a text before all others, longest first.
+    /// Special tokens, which are matched before all others, longest first.
     specials: Vec<Special>,
     before: Vec<u32>,
     after: Vec<u32>,
     kind: Kinds,
-    /// The most tokens of a text, with those around it, and whether a longer one loses its beginning.
+    /// Maximum number of tokens of a text, including special tokens, and whether a longer text is cut at its beginning.
     limit: Option<(usize, bool)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kinds {
-    /// A vocabulary of two languages. A text may begin with a target's code in `>>` and `<<`.
+    /// A vocabulary of two languages. A text may begin with the code of a target language in `>>` and `<<`.
     Pair,
-    /// One of many languages, whose tokens are numbered behind it.
+    /// A vocabulary of many languages. The language tokens have the ids after it.
     Many,
 }
 
@@ -51,7 +51,7 @@ enum Kinds {
 struct Special {
     text: String,
     id: u32,
-    /// Whether it is left out where text is wanted.
+    /// Whether decoding skips it.
     is_silent: bool,
 }
 
@@ -65,10 +65,10 @@ impl Special {
     }
 }
 
-/// Reads the tokenizer of a folder without tokenizer.json.
+/// Loads the tokenizer of a folder without tokenizer.json.
 ///
 /// # Errors
-/// Files of a kind that is not read, and damaged ones.
+/// Files of an unsupported format, and damaged ones.
 pub(super) fn published(folder: &Path) -> Result<(Published, PathBuf), EngineError> {
     let has = |name: &str| folder.join(name).is_file();
     let (kind, name) = if has("source.spm") {
@@ -85,7 +85,7 @@ pub(super) fn published(folder: &Path) -> Result<(Published, PathBuf), EngineErr
     Ok((Published::new(folder, kind, model, &settings)?, file))
 }
 
-/// The error of a folder without a tokenizer that is read, which names what it has instead.
+/// Returns the error for a folder without a supported tokenizer, which names the files found instead.
 fn none(folder: &Path) -> EngineError {
     const OTHERS: [&str; 6] = [
         "spiece.model",
@@ -118,7 +118,7 @@ fn broken(file: &Path, problem: impl Into<String>) -> EngineError {
     }
 }
 
-/// What tokenizer_config.json and special_tokens_map.json say.
+/// Contents of tokenizer_config.json and special_tokens_map.json.
 struct Settings {
     file: PathBuf,
     config: Value,
@@ -134,7 +134,7 @@ impl Settings {
             }
             let text = files::text(&file, Kind::Config)?;
             let value: Value = serde_json::from_str(&text)
-                .map_err(|e| broken(&file, format!("it is no JSON: {e}")))?;
+                .map_err(|e| broken(&file, format!("it is not JSON: {e}")))?;
             match value.is_object() {
                 true => Ok(value),
                 false => Err(broken(&file, "expected an object")),
@@ -145,7 +145,7 @@ impl Settings {
             config: read("tokenizer_config.json")?,
             map: read("special_tokens_map.json")?,
         };
-        // Each would change ids.
+        // Other values would change ids.
         let off = [
             ("separate_vocabs", json!(false)),
             ("split_special_tokens", json!(false)),
@@ -156,7 +156,7 @@ impl Settings {
                 return Err(settings.wrong(
                     key,
                     value,
-                    &format!("{usual}, as nothing else is read"),
+                    &format!("{usual}, the only supported value"),
                 ));
             }
         }
@@ -175,7 +175,7 @@ impl Settings {
         found.or_else(|| self.map.get(key).filter(|v| !v.is_null()))
     }
 
-    /// A token, which may be published as an object.
+    /// Returns a token, which may be published as an object.
     fn token(&self, key: &str) -> Result<Option<&str>, EngineError> {
         let Some(value) = self.get(key) else {
             return Ok(None);
@@ -184,7 +184,7 @@ impl Settings {
         Ok(Some(text))
     }
 
-    /// Tokens in a list, such as languages. Some versions of the library call it one thing, and some another.
+    /// Returns a list of tokens, such as languages. The key depends on the version of transformers.
     fn tokens(&self) -> Result<Vec<&str>, EngineError> {
         let keys = ["additional_special_tokens", "extra_special_tokens"];
         let mut tokens = Vec::new();
@@ -203,13 +203,18 @@ impl Settings {
         Ok(tokens)
     }
 
-    /// Tokens with the ids that the file gives them.
+    /// Returns the tokens with the ids that the file assigns.
     fn added(&self) -> Result<Vec<Special>, EngineError> {
         let key = "added_tokens_decoder";
         let Some(value) = self.get(key) else {
             return Ok(Vec::new());
         };
-        let wrong = || broken(&self.file, format!("`{key}` is no table of tokens by ids"));
+        let wrong = || {
+            broken(
+                &self.file,
+                format!("`{key}` is not an object of tokens by id"),
+            )
+        };
         let mut added = Vec::new();
         for (id, value) in value.as_object().ok_or_else(wrong)? {
             let id: u32 = id.parse().map_err(|_| wrong())?;
@@ -222,7 +227,7 @@ impl Settings {
                 return Err(broken(
                     &self.file,
                     format!(
-                        "the token `{text}` has `{flag}`, which is not read beside a SentencePiece model; expected false"
+                        "the token `{text}` has `{flag}`, which is not supported with a SentencePiece model; expected false"
                     ),
                 ));
             }
@@ -236,17 +241,17 @@ impl Settings {
     }
 }
 
-/// A token's text, if it is one.
+/// Returns the text of a token.
 fn token(value: &Value) -> Option<&str> {
     let text = value.as_str().or_else(|| value.get("content")?.as_str());
     text.filter(|text| !text.is_empty())
 }
 
-/// `vocab.json`: ids by tokens.
+/// Reads `vocab.json`: ids by token.
 fn vocabulary(file: &Path) -> Result<HashMap<String, u32>, EngineError> {
     let text = files::text(file, Kind::Tokenizer)?;
     let ids: HashMap<String, u32> = serde_json::from_str(&text)
-        .map_err(|e| broken(file, format!("it is no table of ids by tokens: {e}")))?;
+        .map_err(|e| broken(file, format!("it is not an object of ids by token: {e}")))?;
     let mut seen: HashMap<u32, &String> = HashMap::new();
     for (text, &id) in &ids {
         if let Some(other) = seen.insert(id, text) {
@@ -289,7 +294,7 @@ impl Published {
                 return Err(broken(
                     &settings.file,
                     format!(
-                        "the token `{text}` has the id {id}; expected {known}, as vocab.json says"
+                        "the token `{text}` has the id {id}; expected {known}, its id in vocab.json"
                     ),
                 ));
             }
@@ -300,7 +305,9 @@ impl Published {
             let id = ids.get(text).copied().ok_or_else(|| {
                 broken(
                     &file,
-                    format!("there is no token `{text}`, the `{key}` of the files beside it"),
+                    format!(
+                        "there is no token `{text}`, which is the `{key}` of the folder's settings"
+                    ),
                 )
             })?;
             match key {
@@ -311,7 +318,7 @@ impl Published {
             specials.push(Special::silent(text, id));
         }
         let listed = settings.tokens()?;
-        // Languages have numbers of their own behind the vocabulary's.
+        // Languages are numbered after the vocabulary.
         let mut numbers = n_ids..;
         for text in listed {
             let id = match (ids.get(text), kind) {
@@ -337,11 +344,11 @@ impl Published {
             before.push(*ids.get(&language).ok_or_else(|| {
                 broken(
                     &settings.file,
-                    format!("the token `{language}` of `src_lang`, which stands before each text, is not known; expected it in `additional_special_tokens`, here or in special_tokens_map.json"),
+                    format!("the token `{language}` of `src_lang`, which is put before each text, is unknown; expected it in `additional_special_tokens`, here or in special_tokens_map.json"),
                 )
             })?);
         }
-        // The first of equal ones is the folder's own word.
+        // The first of several tokens with equal text is kept, which is the folder's own.
         specials.sort_by(|a, b| (b.text.len(), &a.text).cmp(&(a.text.len(), &b.text)));
         specials.dedup_by(|later, first| later.text == first.text);
         Ok(Self {
@@ -357,12 +364,12 @@ impl Published {
         })
     }
 
-    /// Limits texts to so many tokens; whether one that is longer loses its beginning.
+    /// Sets the maximum number of tokens of a text, and whether a longer text is cut at its beginning.
     pub(super) fn limit(&mut self, limit: Option<(usize, bool)>) {
         self.limit = limit;
     }
 
-    /// Maximum number of tokens of a text.
+    /// Returns the maximum number of tokens of a text.
     pub(super) fn max_tokens(&self) -> Option<usize> {
         self.limit.map(|(limit, _)| limit)
     }
@@ -379,7 +386,7 @@ impl Published {
         self.texts.contains_key(&id)
     }
 
-    /// Tokens of a text, and where each comes from.
+    /// Returns the tokens of a text and their byte ranges.
     fn tokens(&self, text: &str) -> Vec<(u32, String, (usize, usize))> {
         let mut tokens = Vec::new();
         let (mut from, mut at) = (0, 0);
@@ -398,7 +405,7 @@ impl Published {
         tokens
     }
 
-    /// Adds the tokens of a text without special ones, which begins at `from` of the whole.
+    /// Adds the tokens of a text without special tokens, which begins at byte `from` of the whole text.
     fn cut(&self, text: &str, from: usize, tokens: &mut Vec<(u32, String, (usize, usize))>) {
         let mut skipped = 0;
         let id = |piece: &str| self.id(piece).unwrap_or(self.unknown);
@@ -417,12 +424,12 @@ impl Published {
         }
     }
 
-    /// Sets whether texts that are too long lose their beginning instead of their end.
+    /// Sets whether texts that are too long are cut at their beginning instead of their end.
     pub(super) fn cut_front(&mut self, cuts_front: bool) {
         self.limit = self.limit.map(|(limit, _)| (limit, cuts_front));
     }
 
-    /// Tokens of a text, with those around it if they are asked for, cut to the limit.
+    /// Encodes a text, with special tokens if requested, cut to the limit.
     pub(super) fn encode(&self, text: &str, adds_special: bool) -> Encoding {
         let mut tokens = self.tokens(text);
         let (before, after) = match adds_special {
@@ -463,10 +470,10 @@ impl Published {
         )
     }
 
-    /// The text of tokens, without special ones if they are skipped.
+    /// Returns the text of tokens, without special tokens if `skips_special`.
     ///
     /// # Errors
-    /// The first id that no token has.
+    /// The first unknown id.
     pub(super) fn decode(&self, ids: &[u32], skips_special: bool) -> Result<String, String> {
         let (mut text, mut run) = (String::new(), Vec::new());
         for id in ids {
@@ -489,7 +496,7 @@ impl Published {
         if self.kind == Kinds::Pair {
             text = text.replace(SPACE, " ");
         }
-        // As Python strips texts.
+        // Strips whitespace as Python does.
         let is_space = |c: char| c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c);
         Ok(text.trim_matches(is_space).to_owned())
     }

@@ -1,4 +1,4 @@
-//! What runs an engine's batches, and their results.
+//! Sessions, which run an engine's batches, and their outputs.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,7 @@ use crate::{
     tensor::{Extents, Symbol},
 };
 
-/// What one caller needs to run an [`Engine`](super::Engine). A run that fails leaves it usable.
+/// Execution state for one caller of an [`Engine`](super::Engine). It stays usable after a failed run.
 pub struct Session {
     pub(super) limits: Limits,
     pub(super) padding: Padding,
@@ -27,22 +27,23 @@ pub(super) enum SessionBackend {
 }
 
 impl Session {
-    /// Runs a batch and returns the outputs that the engine was built for. Where the model knows the token that ends a sequence
-    /// ([`Limits::end`]), tokens behind its first place are padding, and are left out.
+    /// Runs a batch and returns the outputs that the engine was built for. If the model has an end-of-sequence token
+    /// ([`Limits::end`]), tokens after its first occurrence are padding and are left out.
     ///
     /// # Errors
-    /// Those of [`submit`](Self::submit) and of [`Pending::wait`].
+    /// The errors of [`submit`](Self::submit) and of [`Pending::wait`].
     pub fn run(&mut self, batch: &Batch) -> Result<Outputs, EngineError> {
         self.submit(batch)?.wait()
     }
 
-    /// Gives a batch to the device and returns before it has run, so that the next one can be made ready, and submitted, while it
-    /// runs: the device goes on with that at once. A CPU has run the batch when this returns, and so has an engine that keeps
-    /// padding.
+    /// Enqueues a batch on the device and returns before it has run, so that the caller can prepare and submit the next one,
+    /// which the device then starts without a gap. On a CPU, and in an engine that keeps padding, the batch has run when this
+    /// returns.
     ///
     /// # Errors
-    /// A batch beyond the model's limits, tokens behind the end of a sequence where outputs have rows of tokens, memory that could not be had, and [`CudaError::InFlight`](crate::runtime::cuda::CudaError::InFlight) where two batches have been
-    /// submitted and neither was waited for nor dropped.
+    /// A batch above the model's limits; tokens after the end of a sequence, if an output has a row for each token; memory
+    /// that cannot be allocated; and [`CudaError::InFlight`](crate::runtime::cuda::CudaError::InFlight) if two submitted
+    /// batches were neither waited for nor dropped.
     ///
     /// ```no_run
     /// # use gemmule::{Batch, Engine};
@@ -52,8 +53,8 @@ impl Session {
     /// let mut session = engine.session()?;
     /// let mut running = None;
     /// for batch in &batches {
-    ///     let behind = session.submit(batch)?;
-    ///     if let Some(done) = running.replace(behind) {
+    ///     let next = session.submit(batch)?;
+    ///     if let Some(done) = running.replace(next) {
     ///         println!("{:?}", done.wait()?.get("sentence_embedding")?.shape);
     ///     }
     /// }
@@ -78,7 +79,7 @@ impl Session {
         Ok(Pending::done(Outputs { outputs, lens }))
     }
 
-    /// The batch without what stands behind the ends of sequences, where outputs are of whole sequences alone.
+    /// Removes the tokens after the end of each sequence. This is an error if an output has a row for each token.
     fn ended<'b>(&self, batch: &'b Batch) -> Result<Cow<'b, Batch>, BatchError> {
         let ended = batch.ended(self.limits.end)?;
         let program = self.program();
@@ -100,18 +101,18 @@ impl Session {
         Ok(ended)
     }
 
-    /// Waits for the batch that was submitted first, where the session takes no other; its results are kept for whoever has it.
+    /// Waits for the first submitted batch if the session cannot take another. Its results are kept for its [`Pending`].
     pub(super) fn make_place(&mut self) {
         if let SessionBackend::Cuda(session) = &mut self.backend {
             session.make_place();
         }
     }
 
-    /// Makes room on a CUDA device for batches of up to these extents, so that a batch in flight is never waited for because a
-    /// larger one comes. On a CPU memory is taken as it is needed.
+    /// Reserves memory on a CUDA device for batches of up to these extents, so that a larger batch does not have to wait for
+    /// the one in flight. Does nothing on a CPU, which allocates memory when it is needed.
     ///
     /// # Errors
-    /// Memory that could not be had, and extents beyond the declared maximum.
+    /// Memory that cannot be allocated, and extents above the declared maximum.
     pub fn reserve(&mut self, extents: &Extents) -> Result<(), EngineError> {
         match &mut self.backend {
             SessionBackend::Cpu(_) => Ok(()),
@@ -119,11 +120,11 @@ impl Session {
         }
     }
 
-    /// Microseconds for which a CUDA device has nothing to do between a batch and the same batch behind it, for each of `runs`
-    /// pairs; none on the CPU.
+    /// Measures the idle time of a CUDA device between two consecutive submissions of the batch, in microseconds, for each of
+    /// `runs` pairs. Empty on the CPU.
     ///
     /// # Errors
-    /// Those of [`submit`](Self::submit) and of [`Pending::wait`].
+    /// The errors of [`submit`](Self::submit) and of [`Pending::wait`].
     pub fn gaps(
         &mut self,
         batch: &Batch,
@@ -138,7 +139,7 @@ impl Session {
         }
     }
 
-    /// Times runs of a batch, in milliseconds: by CUDA events on a device, by the clock on the CPU.
+    /// Times `runs` runs of a batch in milliseconds, with CUDA events on a device and with the clock on the CPU.
     pub fn time(
         &mut self,
         batch: &Batch,
@@ -170,7 +171,7 @@ impl Session {
         }
     }
 
-    /// Bytes that the session and its model hold.
+    /// Returns the bytes that the session and its model hold.
     pub fn memory(&self) -> MemoryUse {
         match &self.backend {
             SessionBackend::Cpu(session) => session.memory(),
@@ -178,7 +179,7 @@ impl Session {
         }
     }
 
-    /// How often runs were replayed as CUDA graphs; zeros on the CPU.
+    /// Returns how often runs were replayed as CUDA graphs; zeros on the CPU.
     pub fn graph_use(&self) -> GraphUse {
         match &self.backend {
             SessionBackend::Cpu(_) => GraphUse::default(),
@@ -186,7 +187,7 @@ impl Session {
         }
     }
 
-    /// What managing the memory of the last run took; zeros before the first.
+    /// Returns the cost of memory management in the last run; zeros before the first.
     pub fn memory_work(&self) -> MemoryWork {
         match &self.backend {
             SessionBackend::Cpu(session) => session.memory_work(),
@@ -195,7 +196,7 @@ impl Session {
     }
 }
 
-/// The results of a run, by name.
+/// The outputs of a run, by name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outputs {
     pub(super) outputs: Vec<Output>,
@@ -203,8 +204,11 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// The output `name`: `[tokens, width]` for outputs per token, in packed order, or
-    /// `[batch, width]`.
+    /// Returns the output `name`, of shape `[tokens, width]` in packed order if it has a row for each token, and `[batch,
+    /// width]` otherwise.
+    ///
+    /// # Errors
+    /// [`EngineError::NoOutput`] if the run has no such output.
     pub fn get(&self, name: &str) -> Result<&Output, EngineError> {
         self.outputs
             .iter()
@@ -215,11 +219,15 @@ impl Outputs {
             })
     }
 
+    /// Returns an iterator over all outputs.
     pub fn iter(&self) -> impl Iterator<Item = &Output> {
         self.outputs.iter()
     }
 
-    /// The rows of sequence `sequence` in an output per token, row-major.
+    /// Returns the rows of sequence `sequence` in an output with a row for each token, row-major.
+    ///
+    /// # Errors
+    /// An unknown output, and [`EngineError::NoSequence`] for an index beyond the batch.
     pub fn sequence(&self, name: &str, sequence: usize) -> Result<&[f32], EngineError> {
         let output = self.get(name)?;
         let rows = output.shape.first().copied().unwrap_or(0) as usize;

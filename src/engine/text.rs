@@ -21,36 +21,35 @@ pub use coder::CutSide;
 use coder::{Coder, cut_side, loaded};
 use long::LONG;
 
-/// The tokenizer of a checkpoint, with what its folder says of texts: how long they may be, whether they are in lower
-/// case, and what stands before them.
+/// Tokenizer of a checkpoint folder, with the folder's settings for texts: maximum length, lower case and prompts.
 pub struct TextEncoder {
     tokenizer: Coder,
-    /// Copy of the tokenizer that cuts texts on the other side, made when a request asks for it.
+    /// Copy of the tokenizer that cuts texts on the other side, created on first use.
     other_side: OnceLock<Coder>,
     /// Side on which the tokenizer cuts texts.
     cut_side: CutSide,
-    /// The same one without a limit, made when somebody wants to see all tokens of a text.
+    /// Copy of the tokenizer without a limit, created on first use.
     unlimited: OnceLock<Coder>,
     folder: Folder,
-    /// For messages.
+    /// Tokenizer file, for error messages.
     file: PathBuf,
-    /// Whether the model tells the texts of a pair apart by segment ids.
+    /// Whether segment ids distinguish the texts of a pair.
     has_segments: bool,
-    /// Whether the model goes on from texts, and takes no pairs.
+    /// Whether the model generates text, and therefore does not take pairs.
     writes: bool,
-    /// The token that ends a sequence, where the model knows it.
+    /// The end-of-sequence token, if the model knows it.
     end: Option<SequenceEnd>,
-    /// Whether decoded texts lose the spaces before punctuation.
+    /// Whether spaces before punctuation are removed from decoded texts.
     cleans_up: bool,
-    /// How texts are written down, where the model reads them as conversations.
+    /// Conversion of texts to a conversation, if the model reads conversations.
     conversation: Option<Conversation>,
 }
 
-/// A text, or a pair of texts, as a server takes them one at a time.
+/// A text or a pair of texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input<'a> {
     Text(&'a str),
-    /// As a cross-encoder takes them: a query and a document.
+    /// A query and a document, for a cross-encoder.
     Pair(&'a str, &'a str),
 }
 
@@ -58,17 +57,17 @@ pub enum Input<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Encoded {
     pub ids: Vec<u32>,
-    /// Segment ids, one for each token, where they are not all 0 and the model has segments.
+    /// Segment ids, one for each token; `None` if all are 0 or the model has no segments.
     pub types: Option<Vec<u32>>,
-    /// Whether the text was longer than the checkpoint takes, and was cut.
+    /// Whether the text was longer than the checkpoint's maximum and was cut.
     pub is_cut: bool,
 }
 
 impl Encoded {
-    /// The batch of these, one after another.
+    /// Packs sequences into a batch.
     ///
     /// # Errors
-    /// Those of [`Batch::from_packed`].
+    /// The errors of [`Batch::from_packed`].
     pub fn batch<'e>(all: impl Iterator<Item = &'e Self> + Clone) -> Result<Batch, BatchError> {
         let lens: Vec<u32> = all.clone().map(|one| one.ids.len() as u32).collect();
         let ids = all.clone().flat_map(|one| one.ids.iter().copied());
@@ -84,44 +83,43 @@ impl Encoded {
     }
 }
 
-/// A token of a text, as people look at it.
+/// A token of a text, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextToken {
     pub id: u32,
-    /// What stands in the text, or the token's own name where it is special.
+    /// The token's text in the input, or the name of a special token.
     pub text: String,
     /// Whether the tokenizer added it.
     pub is_special: bool,
-    /// Where it stands, in bytes; `None` for special ones.
+    /// Byte range in the text; `None` for special tokens.
     pub span: Option<(usize, usize)>,
 }
 
 impl TextEncoder {
-    /// Loads `tokenizer.json` of a checkpoint's folder.
+    /// Loads the tokenizer of a checkpoint folder.
     ///
     /// # Errors
-    /// As [`TextEncoder::of`], and those of [`Folder::open`].
+    /// The errors of [`TextEncoder::of`] and of [`Folder::open`].
     pub fn open(folder: &Path) -> Result<Self, EngineError> {
         Self::of(Folder::open(folder)?)
     }
 
-    /// Loads `tokenizer.json` of a folder, or, where it has none, a SentencePiece model with a `vocab.json` beside it (`source.spm`,
-    /// `sentencepiece.bpe.model`). Texts are cut to `max_seq_length` tokens where the folder gives that, else to the
-    /// tokenizer's `model_max_length` and the model's positions; tokenizer.json's own truncation counts only where none of
-    /// these is known. Its padding never does: batches are packed.
+    /// Loads `tokenizer.json` of a folder or, without one, a SentencePiece model (`source.spm`, `sentencepiece.bpe.model`)
+    /// with its `vocab.json`. Texts are cut to the folder's `max_seq_length`, or else to the minimum of the tokenizer's
+    /// `model_max_length` and the model's positions. Truncation in tokenizer.json applies only if none of these is known.
+    /// Padding is ignored, since batches are packed.
     ///
     /// # Errors
-    /// A file that is missing, too large, or no tokenizer, one on which the tokenizers crate panics included. A folder whose
-    /// tokenizer is in files that are not read.
+    /// A file that is missing, too large, or not a tokenizer, including one on which the tokenizers crate panics, and a
+    /// folder with only tokenizer files of an unsupported format.
     pub fn of(folder: Folder) -> Result<Self, EngineError> {
         Self::with(folder, true)
     }
 
-    /// As [`of`](Self::of), for texts that a model goes on from, which are never cut: one that is too long is an error of
-    /// whoever runs it.
+    /// Loads the tokenizer for prompts of a generator, which are never cut. The generator refuses a prompt that is too long.
     ///
     /// # Errors
-    /// As `of`.
+    /// The errors of [`of`](Self::of).
     pub fn for_prompts(folder: Folder) -> Result<Self, EngineError> {
         Self::with(folder, false)
     }
@@ -152,20 +150,22 @@ impl TextEncoder {
         })
     }
 
-    /// The tokenizer of a folder without tokenizer.json.
+    /// Loads the tokenizer of a folder without tokenizer.json.
     fn of_pieces(folder: Folder, cuts: bool) -> Result<Self, EngineError> {
         let (mut pieces, file) = published(folder.trunk())?;
         if folder.lower_case {
             return Err(EngineError::PublishedTokenizer {
                 file,
-                problem: "the folder asks for texts in lower case, which gemmule has with a tokenizer.json only".to_owned(),
+                problem:
+                    "the folder sets lower case, which gemmule supports only with a tokenizer.json"
+                        .to_owned(),
             });
         }
         if let Some(argument) = folder.tokenizer_argument() {
             return Err(EngineError::PublishedTokenizer {
                 file,
                 problem: format!(
-                    "the folder gives its tokenizer the argument `{argument}`, which gemmule applies with a tokenizer.json only"
+                    "the folder sets the tokenizer argument `{argument}`, which gemmule supports only with a tokenizer.json"
                 ),
             });
         }
@@ -192,12 +192,12 @@ impl TextEncoder {
         })
     }
 
-    /// What stands in the folder beside the tokenizer.
+    /// Returns the checkpoint folder.
     pub fn folder(&self) -> &Folder {
         &self.folder
     }
 
-    /// Token ids and segment ids of texts, each behind the folder's default prompt. A text that is cut is warned about.
+    /// Tokenizes texts, each after the folder's default prompt, into one batch. Logs a warning for each text that is cut.
     ///
     /// # Errors
     /// A text that the tokenizer refuses or panics on, and too many tokens for one batch.
@@ -205,10 +205,10 @@ impl TextEncoder {
         self.encode_with(texts, Prompt::Default)
     }
 
-    /// As [`encode`](Self::encode), behind another prompt.
+    /// Tokenizes texts, each after the given prompt, into one batch.
     ///
     /// # Errors
-    /// As `encode`, and those of [`Folder::prompt`].
+    /// The errors of [`encode`](Self::encode) and of [`Folder::prompt`].
     pub fn encode_with<S: AsRef<str>>(
         &self,
         texts: &[S],
@@ -217,7 +217,7 @@ impl TextEncoder {
         self.batch(texts.iter().map(|t| Input::Text(t.as_ref())), prompt)
     }
 
-    /// Token ids of texts to go on from, each by itself.
+    /// Returns the token ids of each prompt of a generator.
     ///
     /// # Errors
     /// A text that the tokenizer refuses or panics on.
@@ -230,8 +230,8 @@ impl TextEncoder {
         .collect()
     }
 
-    /// Token ids of a text in which special tokens are written out, as a [`ChatTemplate`](super::ChatTemplate) writes them: none is
-    /// added.
+    /// Returns the token ids of a text that contains its special tokens, such as the output of a
+    /// [`ChatTemplate`](super::ChatTemplate). None are added.
     ///
     /// # Errors
     /// A text that the tokenizer refuses or panics on.
@@ -239,7 +239,7 @@ impl TextEncoder {
         Ok(self.encoded(0, text, false, self.cut_side)?.ids)
     }
 
-    /// The id of a token as the checkpoint's files have it, such as `__de__`.
+    /// Returns the id of a token by its name in the checkpoint's files, such as `__de__`.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         match &self.tokenizer {
             Coder::Json(tokenizer, _) => tokenizer.token_to_id(token),
@@ -247,18 +247,18 @@ impl TextEncoder {
         }
     }
 
-    /// Tokens that say nothing of a text, which weights of tokens leave out: those that begin, end and fill up a sequence, and the
-    /// one for what is not known, as `tokenizer_config.json` names them (FlagEmbedding's `_process_token_weights`).
+    /// Returns the tokens without a weight in lexical (sparse) embeddings: the begin, end, padding and unknown tokens of
+    /// `tokenizer_config.json` (FlagEmbedding's `_process_token_weights`).
     ///
     /// # Errors
-    /// A `tokenizer_config.json` that is no JSON.
+    /// A `tokenizer_config.json` that is not JSON.
     pub fn unweighed(&self) -> Result<Vec<u32>, EngineError> {
         let names = ["cls_token", "eos_token", "pad_token", "unk_token"];
         let tokens = self.folder.special_tokens(&names)?;
         Ok(tokens.iter().filter_map(|t| self.token_id(t)).collect())
     }
 
-    /// Token ids without those behind the end of a sequence, where the model knows the token that ends one.
+    /// Removes the tokens after the end of the sequence, if the model has an end-of-sequence token.
     pub fn ended(&self, mut encoded: Encoded) -> Encoded {
         let place = self.end.and_then(|end| end.place(&encoded.ids));
         if let Some(at) = place {
@@ -278,7 +278,7 @@ impl TextEncoder {
         }
     }
 
-    /// Upper estimate of the length of the text of tokens, in bytes.
+    /// Returns an upper bound on the length of the tokens' text, in bytes.
     pub fn max_text_bytes(&self, ids: &[u32]) -> u64 {
         let bytes = |&id: &u32| match &self.tokenizer {
             Coder::Json(tokenizer, _) => tokenizer.id_to_token(id).map_or(0, |token| token.len()),
@@ -287,7 +287,7 @@ impl TextEncoder {
         ids.iter().map(|id| bytes(id) as u64 + 1).sum()
     }
 
-    /// The text of tokens, without special ones. What is not whole yet, as bytes of a character may be, is U+FFFD.
+    /// Returns the text of tokens, without special tokens. Incomplete characters are U+FFFD.
     ///
     /// # Errors
     /// Tokens that the tokenizer does not know or panics on.
@@ -295,10 +295,10 @@ impl TextEncoder {
         self.decode_with(ids, true)
     }
 
-    /// As [`decode`](Self::decode), with special tokens if they are not skipped.
+    /// Returns the text of tokens, with special tokens unless `skips_special`.
     ///
     /// # Errors
-    /// As `decode`.
+    /// The errors of [`decode`](Self::decode).
     pub fn decode_with(&self, ids: &[u32], skips_special: bool) -> Result<String, EngineError> {
         let decoded = contain(|| self.tokenizer.decode(ids, skips_special));
         let broken = |problem: String| {
@@ -309,7 +309,11 @@ impl TextEncoder {
             }
         };
         let text = decoded
-            .map_err(|panic| broken(format!("the tokenizers crate panics on tokens: {panic}")))?
+            .map_err(|panic| {
+                broken(format!(
+                    "the tokenizers crate panics on the tokens: {panic}"
+                ))
+            })?
             .map_err(|e| broken(e.to_string()))?;
         Ok(match self.cleans_up {
             true => cleaned_up(&text),
@@ -317,10 +321,11 @@ impl TextEncoder {
         })
     }
 
-    /// The text of a token behind another one, special ones included; some tokenizers drop a space at a text's beginning.
+    /// Returns the text that a token adds after another one, including special tokens. Some tokenizers drop a space at the
+    /// beginning of a text, so the token is not decoded on its own.
     ///
     /// # Errors
-    /// As [`decode`](Self::decode).
+    /// The errors of [`decode`](Self::decode).
     pub fn text_behind(&self, before: Option<u32>, id: u32) -> Result<String, EngineError> {
         let Some(before) = before else {
             return self.decode_with(&[id], false);
@@ -329,7 +334,7 @@ impl TextEncoder {
         let both = self.decode_with(&[before, id], false)?;
         Ok(match both.strip_prefix(&first) {
             Some(text) => text.to_owned(),
-            // Bytes of one character, which become whole together.
+            // Both tokens are parts of one character.
             None => self.decode_with(&[id], false)?,
         })
     }
@@ -346,7 +351,7 @@ impl TextEncoder {
         self.unlimited.get_or_init(|| {
             let mut tokenizer = self.tokenizer.clone();
             match &mut tokenizer {
-                // Only a limit can be refused.
+                // Only setting a limit can fail.
                 Coder::Json(tokenizer, _) => drop(tokenizer.with_truncation(None)),
                 Coder::Pieces(pieces) => pieces.limit(None),
             }
@@ -354,7 +359,7 @@ impl TextEncoder {
         })
     }
 
-    /// Maximum number of tokens of a text, if there is one.
+    /// Returns the maximum number of tokens of a text, if there is one.
     fn limit(&self) -> Option<usize> {
         match &self.tokenizer {
             Coder::Json(tokenizer, _) => tokenizer.get_truncation().map(|limit| limit.max_length),
@@ -362,12 +367,13 @@ impl TextEncoder {
         }
     }
 
-    /// Token ids and segment ids of pairs of texts, as a cross-encoder takes them: a query and a document. Of a pair that is
-    /// too long the longer text is cut first. The prompt stands before the first. Where the model reads conversations, its template
-    /// writes a pair down as one text, of which the end is cut that stands before what the template ends with.
+    /// Tokenizes pairs of a query and a document, for a cross-encoder. The prompt is put before the query. If a pair is too
+    /// long, the longer text is cut first. For a model that reads conversations, the chat template writes each pair as one
+    /// text, whose end is cut except for the template's own last tokens.
     ///
     /// # Errors
-    /// As [`encode_with`](Self::encode_with), a model that goes on from texts, and a template that leaves out a text of a pair.
+    /// The errors of [`encode_with`](Self::encode_with), a model that generates text, and a template that leaves out a text
+    /// of a pair.
     pub fn encode_pairs<S: AsRef<str>>(
         &self,
         pairs: &[(S, S)],
@@ -380,19 +386,18 @@ impl TextEncoder {
         )
     }
 
-    /// Token ids and segment ids of one input, behind a prompt. Unlike [`encode`](Self::encode) it leaves it to the caller what
-    /// a text that is cut means.
+    /// Tokenizes one input after a prompt. [`Encoded::is_cut`] tells whether it was cut.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses or panics on, and those of [`Folder::prompt`].
+    /// A text that the tokenizer refuses or panics on, and the errors of [`Folder::prompt`].
     pub fn encode_one(&self, input: Input<'_>, prompt: Prompt) -> Result<Encoded, EngineError> {
         self.encode_cut(input, prompt, self.cut_side)
     }
 
-    /// As [`encode_one`](Self::encode_one), cutting a text that is too long on the given side.
+    /// Tokenizes one input after a prompt, and cuts a text that is too long on the given side.
     ///
     /// # Errors
-    /// As `encode_one`.
+    /// The errors of [`encode_one`](Self::encode_one).
     pub fn encode_cut(
         &self,
         input: Input<'_>,
@@ -403,7 +408,7 @@ impl TextEncoder {
         self.coded(0, input, prompt, side)
     }
 
-    /// Side on which texts are cut, by the checkpoint's files.
+    /// Returns the side on which texts are cut, according to the checkpoint's files.
     pub fn cut_side(&self) -> CutSide {
         self.cut_side
     }
@@ -421,7 +426,7 @@ impl TextEncoder {
         match (input, prompt) {
             (Input::Pair(..), _) if self.writes => Err(EngineError::Folder {
                 file: self.folder.trunk().join("config.json"),
-                problem: "its model goes on from texts, and there is no modules.json that says how it scores pairs of texts; a ranker of this kind has a LogitScore module, and a chat template for a query and a document: `CrossEncoder(DIR).save(DIR)` of sentence-transformers writes them".to_owned(),
+                problem: "the model generates text, and no modules.json specifies how it scores pairs; expected a LogitScore module and a chat template for a query and a document, which `CrossEncoder(DIR).save(DIR)` of sentence-transformers writes".to_owned(),
             }),
             (Input::Text(text), "") => self.encoded(index, text, true, side),
             (Input::Text(text), _) => self.encoded(index, &format!("{prompt}{text}"), true, side),
@@ -429,7 +434,7 @@ impl TextEncoder {
         }
     }
 
-    /// Token ids of a text.
+    /// Tokenizes a text of any length.
     fn encoded(
         &self,
         index: usize,
@@ -455,8 +460,8 @@ impl TextEncoder {
         }
     }
 
-    /// Token ids of what a template writes. Of one that is too long the last tokens are those that the template ends with, by
-    /// which the model knows that it is to answer.
+    /// Tokenizes a text written by the chat template. If it is cut, its last tokens are replaced by the template's own
+    /// ending, which tells the model to respond.
     fn written_down(
         &self,
         conversation: &Conversation,
@@ -479,7 +484,7 @@ impl TextEncoder {
                 let encode = || self.unlimited().encode_fast(EncodeInput::from(text), false);
                 Ok::<_, EngineError>(self.contained(index, encode)?.get_ids().to_vec())
             };
-            // What follows two texts that have no token in common is the template's.
+            // The common suffix of two texts without common tokens comes from the template.
             let (one, other) = (whole("0")?, whole("1 2 3 4")?);
             let pairs = one.iter().rev().zip(other.iter().rev());
             let same = pairs.take_while(|(a, b)| a == b).count();
@@ -496,7 +501,7 @@ impl TextEncoder {
         })
     }
 
-    /// The encoding of an input, and whether it was cut.
+    /// Returns the encoding of an input, and whether it was cut.
     fn encoding(
         &self,
         index: usize,
@@ -511,7 +516,7 @@ impl TextEncoder {
             && encoding.len() == limit.max_length
             && !is_cut
         {
-            // The crate stops at the limit, and where no token is added behind it says nothing of what it left out.
+            // The tokenizers crate stops at the limit, and does not report the rest if no token is added after it.
             let input = input.clone();
             let whole =
                 self.contained(index, || self.unlimited().encode_fast(input, adds_special))?;
@@ -524,7 +529,7 @@ impl TextEncoder {
         Ok((encoding, is_cut))
     }
 
-    /// The encoding of an input, with the special tokens that the tokenizer adds or without.
+    /// Returns the encoding of an input, with or without added special tokens.
     fn encoding_of(
         &self,
         index: usize,
@@ -534,7 +539,7 @@ impl TextEncoder {
         self.contained(index, || self.tokenizer.encode_fast(input, adds_special))
     }
 
-    /// What the tokenizers crate makes of an input, whatever it does.
+    /// Turns errors and panics of the tokenizers crate into errors.
     fn contained(
         &self,
         index: usize,
@@ -563,7 +568,7 @@ impl TextEncoder {
             let coded = self.coded(index, input, prompt, self.cut_side)?;
             if coded.is_cut {
                 tracing::warn!(
-                    "text {index} is cut to {} tokens, the most that the checkpoint takes",
+                    "text {index} is cut to {} tokens, the checkpoint's maximum",
                     coded.ids.len()
                 );
             }

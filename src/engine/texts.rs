@@ -1,4 +1,4 @@
-//! One-call helpers on an [`Engine`]: texts to vectors, scores and texts.
+//! Convenience methods of [`Engine`] on texts: embeddings, scores and generated text.
 
 use std::{ops::ControlFlow, sync::OnceLock};
 
@@ -8,10 +8,10 @@ use super::{
 };
 use crate::{Outputs, model::EMBEDDING};
 
-/// Tokens of a batch above which texts are computed in several batches.
+/// Maximum number of tokens of a batch; more texts are split into several batches.
 const BATCH_TOKENS: usize = 16_384;
 
-/// The encoders of an engine, opened when they are first needed.
+/// The tokenizers of an engine, loaded on first use.
 #[derive(Default)]
 pub(super) struct Encoders {
     texts: OnceLock<TextEncoder>,
@@ -19,12 +19,12 @@ pub(super) struct Encoders {
 }
 
 impl Engine {
-    /// Embeds texts, and returns a vector for each: the output `sentence_embedding`, as the checkpoint's folder pools and
-    /// normalizes it. The folder's default prompt is put before each text. Batches hold texts of similar length and up to
-    /// 16,384 tokens. The tokenizer is loaded by the first call.
+    /// Embeds texts and returns a vector for each: the output `sentence_embedding`, pooled and normalized according to the
+    /// checkpoint folder. The folder's default prompt is put before each text. Batches contain texts of similar length, up to
+    /// 16,384 tokens. The first call loads the tokenizer.
     ///
     /// # Errors
-    /// An engine without a checkpoint's folder or without that output, a text that the tokenizer refuses, and a batch that
+    /// An engine without a checkpoint folder or without that output, a text that the tokenizer refuses, and a batch that
     /// fails.
     pub fn embed<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<f32>>, EngineError> {
         let inputs = texts.iter().map(|text| Input::Text(text.as_ref()));
@@ -33,13 +33,12 @@ impl Engine {
         })
     }
 
-    /// Scores each document for a query with a cross-encoder, and returns a score for each document, in their order. A score
-    /// is the logit after the activation that the folder asks for, which is a sigmoid by default; see
-    /// [`scores`](Self::scores).
+    /// Scores each document for a query with a cross-encoder, and returns the scores in the order of the documents. A score
+    /// is the logit after the folder's activation, by default a sigmoid; see [`scores`](Self::scores).
     ///
     /// # Errors
-    /// An engine without a checkpoint's folder, a model that gives no score or several, a text that the tokenizer refuses, and
-    /// a batch that fails.
+    /// An engine without a checkpoint folder, a model with no score or several scores for a pair, a text that the tokenizer
+    /// refuses, and a batch that fails.
     pub fn rerank<S: AsRef<str>>(
         &self,
         query: &str,
@@ -59,12 +58,12 @@ impl Engine {
         })
     }
 
-    /// Generates the text after a prompt with the options of the folder's generation_config.json. Returns the new text only.
-    /// The engine must be built with [`Builder::generating`](super::Builder::generating).
+    /// Generates text after a prompt, with the options of the folder's generation_config.json. Returns only the new text. The
+    /// engine must be built with [`Builder::generating`](super::Builder::generating).
     ///
     /// # Errors
-    /// An engine without a checkpoint's folder, options that cannot be computed, a prompt that the tokenizer refuses or that
-    /// does not fit, and a step that fails.
+    /// An engine without a checkpoint folder, unsupported options, a prompt that the tokenizer refuses or that does not fit,
+    /// and a step that fails.
     pub fn generate_text(&self, prompt: &str) -> Result<String, EngineError> {
         let encoder = opened(&self.encoders.prompts, || {
             TextEncoder::for_prompts(self.own_folder()?)
@@ -87,7 +86,7 @@ impl Engine {
         Ok(text.text)
     }
 
-    /// Runs inputs in batches of similar lengths, and returns what `row` reads for each, in their order.
+    /// Runs inputs in batches of similar lengths, and returns the result of `row` for each, in order of the inputs.
     fn rows<'a, T>(
         &self,
         inputs: impl Iterator<Item = Input<'a>>,
@@ -117,7 +116,7 @@ impl Engine {
     }
 }
 
-/// The encoder in `cell`, which `open` fills the first time.
+/// Returns the encoder in `cell`, which `open` creates on first use.
 fn opened(
     cell: &OnceLock<TextEncoder>,
     open: impl FnOnce() -> Result<TextEncoder, EngineError>,
@@ -131,7 +130,7 @@ fn opened(
     }
 }
 
-/// Indices of sequences by batch, in order of length.
+/// Returns the indices of the sequences of each batch, in order of length.
 fn batches(encoded: &[Encoded]) -> Vec<Vec<usize>> {
     let length = |index: usize| encoded[index].ids.len();
     let mut order: Vec<usize> = (0..encoded.len()).collect();

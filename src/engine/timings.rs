@@ -1,7 +1,7 @@
-//! Files of timings: what kernels took in place on a card.
+//! Files of kernel times measured on a card.
 //!
-//! A file is RON, for people to read and compare. It holds times and no choices: whatever its content, kernels are chosen among
-//! those that gemmule would generate itself.
+//! A file is RON, which people can read and compare. It contains times and no choices: kernels are always chosen among those
+//! that gemmule would generate itself.
 
 use std::{
     collections::BTreeMap,
@@ -20,32 +20,33 @@ use crate::{
     select::Timings,
 };
 
-/// Version of the format; files of any other are refused.
+/// Version of the format. Files of other versions are refused.
 const FORMAT: u32 = 1;
-/// Digest of what kernels are generated from, made by `build.rs`: timings of other kernels say nothing about these.
+/// Digest of the sources that kernels are generated from, computed by `build.rs`. Timings of other kernels are refused.
 const KERNELS: &str = env!("GEMMULE_KERNELS");
-/// Most bytes of the name of a card or a kernel.
-const MOST_NAME: usize = 512;
-/// Microseconds that a launch may take, so that corrected estimates stay finite and positive.
+/// Maximum length in bytes of the name of a card or a kernel.
+const MAX_NAME: usize = 512;
+/// Valid range of a launch in microseconds, so that corrected estimates stay finite and positive.
 const POSSIBLE_US: std::ops::RangeInclusive<f64> = 1e-3..=1e9;
-/// Most numbers of rows that one kernel was timed at.
-const MOST_TIMED: usize = 256;
+/// Maximum number of row counts that one kernel was timed at.
+const MAX_TIMED: usize = 256;
 
-/// The card and the compiler of timings, as far as these depend on them.
+/// The card and the compiler that timings were measured with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TimedOn {
-    /// The driver's name of the card.
+    /// Name of the card, as reported by the driver.
     pub card: String,
     /// Compute capability, (major, minor).
     pub capability: (u32, u32),
-    /// A part of a card (MIG) has fewer SMs than the whole.
+    /// Number of SMs. A partition of a card (MIG) has fewer than the whole card.
     pub sms: u32,
     /// Version of NVRTC, (major, minor).
     pub nvrtc: (i32, i32),
 }
 
 impl TimedOn {
+    /// Describes a device and a version of NVRTC.
     pub fn new(device: &DeviceInfo, nvrtc: (i32, i32)) -> Self {
         Self {
             card: device.name.clone(),
@@ -55,10 +56,10 @@ impl TimedOn {
         }
     }
 
-    /// The card's description with this number of SMs; `None` where the card has no description of its own.
+    /// Returns the card's description with this number of SMs; `None` if the card has no description of its own.
     ///
     /// # Errors
-    /// As [`Machine::all`].
+    /// The errors of [`Machine::all`].
     pub fn machine(&self) -> Result<Option<Machine>, MachineError> {
         let own = |machine: &&Machine| {
             machine.capability == self.capability && machine.cards.contains(&self.card)
@@ -67,8 +68,8 @@ impl TimedOn {
         Ok(found.map(|machine| machine.with_sms(self.sms)))
     }
 
-    /// Whether the timings hold for a card by its description. Timings of a card without a description of its own hold for
-    /// every card of its capability.
+    /// Whether the timings apply to a card's description. Timings of a card without its own description apply to every card
+    /// of its compute capability.
     fn serves(&self, machine: &Machine) -> Result<bool, MachineError> {
         let own = self.machine()?;
         Ok(self.capability == machine.capability
@@ -76,14 +77,14 @@ impl TimedOn {
     }
 }
 
-/// Why a file of timings is not used.
+/// Reason why a file of timings is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum TimingsError {
-    #[error("they are no RON as gemmule writes it: {0}")]
+    #[error("they are not RON in gemmule's format: {0}")]
     Syntax(String),
     #[error("their format is {found}, this version of gemmule reads format {FORMAT}")]
     Format { found: u32 },
-    #[error("their checksum does not fit: they were damaged, or changed by hand")]
+    #[error("their checksum does not match: they were damaged, or changed by hand")]
     Checksum,
     #[error(
         "they were measured on {}, and this is {}",
@@ -125,7 +126,7 @@ fn said(on: &TimedOn) -> String {
 #[serde(deny_unknown_fields)]
 struct Document {
     format: u32,
-    /// Version of gemmule, which only people read.
+    /// Version of gemmule, for information only.
     gemmule: String,
     kernels: String,
     on: TimedOn,
@@ -135,13 +136,13 @@ struct Document {
     timings: BTreeMap<String, Vec<(u64, f64)>>,
 }
 
-/// The format's version alone, whatever other fields there are.
+/// Only the version of the format, with any other fields.
 #[derive(Deserialize)]
 struct Versioned {
     format: u32,
 }
 
-/// Writes timings as the content of a file. Equal timings give equal bytes.
+/// Serializes timings as the content of a file. Equal timings give equal bytes.
 pub fn timings_to_ron(timings: &Timings, on: &TimedOn) -> Result<String, TimingsError> {
     let mut document = Document {
         format: FORMAT,
@@ -160,11 +161,11 @@ pub fn timings_to_ron(timings: &Timings, on: &TimedOn) -> Result<String, Timings
     ))
 }
 
-/// Reads the timings in a file's content, and what they were measured on.
+/// Parses the content of a file into timings and the card they were measured on.
 pub fn parse_timings(bytes: &[u8]) -> Result<(Timings, TimedOn), TimingsError> {
     let text = std::str::from_utf8(bytes).map_err(|e| TimingsError::Syntax(e.to_string()))?;
     let document = ron::from_str::<Document>(text).map_err(|error| {
-        // Another format has other fields, and its version is the better message.
+        // The version is a better message than the unknown fields of another format.
         match ron::from_str::<Versioned>(text) {
             Ok(Versioned { format }) if format != FORMAT => TimingsError::Format { found: format },
             _ => TimingsError::Syntax(shown(&error.to_string())),
@@ -185,11 +186,11 @@ pub fn parse_timings(bytes: &[u8]) -> Result<(Timings, TimedOn), TimingsError> {
     let mut timings = Timings::default();
     for (symbol, timed) in &document.timings {
         check_name("the name of a kernel", symbol)?;
-        if timed.len() > MOST_TIMED {
+        if timed.len() > MAX_TIMED {
             return Err(TimingsError::Value {
                 what: "the number of timings of a kernel",
                 found: timed.len().to_string(),
-                expected: format!("at most {MOST_TIMED}"),
+                expected: format!("at most {MAX_TIMED}"),
             });
         }
         for &(rows, us) in timed {
@@ -208,7 +209,7 @@ pub fn parse_timings(bytes: &[u8]) -> Result<(Timings, TimedOn), TimingsError> {
 
 impl Document {
     fn sum(&self) -> Result<String, TimingsError> {
-        // The values are serialised anew, so that the layout of the file does not matter.
+        // The values are serialized again, so that the layout of the file does not matter.
         let all = (
             self.format,
             &self.gemmule,
@@ -221,13 +222,13 @@ impl Document {
     }
 }
 
-/// Reads a file of timings that a user names.
+/// Reads a file of timings given by the user.
 pub fn read_timings(file: &Path) -> Result<(Timings, TimedOn), EngineError> {
     let bytes = files::bytes(file, Kind::Timings)?;
     parse_timings(&bytes).map_err(|problem| refused(file, problem))
 }
 
-/// Writes a file that [`read_timings`] reads.
+/// Writes a file that [`read_timings`] can read.
 pub fn write_timings(file: &Path, timings: &Timings, on: &TimedOn) -> Result<(), EngineError> {
     let text = timings_to_ron(timings, on).map_err(|problem| refused(file, problem))?;
     files::write(file, text.as_bytes()).map_err(|source| EngineError::Write {
@@ -236,7 +237,7 @@ pub fn write_timings(file: &Path, timings: &Timings, on: &TimedOn) -> Result<(),
     })
 }
 
-/// Whether timings that were measured on `found` hold for `expected`.
+/// Checks that timings measured on `found` apply to `expected`.
 pub(super) fn check_on(found: &TimedOn, expected: &TimedOn) -> Result<(), TimingsError> {
     let without_nvrtc = |on: &TimedOn| (on.card.clone(), on.capability, on.sms);
     if without_nvrtc(found) != without_nvrtc(expected) {
@@ -254,11 +255,11 @@ pub(super) fn check_on(found: &TimedOn, expected: &TimedOn) -> Result<(), Timing
     }
 }
 
-/// What [`read_timings`] has read from a file, for kernels on a card by its description, and for a version of NVRTC where code
-/// is compiled.
+/// Returns the timings of a file, after checking them against a card's description and, if code is compiled, the version of
+/// NVRTC. The second argument is the result of [`read_timings`].
 ///
 /// # Errors
-/// Timings of another card, or of another NVRTC.
+/// Timings of another card or another NVRTC.
 pub fn timings_for(
     file: &Path,
     (timings, found): (Timings, TimedOn),
@@ -289,13 +290,14 @@ pub(super) fn refused(file: &Path, problem: TimingsError) -> EngineError {
     }
 }
 
-/// Timings beside the cubins, a file for each card and NVRTC. As with cubins, none is read that another user may have written.
+/// Timings stored next to the cubin cache, in one file for each card and NVRTC. Files that another user may have written are
+/// not read.
 pub(super) struct Store {
     file: PathBuf,
 }
 
 impl Store {
-    /// The file in the folder of a cache.
+    /// Returns the store in the folder of a cache.
     pub(super) fn at(folder: &Path, on: &TimedOn) -> Self {
         let all = format!("{on:?}\n{KERNELS}");
         let hash = hex(&Sha256::digest(all)[..8]);
@@ -304,7 +306,7 @@ impl Store {
         }
     }
 
-    /// The stored timings; none where there is no file.
+    /// Returns the stored timings; empty if there is no file.
     pub(super) fn get(&self, on: &TimedOn) -> Result<Timings, EngineError> {
         let most = Kind::Timings.limit();
         let bytes = match own::read(&self.file, most).map_err(io::Error::from) {
@@ -336,24 +338,24 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Checks that a name fits a line of a message.
+/// Checks that a name fits on a line of a message.
 fn check_name(what: &'static str, name: &str) -> Result<(), TimingsError> {
-    match name.is_empty() || name.len() > MOST_NAME || name.chars().any(char::is_control) {
+    match name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
         false => Ok(()),
         true => Err(TimingsError::Value {
             what,
             found: format!("`{}`", shown(name)),
-            expected: format!("1 to {MOST_NAME} bytes without control characters"),
+            expected: format!("1 to {MAX_NAME} bytes without control characters"),
         }),
     }
 }
 
-/// Text of a file, made safe and short enough for a message.
+/// Shortens text of a file for a message, and replaces control characters.
 fn shown(text: &str) -> String {
-    const MOST: usize = 160;
+    const MAX: usize = 160;
     let plain = |c: char| if c.is_control() { '\u{fffd}' } else { c };
-    let mut shown: String = text.chars().take(MOST).map(plain).collect();
-    if text.chars().nth(MOST).is_some() {
+    let mut shown: String = text.chars().take(MAX).map(plain).collect();
+    if text.chars().nth(MAX).is_some() {
         shown.push('…');
     }
     shown
@@ -387,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_none_or_of_others_are_refused_with_the_reason() {
+    fn invalid_and_foreign_files_are_refused_with_the_reason() {
         let text = timings_to_ron(&timings(), &on()).expect("a text");
         let refused = |text: &str| {
             parse_timings(text.as_bytes())
@@ -395,8 +397,8 @@ mod tests {
                 .to_string()
         };
         insta::assert_snapshot!(refused("(format: 7)"), @"their format is 7, this version of gemmule reads format 1");
-        insta::assert_snapshot!(refused(&text.replace("9.25", "0.25")), @"their checksum does not fit: they were damaged, or changed by hand");
-        assert!(refused("no RON").starts_with("they are no RON as gemmule writes it"));
+        insta::assert_snapshot!(refused(&text.replace("9.25", "0.25")), @"their checksum does not match: they were damaged, or changed by hand");
+        assert!(refused("no RON").starts_with("they are not RON in gemmule's format"));
         let other = TimedOn { sms: 10, ..on() };
         insta::assert_snapshot!(check_on(&other, &on()).expect_err("refused"), @"they were measured on Card (capability 9.0, 10 SMs), and this is Card (capability 9.0, 20 SMs)");
         let other = TimedOn {

@@ -1,8 +1,9 @@
-//! The tuner: kernels that may be as fast as those that are launched are tried in place, one at a time, and the change of the
-//! run's time corrects the cost model.
+//! The tuner: tries kernels that may be as fast as the selected ones in place, one at a time. The change of the run's time
+//! corrects the cost model.
 //!
-//! The time of a kernel by itself does not tell its share of a run, where kernels overlap by programmatic dependent launch and
-//! the card is at its power limit. So whole runs with random weights are timed, alternately with and without the kernel.
+//! The time of an isolated kernel does not give its share of a run, since kernels overlap (programmatic dependent launch) and
+//! the card may be at its power limit. Whole runs with random weights are therefore timed, alternately with and without the
+//! kernel.
 
 mod trial;
 
@@ -28,23 +29,23 @@ use crate::{
 };
 use trial::Trials;
 
-/// Whether kernels are timed.
+/// Whether and how thoroughly kernels are timed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TuneMode {
-    /// Nothing is timed: the cost model decides, corrected by the timings that are given.
+    /// No timing: the cost model decides, corrected by given timings.
     #[default]
     Off,
-    /// One number of tokens in each octave, within seconds.
+    /// One number of tokens per octave; takes seconds.
     Quick,
-    /// Four numbers of tokens in each octave, and more kernels at each.
+    /// Four numbers of tokens per octave, and more kernels at each.
     Full,
 }
 
 impl TuneMode {
     const ALL: [Self; 3] = [Self::Off, Self::Quick, Self::Full];
 
-    /// Numbers of tokens that programs are timed at, ascending. They are no powers of two, whose tiles are all full, which flatters
-    /// large tiles.
+    /// Returns the numbers of tokens to time, ascending. They are not powers of two, for which all tiles are full, which
+    /// would favour large tiles.
     fn tokens(self) -> Vec<u64> {
         let per_octave = match self {
             Self::Off => return Vec::new(),
@@ -58,7 +59,7 @@ impl TuneMode {
         numbers.map(|tokens| tokens.round() as u64).collect()
     }
 
-    /// The fraction by which a kernel may be estimated slower than the best and is timed all the same.
+    /// Returns the fraction by which a kernel's estimate may exceed the best one for it to be timed.
     fn more(self) -> f64 {
         match self {
             Self::Off | Self::Quick => 0.05,
@@ -90,7 +91,7 @@ impl FromStr for TuneMode {
     }
 }
 
-/// Called with the stage, the number of items done, and their total.
+/// Callback that receives the stage, the finished count and the total.
 type Progress<'a> = &'a (dyn Fn(Stage, usize, usize) + Sync);
 
 /// Times kernels on one device.
@@ -104,12 +105,13 @@ pub struct Tuner<'a> {
     progress: Progress<'a>,
 }
 
-/// Time limit, unless the caller sets another.
+/// Default time limit.
 const WITHIN: Duration = Duration::from_secs(120);
-/// Longest sequence of a batch.
+/// Maximum length of a sequence in a batch.
 const LONGEST: u64 = 512;
 
 impl<'a> Tuner<'a> {
+    /// Creates a tuner without given timings and with the default time limit.
     pub fn new(device: &'a Device, jit: &'a Jit, mode: TuneMode) -> Self {
         Self {
             device,
@@ -122,14 +124,13 @@ impl<'a> Tuner<'a> {
         }
     }
 
-    /// Takes the timings of this file before any others. That the file is refused is an error with [`TuneMode::Off`], else a
-    /// warning.
+    /// Reads timings from this file first. A file that is refused is an error with [`TuneMode::Off`], else a warning.
     pub fn given(mut self, file: Option<&Path>) -> Self {
         self.given = file.map(Path::to_owned);
         self
     }
 
-    /// Measures again what is in the cache.
+    /// Sets whether to ignore cached timings and measure again.
     pub fn again(mut self, again: bool) -> Self {
         self.again = again;
         self
@@ -141,21 +142,22 @@ impl<'a> Tuner<'a> {
         self
     }
 
+    /// Sets a callback for the progress of timing.
     pub fn progress(mut self, progress: Progress<'a>) -> Self {
         self.progress = progress;
         self
     }
 
-    /// The card and the compiler that timings will be measured with.
+    /// Returns the card and the compiler of the timings.
     pub fn timed_on(&self) -> TimedOn {
         TimedOn::new(self.device.info(), self.jit.nvrtc().version())
     }
 
-    /// The timings of a program's kernels: those of the given file, else of the cache, and those that are measured now. With
-    /// [`TuneMode::Off`] only those of the given file.
+    /// Returns the timings of a program's kernels: those of the given file or else of the cache, and new measurements. With
+    /// [`TuneMode::Off`], only those of the given file.
     ///
     /// # Errors
-    /// A file that is refused, where the mode is off; errors of NVRTC and the device.
+    /// A file that is refused, in mode `Off`, and errors of NVRTC and the device.
     pub fn time(&self, compiled: &Compiled) -> Result<Timings, EngineError> {
         let on = self.timed_on();
         let mut timings = self.known(&on)?;
@@ -178,7 +180,7 @@ impl<'a> Tuner<'a> {
                 Ok(()) => {}
                 Err(EngineError::Cuda(CudaError::OutOfMemory { .. })) => {
                     tracing::warn!(
-                        "{tokens} tokens are not timed: the device has no memory for them"
+                        "{tokens} tokens are not timed: they do not fit in the device's memory"
                     );
                 }
                 Err(error) => return Err(error),
@@ -189,7 +191,7 @@ impl<'a> Tuner<'a> {
         Ok(timings)
     }
 
-    /// Timings of the given file, else of the cache.
+    /// Returns the timings of the given file, or else of the cache.
     fn known(&self, on: &TimedOn) -> Result<Timings, EngineError> {
         if let Some(file) = &self.given {
             let read = read_timings(file).and_then(|(timings, found)| {
@@ -198,7 +200,7 @@ impl<'a> Tuner<'a> {
             });
             match read {
                 Err(error @ EngineError::Timings { .. }) if self.mode != TuneMode::Off => {
-                    tracing::warn!("{error}; kernels are timed anew");
+                    tracing::warn!("{error}; kernels are timed again");
                 }
                 read => return read,
             }
@@ -206,7 +208,7 @@ impl<'a> Tuner<'a> {
         match self.store(on) {
             Some(store) if self.mode != TuneMode::Off && !self.again => {
                 store.get(on).or_else(|error| {
-                    tracing::warn!("{error}; kernels are timed anew");
+                    tracing::warn!("{error}; kernels are timed again");
                     Ok(Timings::default())
                 })
             }
@@ -214,12 +216,12 @@ impl<'a> Tuner<'a> {
         }
     }
 
-    /// Stores all timings so far, after each number of tokens, so that an interrupted run loses little.
+    /// Stores all timings after each number of tokens, so that an interrupted run loses little.
     fn keep(&self, timings: &Timings, on: &TimedOn) {
         if let Some(store) = self.store(on)
             && let Err(error) = store.put(timings, on)
         {
-            tracing::warn!("{error}; the timings are not kept");
+            tracing::warn!("{error}; the timings are not stored");
         }
     }
 
@@ -229,14 +231,14 @@ impl<'a> Tuner<'a> {
     }
 }
 
-/// An order in which every prefix is spread over the range, for when the time limit is reached.
+/// Returns an order in which every prefix is spread over the range, in case the time limit is reached.
 fn spread(tokens: Vec<u64>) -> Vec<u64> {
     let mut order: Vec<usize> = (0..tokens.len()).collect();
     order.sort_by_key(|at| (at % 2 == 1, at / 2 % 2 == 0));
     order.into_iter().map(|at| tokens[at]).collect()
 }
 
-/// A batch with random ids and sequences of `longest / 5` to `longest` tokens, shorter where there are few tokens.
+/// Creates a batch with random ids and sequences of `longest / 5` to `longest` tokens, or shorter ones if `tokens` is small.
 fn batch_of(tokens: u64, longest: u64, limits: &Limits) -> Result<Batch, EngineError> {
     let longest = longest.min((tokens / 4).max(1));
     let mut state = tokens;
@@ -257,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quick_times_few_numbers_of_tokens_and_full_more_and_both_in_spread_order() {
+    fn full_mode_times_more_token_counts_than_quick_and_both_are_spread() {
         let quick = TuneMode::Quick.tokens();
         let full = TuneMode::Full.tokens();
         assert_eq!(quick.first(), Some(&226));
@@ -280,6 +282,6 @@ mod tests {
             assert_eq!(mode.to_string().parse::<TuneMode>().ok(), Some(mode));
         }
         let error = "chain".parse::<TuneMode>().expect_err("none");
-        insta::assert_snapshot!(error, @"`chain` is no way to tune; expected off, quick or full");
+        insta::assert_snapshot!(error, @"`chain` is not a tuning mode; expected off, quick or full");
     }
 }

@@ -1,8 +1,8 @@
-//! A model against stored results of another implementation.
+//! Comparison of a model with stored results of another implementation.
 //!
-//! A reference is a safetensors file. Of each case it holds `ids` (packed) and `lens`, both I64,
-//! and values by name, F32; with `rows` (I64), values per token hold these rows only, and their
-//! last dimension may be cut. Several cases are told apart by a prefix and a dot: `tiny.ids`.
+//! A reference is a safetensors file. For each case it contains `ids` (packed) and `lens`, both I64, and values by name, F32.
+//! If `rows` (I64) is present, values with a row for each token contain only these rows, and their last dimension may be cut.
+//! Several cases are distinguished by a prefix and a dot, such as `tiny.ids`.
 
 use std::{collections::BTreeMap, fmt, path::Path};
 
@@ -26,36 +26,36 @@ pub struct Reference {
     pub cases: Vec<ReferenceCase>,
 }
 
-/// One batch with its results.
+/// A batch with its results.
 #[derive(Clone, Debug)]
 pub struct ReferenceCase {
-    /// The prefix; empty where the file has one case only.
+    /// The prefix; empty if the file has only one case.
     pub name: String,
     pub batch: Batch,
-    /// Rows that values per token hold.
+    /// Rows that are present in values with a row for each token.
     pub rows: Option<Vec<usize>>,
     /// Shape and values by name.
     pub values: BTreeMap<String, (Vec<u64>, Vec<f32>)>,
 }
 
-/// How far a value lies from its reference.
+/// Difference of an output from its reference.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
     pub case: String,
     pub name: String,
     pub max: f32,
     pub mean: f32,
-    /// Smallest cosine between a row and its reference.
+    /// Minimum cosine similarity of a row and its reference.
     pub cosine: f32,
-    /// Largest absolute value of the reference.
+    /// Maximum absolute value of the reference.
     pub largest: f32,
-    /// Values of a row.
+    /// Number of values per row.
     pub width: usize,
     /// Whether every row of the reference has length 1.
     pub unit_rows: bool,
 }
 
-/// What the factors of an engine's products are rounded to.
+/// Precision to which the factors of an engine's matrix products are rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
     F32,
@@ -85,6 +85,7 @@ impl From<Products> for Precision {
 }
 
 impl Precision {
+    /// Returns the name of the precision.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -101,19 +102,19 @@ impl fmt::Display for Precision {
     }
 }
 
-/// What a precision is held to.
+/// Maximum deviation for a precision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
-    /// Largest difference of rows of unit length, such as normalised embeddings.
+    /// Maximum difference of rows of unit length, such as normalised embeddings.
     pub unit: f32,
-    /// Largest difference of other values, times the largest reference value where that is above 1.
+    /// Maximum difference of other values, relative to the maximum reference value if that is above 1.
     pub max: f32,
-    /// Smallest cosine between a row of at least [`Bound::WIDE`] values and its reference.
+    /// Minimum cosine similarity of a row of at least [`Bound::WIDE`] values and its reference.
     pub cosine: f32,
 }
 
 impl Comparison {
-    /// How far an output lies from the same output of another run, row by row.
+    /// Compares an output with the same output of another run, row by row.
     pub fn between(got: &Output, want: &Output) -> Self {
         let width = want.shape.last().copied().unwrap_or(1) as usize;
         Self {
@@ -124,13 +125,13 @@ impl Comparison {
 }
 
 impl Bound {
-    /// A row narrower than this has too few values for its direction to say much: a row of three
-    /// logits near 0 turns far on a small difference.
+    /// Minimum row width for which the cosine is checked. A narrower row has too few values: three logits near 0 turn far for
+    /// a small difference.
     pub const WIDE: usize = 32;
 
-    /// f32 rounds once per value; f16 and bf16 round at every launch, with 11 and 8 bits, and what
-    /// follows a pooler's dense layer amplifies that. int8 rounds each factor to 8 bits, of which the largest of its row
-    /// takes the most, and a CPU that adds two products in 16 bits rounds weights to 7.
+    /// Returns the bounds of a precision. f32 rounds once per value. f16 and bf16 round at every launch, to 11 and 8 bits,
+    /// which the dense layer of a pooler amplifies. int8 rounds each factor to 8 bits, scaled by the maximum of its row; a
+    /// CPU that adds two products in 16 bits rounds weights to 7 bits.
     pub fn of(precision: impl Into<Precision>) -> Self {
         match precision.into() {
             Precision::F16 => Self {
@@ -161,13 +162,14 @@ impl Bound {
         }
     }
 
+    /// Whether a comparison is within the bounds.
     pub fn holds(&self, c: &Comparison) -> bool {
         let max = if c.unit_rows {
             self.unit
         } else {
             self.max * c.largest.max(1.0)
         };
-        // A comparison with NaN in it holds nothing.
+        // A comparison that contains NaN always fails.
         c.max <= max && (c.width < Self::WIDE || c.cosine >= self.cosine)
     }
 }
@@ -176,8 +178,7 @@ impl Reference {
     /// Reads a reference file.
     ///
     /// # Errors
-    /// A file that is none, or that has a case with nothing to compare: a comparison of nothing
-    /// would pass.
+    /// A file that is not a reference, and one with a case without values, since comparing nothing would pass.
     pub fn read(file: &Path) -> Result<Self, EngineError> {
         let broken = |problem: String| EngineError::Reference {
             file: file.to_owned(),
@@ -269,7 +270,7 @@ impl Reference {
         Ok(Self { cases })
     }
 
-    /// Names of all values, of every case.
+    /// Returns the names of all values of all cases.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = self
             .cases
@@ -283,7 +284,7 @@ impl Reference {
 }
 
 impl ReferenceCase {
-    /// Runs the case and compares every value that it holds.
+    /// Runs the case and compares all of its values.
     pub fn compare(&self, session: &mut Session) -> Result<Vec<Comparison>, EngineError> {
         let outputs = session.run(&self.batch)?;
         self.values
@@ -298,7 +299,7 @@ impl ReferenceCase {
             .collect()
     }
 
-    /// The elements of an output that the reference holds.
+    /// Returns the elements of an output that are in the reference.
     fn select(&self, output: &Output, shape: &[u64]) -> Vec<f32> {
         let width = output.shape.last().copied().unwrap_or(1).max(1) as usize;
         let kept = (shape.last().copied().unwrap_or(1) as usize).min(width);
@@ -397,20 +398,20 @@ mod tests {
             error.to_string().replace(&folder, "[dir]")
         };
         let half = [0; 12];
-        insta::assert_snapshot!(error(&[]), @"`[dir]/r.safetensors` is no reference: it has `a.ids`, but no F32 value to compare with them");
-        insta::assert_snapshot!(error(&[("a.hidden", Dtype::F16, vec![3, 2], &half)]), @"`[dir]/r.safetensors` is no reference: it has `a.ids`, but no F32 value to compare with them (`a.hidden` is F16)");
-        insta::assert_snapshot!(error(&[("a.hidden", Dtype::F32, vec![0, 4], &[])]), @"`[dir]/r.safetensors` is no reference: the value `a.hidden` of shape [0, 4] has no elements, so there is nothing to compare");
-        // One case that has values does not make up for another that has none.
+        insta::assert_snapshot!(error(&[]), @"`[dir]/r.safetensors` is not a reference: it has `a.ids`, but no F32 value to compare with them");
+        insta::assert_snapshot!(error(&[("a.hidden", Dtype::F16, vec![3, 2], &half)]), @"`[dir]/r.safetensors` is not a reference: it has `a.ids`, but no F32 value to compare with them (`a.hidden` is F16)");
+        insta::assert_snapshot!(error(&[("a.hidden", Dtype::F32, vec![0, 4], &[])]), @"`[dir]/r.safetensors` is not a reference: the value `a.hidden` of shape [0, 4] has no elements, so there is nothing to compare");
+        // A case with values does not make up for one without.
         let other = [
             ("b.ids", Dtype::I64, vec![3], &ids[..]),
             ("b.lens", Dtype::I64, vec![1], &lens[..]),
             ("b.hidden", Dtype::F32, vec![3, 1], &half),
         ];
-        insta::assert_snapshot!(error(&other), @"`[dir]/r.safetensors` is no reference: it has `a.ids`, but no F32 value to compare with them");
+        insta::assert_snapshot!(error(&other), @"`[dir]/r.safetensors` is not a reference: it has `a.ids`, but no F32 value to compare with them");
     }
 
     #[test]
-    fn nan_and_missing_values_hold_no_bound() {
+    fn nan_and_missing_values_fail_every_bound() {
         let bound = Bound::of(DType::BF16);
         assert!(bound.holds(&compare(&[0.6, 0.8], &[0.6, 0.8], 2)));
         assert!(!bound.holds(&compare(&[f32::NAN, 0.8], &[0.6, 0.8], 2)));

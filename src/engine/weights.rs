@@ -1,4 +1,4 @@
-//! Whether a checkpoint has what a program reads, and what else it has.
+//! Comparison of a checkpoint's tensors with those that a program reads.
 
 use std::collections::BTreeSet;
 
@@ -12,10 +12,10 @@ use crate::{
     runtime::weights::{Checkpoint, WeightSource},
 };
 
-/// A tensor of a checkpoint by its name, and its shape.
+/// A tensor of a checkpoint: its name and shape.
 type Stored<'a> = (&'a str, &'a [u64]);
 
-/// The stored tensors that a program reads.
+/// Returns the stored tensors that a program reads.
 pub(super) fn stored(program: &Program) -> Vec<Stored<'_>> {
     let tensors = program.tensors.iter();
     let weights = tensors.filter_map(|t| match &t.place {
@@ -25,10 +25,10 @@ pub(super) fn stored(program: &Program) -> Vec<Stored<'_>> {
     weights.flatten().collect()
 }
 
-/// A folder's checkpoint, all tensors of which that the program reads are there in their shapes.
+/// Opens a folder's checkpoint, and checks that it has all tensors of the program in their shapes.
 ///
 /// # Errors
-/// Files that are missing or damaged, and tensors that are not there or have another shape.
+/// Files that are missing or damaged, and tensors that are missing or have another shape.
 pub fn open_checkpoint(
     folder: &Folder,
     names: &WeightNames,
@@ -39,13 +39,13 @@ pub fn open_checkpoint(
     Ok(checkpoint)
 }
 
-/// The tensors of a checkpoint that no output of the description reads, and that are not known to change nothing.
+/// Returns the tensors of a checkpoint that no output of the description reads and that are not known to be irrelevant.
 ///
-/// Layers that are read in part are an error: a checkpoint with more of them than config.json says, or a description that
-/// names a layer's weights without its number.
+/// A layer that is read in part is an error. It is caused by a checkpoint with more layers than config.json has, or by a
+/// description that names a layer's weights without its index.
 ///
 /// # Errors
-/// [`EngineError::LeftOut`] with the first tensor that is left out.
+/// [`EngineError::LeftOut`] with the first such tensor.
 pub fn unread(
     source: &dyn WeightSource,
     names: &WeightNames,
@@ -54,7 +54,7 @@ pub fn unread(
     config: &Value,
 ) -> Result<Vec<String>, EngineError> {
     let stored = stored(program);
-    // Other outputs are built only where that matters.
+    // Other outputs are built only if tensors are left.
     let mut left = source.surplus(&stored);
     left.retain(|name| !names.is_ignored(name));
     if left.is_empty() {
@@ -63,7 +63,7 @@ pub fn unread(
     let mut names = names.clone();
     let mut read: Vec<(String, Vec<u64>)> = Vec::new();
     for output in description.output_names() {
-        // An output that this checkpoint cannot have reads nothing.
+        // An output that this checkpoint does not support reads nothing.
         let Ok(model) = description.build(config, Some(&[output])) else {
             continue;
         };
@@ -84,7 +84,7 @@ pub fn unread(
             n: rest.len() + 1,
         });
     }
-    // Other names of what is read, and tied heads, have been compared with it.
+    // Other names of these tensors, and tied heads, have been compared with them.
     let heads = names.ties.keys().map(String::as_str);
     let known = all.iter().map(|&(name, _)| name).chain(heads);
     let known: BTreeSet<String> = known.flat_map(|name| names.spellings(name)).collect();

@@ -1,7 +1,7 @@
-//! Token ids of words that came before, for tokenizers that make the same tokens of a word wherever it stands.
+//! A cache of the token ids of words, for tokenizers that tokenize a word independently of its context.
 //!
-//! The tokenizers crate normalizes a text character by character, with where each came from, which takes most of BERT's
-//! tokenizing: 1 to 2 µs a word. Texts repeat their words, of which one that is known takes a twentieth.
+//! The tokenizers crate normalizes text character by character and tracks offsets, which takes most of BERT's tokenization: 1
+//! to 2 µs per word. Words repeat, and a cached word takes a twentieth of that.
 
 use quick_cache::sync::Cache;
 use tokenizers::{
@@ -9,16 +9,16 @@ use tokenizers::{
     Tokenizer, TruncationDirection,
 };
 
-/// Words that are kept; whichever is asked for least goes.
+/// Maximum number of cached words. The least used word is evicted.
 const N_WORDS: usize = 1 << 16;
-/// Bytes of a word that is kept.
-const MOST_BYTES: usize = 48;
+/// Maximum size of a cached word in bytes.
+const MAX_BYTES: usize = 48;
 
 pub(super) struct Words {
     known: Cache<Box<str>, Ids>,
 }
 
-/// The tokens of a word, by value: threads that ask for the same word share no count.
+/// The tokens of a word. Stored by value, so that threads do not share a reference count.
 #[derive(Clone, Copy)]
 struct Ids {
     n: u8,
@@ -26,7 +26,7 @@ struct Ids {
 }
 
 impl Ids {
-    /// `None` where a word has more tokens than are kept.
+    /// Returns `None` for a word with more tokens than fit.
     fn of(ids: &[u32]) -> Option<Self> {
         let mut kept = [0; 7];
         kept.get_mut(..ids.len())?.copy_from_slice(ids);
@@ -42,7 +42,7 @@ impl Ids {
 }
 
 impl Words {
-    /// `None` for a tokenizer of which it is not known that spaces part a text into words that do not see each other.
+    /// Returns `None` unless the tokenizer is known to split text at spaces into independent words.
     pub(super) fn of(tokenizer: &Tokenizer) -> Option<Self> {
         let parts_at_spaces = matches!(
             tokenizer.get_pre_tokenizer(),
@@ -56,7 +56,7 @@ impl Words {
             .get_added_vocabulary()
             .get_added_tokens_decoder()
             .values();
-        // BPE and Unigram keep words themselves.
+        // BPE and Unigram models have a word cache of their own.
         let suits = parts_at_spaces
             && matches!(tokenizer.get_model(), ModelWrapper::WordPiece(_))
             && tokenizer.get_normalizer().is_none_or(is_local)
@@ -66,11 +66,11 @@ impl Words {
         })
     }
 
-    /// What `tokenizer`, the one that this was made of, makes of an input, as far as it says which tokens there are and what
-    /// was cut off: without their names and places. `None` for an input that it has to see whole.
+    /// Tokenizes an input with `tokenizer`, which must be the one of the cache. Returns ids and overflow without token names
+    /// and offsets; `None` if the tokenizer needs the whole input.
     ///
     /// # Errors
-    /// Those of the tokenizer.
+    /// The errors of the tokenizer.
     pub(super) fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -92,17 +92,18 @@ impl Words {
             },
             None => None,
         };
-        // Cutting, and the tokens around a text, are the crate's.
+        // The tokenizers crate truncates and adds special tokens.
         let is_pair = second.is_some();
         let whole = tokenizer.post_process(encoding(first, 0), second, adds_special)?;
-        // Of a pair that is too long the crate stops tokenizing before it compares the lengths, and so cuts elsewhere.
+        // If a pair is too long, the crate stops tokenizing before it compares the lengths, and cuts elsewhere.
         let cuts_a_pair = is_pair && !whole.get_overflowing().is_empty();
         Ok((!cuts_a_pair).then_some(whole))
     }
 
-    /// Token ids of a text without special ones around it.
+    /// Returns the token ids of a text, without special tokens.
     fn ids(&self, tokenizer: &Tokenizer, text: &str) -> tokenizers::Result<Option<Vec<u32>>> {
-        // BERT's normalizer makes a space of each of these, and removes other ASCII characters that Unicode calls space.
+        // BERT's normalizer turns each of these into a space, and removes other ASCII characters that Unicode counts as
+        // spaces.
         let words = text
             .split([' ', '\t', '\n', '\r'])
             .filter(|w| !w.is_empty());
@@ -127,15 +128,15 @@ impl Words {
         Ok(Some(ids))
     }
 
-    /// Token ids of each of these words, which are kept; `None` where not all of them were tokenized. They go through the
-    /// tokenizer as one text, since each call of it costs as much as several words.
+    /// Tokenizes words and adds them to the cache; `None` if not all of them were tokenized. They are tokenized as one text,
+    /// since a call of the tokenizer costs as much as several words.
     fn learn(
         &self,
         tokenizer: &Tokenizer,
         words: &[&str],
     ) -> tokenizers::Result<Option<Vec<Vec<u32>>>> {
         let made = tokenizer.encode(words.join(" "), false)?;
-        // The crate stops at the limit, and does not always say so.
+        // The crate stops at the limit, and does not always report it.
         let stopped = tokenizer.get_truncation();
         let stopped = stopped.filter(|limit| made.len() >= limit.max_length);
         let mut ids = vec![Vec::new(); words.len()];
@@ -153,7 +154,7 @@ impl Words {
             Some(_) => 0,
         };
         for (&word, ids) in words.iter().zip(&ids).take(n_whole) {
-            if word.len() <= MOST_BYTES
+            if word.len() <= MAX_BYTES
                 && let Some(kept) = Ids::of(ids)
             {
                 self.known.insert(word.into(), kept);
@@ -163,7 +164,7 @@ impl Words {
     }
 }
 
-/// Whether a normalizer makes of a text what it makes of its words, with spaces between.
+/// Whether the normalized form of a text is that of its words, separated by spaces.
 fn is_local(normalizer: &NormalizerWrapper) -> bool {
     match normalizer {
         NormalizerWrapper::BertNormalizer(_) | NormalizerWrapper::Lowercase(_) => true,
@@ -172,7 +173,7 @@ fn is_local(normalizer: &NormalizerWrapper) -> bool {
     }
 }
 
-/// Tokens of which only the ids are known.
+/// Creates an encoding from ids alone.
 fn encoding(ids: Vec<u32>, type_id: u32) -> Encoding {
     let n = ids.len();
     Encoding::new(
@@ -209,7 +210,7 @@ mod tests {
         tokenizer("tests/checkpoints/st-mean/tokenizer.json")
     }
 
-    /// Ids and segment ids.
+    /// Returns ids and segment ids.
     fn seen(encoding: &Encoding) -> (Vec<u32>, Vec<u32>) {
         (
             encoding.get_ids().to_vec(),
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn tokenizers_that_see_beyond_a_space_are_left_alone() {
+    fn context_dependent_tokenizers_get_no_cache() {
         assert!(Words::of(&bert()).is_some());
         for file in ["st-xlmr", "st-qwen", "writer", "hf-t5", "hf-clip"] {
             let file = format!("tests/checkpoints/{file}/tokenizer.json");
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_house_still_answers_rightly() {
+    fn a_full_cache_returns_correct_tokens() {
         let tokenizer = bert();
         let words = Words {
             known: Cache::new(8),
@@ -248,9 +249,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
 
-        /// Words of letters, marks, CJK, control characters, spaces of all kinds and special tokens.
+        /// Generates words of letters, marks, CJK, control characters, spaces of all kinds and special tokens.
         #[test]
-        fn words_by_themselves_are_the_text(
+        fn cached_words_give_the_tokens_of_the_text(
             parts in prop::collection::vec(
                 prop_oneof![
                     4 => "[a-zA-Z,.'-]{1,9}",
@@ -292,7 +293,7 @@ mod tests {
                         prop_assert_eq!(seen(&ours), seen(&whole));
                         prop_assert_eq!(!ours.get_overflowing().is_empty(), is_cut);
                     }
-                    // One word alone is beyond the limit, or a pair.
+                    // A single word exceeds the limit, or a pair does.
                     None => prop_assert!(limit.is_some()),
                 }
             }

@@ -475,7 +475,7 @@ mod shared {
         assert!(
             error
                 .to_string()
-                .contains("expected one as redis://127.0.0.1:6379/0"),
+                .contains("expected, for example, redis://127.0.0.1:6379/0"),
             "{error}"
         );
     }

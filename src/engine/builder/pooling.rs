@@ -1,4 +1,4 @@
-//! The pooling that is assumed where a folder does not say it.
+//! Warnings about pooling that a checkpoint folder does not specify.
 
 use crate::{
     engine::folder::Folder,
@@ -6,7 +6,7 @@ use crate::{
     model::EMBEDDING,
 };
 
-/// Warns of sentence embeddings whose pooling the folder does not say.
+/// Warns if the model computes sentence embeddings and the folder does not specify their pooling.
 pub(super) fn warn_of_pooling(folder: &Folder, graph: &Graph) {
     let name = folder.root().display();
     if folder.root().join("modules.json").exists() {
@@ -31,7 +31,7 @@ pub(super) fn warn_of_pooling(folder: &Folder, graph: &Graph) {
         Op::MaxPool => "the maximum of its tokens",
         Op::FirstToken => "its first token",
         Op::LastToken => "its last token",
-        // What the model was trained to compute.
+        // Other operators are part of the trained model, so nothing is assumed.
         _ => return,
     };
     tracing::warn!(

@@ -1,10 +1,10 @@
-//! What an engine can be built from.
+//! Sources that an engine can be built from.
 
 use std::path::PathBuf;
 
 use crate::engine::{Artifact, ModelFile};
 
-/// Where a [`Builder`](super::Builder) starts from.
+/// The source of a [`Builder`](super::Builder)'s model.
 pub(in crate::engine) enum Start {
     Named(String),
     Source {
@@ -13,12 +13,12 @@ pub(in crate::engine) enum Start {
     },
     Artifact(PathBuf),
     Opened(ModelFile),
-    /// The description that comes with gemmule for the checkpoint's config.json.
+    /// The shipped description for the `model_type` of the checkpoint's config.json.
     Checkpoint,
 }
 
 impl Start {
-    /// The file of a compiled model, and what is in it if it was read.
+    /// Returns the path of a compiled model, and its contents if they were already read.
     pub(super) fn artifact(&self) -> Option<(&PathBuf, Option<&Artifact>)> {
         match self {
             Self::Artifact(file) => Some((file, None)),

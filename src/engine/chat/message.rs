@@ -1,24 +1,26 @@
-//! Messages and what else a conversation has.
+//! Messages, tools and options of a conversation.
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
 use super::Json;
 
-/// Names of what a model thought before it answered. The first is the one that templates read.
+/// Field names of a model's reasoning before its answer. Templates read the first.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// A message of a conversation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
-    /// Mostly `system`, `user`, `assistant` or `tool`.
+    /// Usually `system`, `user`, `assistant` or `tool`.
     pub role: String,
     pub content: String,
-    /// Other fields that a template may read, such as `tool_calls`. The `arguments` of a tool call may be an object, or the JSON of one in a
-    /// string, as OpenAI's API has it; a template that writes JSON down gets an object, one that writes text down the string.
+    /// Other fields that a template may read, such as `tool_calls`. The `arguments` of a tool call may be an object, or an
+    /// object as a JSON string, as in OpenAI's API. A template that writes JSON gets an object, and one that writes text gets
+    /// the string.
     pub others: Vec<(String, Json)>,
 }
 
 impl Message {
+    /// Creates a message without other fields.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         Self {
             role: role.into(),
@@ -27,8 +29,8 @@ impl Message {
         }
     }
 
-    /// The message as a template reads it, as transformers hands it on: without fields that are null or have no tool calls, and with the
-    /// reasoning under each name that templates read.
+    /// Converts the message to the form that transformers passes to templates: without null fields and empty tool calls, and
+    /// with the reasoning under each name that templates read.
     pub(super) fn to_json(&self) -> Json {
         let reasoning = REASONING.iter().find_map(|name| {
             let found = self.others.iter().find(|(known, _)| known == name);
@@ -56,7 +58,7 @@ impl Message {
     }
 }
 
-/// A tool that a model may call, as a template writes it down: an object, whose fields keep their order.
+/// A tool that a model may call: a JSON object, whose fields keep their order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tool(pub(super) Json);
 
@@ -72,16 +74,17 @@ impl<'de> Deserialize<'de> for Tool {
     }
 }
 
-/// How a conversation is written down, beside its messages.
+/// Options for rendering a conversation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatOptions {
-    /// Tools that the model may call; `None` if the conversation is not one with tools, which templates tell from an empty list.
+    /// Tools that the model may call; `None` for a conversation without tools, which templates distinguish from an empty
+    /// list.
     pub tools: Option<Vec<Tool>>,
-    /// Whether the text ends with what begins the model's answer.
+    /// Whether the text ends with the beginning of the model's response.
     pub add_generation_prompt: bool,
-    /// Whether the text ends with the last message, so that the model goes on with it.
+    /// Whether the text ends with the last message, so that the model continues it.
     pub continue_final_message: bool,
-    /// Other values that the template reads, such as `enable_thinking`.
+    /// Other variables of the template, such as `enable_thinking`.
     pub kwargs: Vec<(String, Json)>,
 }
 

@@ -1,4 +1,4 @@
-//! Where a folder has its chat templates.
+//! Locations of chat templates in a checkpoint folder.
 
 use std::path::{Path, PathBuf};
 
@@ -8,25 +8,25 @@ use crate::{
     files::{self, Kind},
 };
 
-/// The text of a template.
+/// The source of a template.
 pub(super) struct Source {
     pub file: PathBuf,
     pub text: String,
 }
 
-/// The templates of a folder; at least one is there.
+/// The templates of a folder; at least one exists.
 pub(super) struct Sources {
     pub default: Option<Source>,
     pub tool_use: Option<Source>,
     /// Special tokens by their key in tokenizer_config.json.
     pub tokens: Vec<(String, Json)>,
-    /// Where the templates are.
+    /// File or folder of the templates, for error messages.
     pub file: PathBuf,
 }
 
 impl Sources {
-    /// As transformers reads them: chat_template.jinja and additional_chat_templates/tool_use.jinja, or else `chat_template` in
-    /// tokenizer_config.json, which is one template or a list of named ones.
+    /// Reads the templates as transformers does: chat_template.jinja and additional_chat_templates/tool_use.jinja, or else
+    /// `chat_template` in tokenizer_config.json, which is one template or a list of named ones.
     pub fn read(folder: &Path) -> Result<Self, EngineError> {
         let config = folder.join("tokenizer_config.json");
         let broken = |file: &Path, problem: String| EngineError::ChatTemplate {
@@ -37,7 +37,7 @@ impl Sources {
             true => {
                 let text = files::text(&config, Kind::Config)?;
                 serde_json::from_str(&text)
-                    .map_err(|e| broken(&config, format!("it is no JSON: {e}")))?
+                    .map_err(|e| broken(&config, format!("it is not JSON: {e}")))?
             }
             false => Json::Null,
         };
@@ -81,7 +81,7 @@ impl Sources {
                 _ => {
                     return Err(broken(
                         folder,
-                        "it has neither chat_template.jinja nor `chat_template` in tokenizer_config.json; its model was not made for conversations: give it a prompt as it is".to_owned(),
+                        "it has neither chat_template.jinja nor `chat_template` in tokenizer_config.json; the model is not a chat model: give it a plain prompt".to_owned(),
                     ));
                 }
             }
@@ -99,7 +99,7 @@ impl Sources {
     }
 }
 
-/// A special token such as `bos_token`: its text, or an object that has it.
+/// Returns a special token such as `bos_token`, published as a string or as an object.
 fn token((key, value): (String, Json)) -> Option<(String, Json)> {
     if !key.ends_with("_token") {
         return None;

@@ -20,11 +20,11 @@ fn conversation() -> Vec<Message> {
     ]
 }
 
-/// In the manner of published templates: whitespace control, methods of Python's strings, special tokens, loops.
+/// A template in the style of published ones: whitespace control, methods of Python's strings, special tokens, loops.
 const TEMPLATE: &str = "{{- bos_token }}\n{%- for message in messages %}\n    {%- if message['role'] not in ['system', 'user', 'assistant'] %}\n        {{- raise_exception('no role ' + message['role']) }}\n    {%- endif %}\n{{ '<|' + message['role'] + '|>' + message['content'].strip() + eos_token }}\n{% endfor %}\n{% if add_generation_prompt %}\n<|assistant|>\n{% endif %}\n";
 
 #[test]
-fn a_template_of_either_file_writes_a_conversation_down() {
+fn templates_of_both_files_render_a_conversation() {
     let tokens = r#""bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}"#;
     let text = serde_json::to_string(TEMPLATE).unwrap();
     let want = "<s><|system|>Be brief.</s>\n<|user|>Hello</s>\n<|assistant|>\n";
@@ -48,7 +48,7 @@ fn a_template_of_either_file_writes_a_conversation_down() {
 }
 
 #[test]
-fn what_is_wrong_with_a_template_is_said_with_its_line() {
+fn template_errors_name_the_line() {
     let problem = |files: &[(&str, &str)]| {
         let folder = folder(files);
         let rendered = ChatTemplate::open(folder.path())
@@ -63,7 +63,7 @@ fn what_is_wrong_with_a_template_is_said_with_its_line() {
     };
     assert_eq!(
         problem(&[]),
-        "it has neither chat_template.jinja nor `chat_template` in tokenizer_config.json; its model was not made for conversations: give it a prompt as it is"
+        "it has neither chat_template.jinja nor `chat_template` in tokenizer_config.json; the model is not a chat model: give it a plain prompt"
     );
     assert_eq!(
         problem(&[("chat_template.jinja", TEMPLATE)]),
@@ -72,11 +72,11 @@ fn what_is_wrong_with_a_template_is_said_with_its_line() {
     assert!(problem(&[("chat_template.jinja", "\n{% for %}")]).contains("line 2"));
     let endless = "{% for i in range(9999) %}{% for j in range(9999) %}x{% endfor %}{% endfor %}";
     assert!(problem(&[("chat_template.jinja", endless)]).contains("more than 8388608 steps"));
-    assert!(problem(&[("tokenizer_config.json", "{")]).starts_with("it is no JSON"));
+    assert!(problem(&[("tokenizer_config.json", "{")]).starts_with("it is not JSON"));
 }
 
 #[test]
-fn what_transformers_give_templates_is_there() {
+fn variables_of_transformers_are_defined() {
     let rendered = |template: &str| {
         let folder = folder(&[("chat_template.jinja", template)]);
         let template = ChatTemplate::open(folder.path()).unwrap();
@@ -105,7 +105,7 @@ fn what_transformers_give_templates_is_there() {
 }
 
 #[test]
-fn tools_are_written_down_as_python_does_where_the_template_takes_them() {
+fn tools_are_rendered_as_python_json() {
     let template = "{% if tools is not none and tools is defined %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}\
         {{ tools[0] | tojson(indent=2) }}\n{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}\
         {% if m.tool_calls %}{{ m.tool_calls[0].function.name }}{% endif %};{% endfor %}";
@@ -147,7 +147,7 @@ fn tools_are_written_down_as_python_does_where_the_template_takes_them() {
     assert!(!chat.render(&messages).unwrap().contains("parameters"));
     let plain = self::folder(&[("chat_template.jinja", "{{ messages[0].content }}")]);
     assert!(!ChatTemplate::open(plain.path()).unwrap().takes_tools());
-    // As Llama's and Mistral's ask.
+    // From the templates of Llama and Mistral.
     for template in [
         "{% if not tools is defined %}{% set tools = none %}{% endif %}{% if tools is not none %}{{ tools | length }}{% endif %}",
         "{% if tools is not none and tools | length > 0 %}{{ tools | length }}{% endif %}",
@@ -171,7 +171,7 @@ fn tools_are_written_down_as_python_does_where_the_template_takes_them() {
     );
 }
 
-/// The file that `scripts/chat_templates.py` writes.
+/// Returns the references written by `scripts/chat_templates.py`.
 fn references() -> Json {
     let file = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -227,7 +227,7 @@ fn templates_render_as_with_transformers_or_are_refused() {
 }
 
 #[test]
-fn conversations_are_written_as_by_transformers_with_the_arguments_that_a_template_expects() {
+fn conversations_render_as_with_transformers() {
     let references = references();
     for case in list(&references, "conversations") {
         let folder = folder(&[("chat_template.jinja", text(case, "template").unwrap())]);
@@ -278,7 +278,7 @@ fn problem(template: &str, messages: &[Message], options: &ChatOptions) -> (Stri
 }
 
 #[test]
-fn a_conversation_that_is_not_written_down_is_refused_with_the_field() {
+fn refused_conversations_name_the_field() {
     let plain = "{{ messages[0].content }}";
     let with_call = |arguments: &str| {
         let call = serde_json::json!([{"function": {"name": "f", "arguments": arguments}}]);
@@ -297,7 +297,7 @@ fn a_conversation_that_is_not_written_down_is_refused_with_the_field() {
         )
     );
     assert!(refused("{").1.contains("is a string that is not JSON (EOF"));
-    // No arguments are an empty object, and no calls are no field.
+    // Missing arguments become an empty object, and a message without calls has no such field.
     let written = |template: &str, messages: &[Message]| {
         let folder = folder(&[("chat_template.jinja", template)]);
         let template = ChatTemplate::open(folder.path()).unwrap();
@@ -319,7 +319,7 @@ fn a_conversation_that_is_not_written_down_is_refused_with_the_field() {
         problem(plain, &[Message::new("user", "x")], &both),
         (
             "continue_final_message".to_owned(),
-            "`continue_final_message` and `add_generation_prompt` cannot both be true: the one goes on with the last message, the other begins a new one".to_owned()
+            "`continue_final_message` and `add_generation_prompt` cannot both be true: the first continues the last message, the second begins a new one".to_owned()
         )
     );
     let reserved = ChatOptions {
@@ -330,7 +330,7 @@ fn a_conversation_that_is_not_written_down_is_refused_with_the_field() {
         problem(plain, &[Message::new("user", "x")], &reserved),
         (
             "chat_template_kwargs".to_owned(),
-            "`tools` is a parameter of its own and no value for the chat template; give it beside `chat_template_kwargs`".to_owned()
+            "`tools` is a request parameter, not a variable of the chat template; give it outside of `chat_template_kwargs`".to_owned()
         )
     );
     assert_eq!(
@@ -347,7 +347,7 @@ fn a_conversation_that_is_not_written_down_is_refused_with_the_field() {
     );
     assert_eq!(
         problem("\n{{ loop.nothing }}", &[], &usual).1,
-        "the model's chat template cannot write the conversation down: 'loop' is undefined (line 2 of the template)"
+        "the model's chat template cannot render the conversation: 'loop' is undefined (line 2 of the template)"
     );
 }
 
@@ -423,7 +423,7 @@ fn limits_hold_at_their_values() {
     let deep = "rendering nests deeper than 50 levels, the limit for one conversation";
     let macros = "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}";
     assert_eq!(render(macros, large), Err(deep.to_owned()));
-    // A text that is dropped gives its bytes back.
+    // A dropped text returns its bytes to the budget.
     let again = "{% for i in range(100) %}{% set x = 'x' * 100000 %}{% endfor %}ok";
     assert_eq!(render(again, large), Ok("ok".to_owned()));
 }

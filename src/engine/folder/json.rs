@@ -1,4 +1,4 @@
-//! JSON files of a folder, and what is wrong with them.
+//! JSON files of a folder, and their error messages.
 
 use std::path::PathBuf;
 
@@ -10,14 +10,14 @@ use crate::{
     names::nearest,
 };
 
-/// An object of a JSON file, with the file's name for messages.
+/// The value of a JSON file, with the file's name for error messages.
 pub(super) struct Json {
     pub(super) file: PathBuf,
     pub(super) value: Value,
 }
 
 impl Json {
-    /// `None` where there is no such file.
+    /// Returns `None` if the file does not exist.
     pub(super) fn optional(file: PathBuf) -> Result<Option<Self>, EngineError> {
         match file.exists() {
             true => Self::read(file).map(Some),
@@ -29,12 +29,12 @@ impl Json {
         let text = files::text(&file, Kind::Config)?;
         let value = serde_json::from_str(&text).map_err(|e| EngineError::Folder {
             file: file.clone(),
-            problem: format!("it is no JSON: {e}"),
+            problem: format!("it is not JSON: {e}"),
         })?;
         Ok(Self { file, value })
     }
 
-    /// The value of a key; null is none.
+    /// Returns the value of a key; `None` if it is missing or null.
     pub(super) fn get(&self, key: &str) -> Option<&Value> {
         self.value.get(key).filter(|v| !v.is_null())
     }
@@ -67,7 +67,7 @@ impl Json {
         }
     }
 
-    /// A flag that may be missing or null.
+    /// Returns a flag that may be missing or null.
     pub(super) fn optional_flag(&self, key: &str) -> Result<Option<bool>, EngineError> {
         match self.get(key) {
             None => Ok(None),
@@ -75,7 +75,7 @@ impl Json {
         }
     }
 
-    /// A whole number from 1 to `max`.
+    /// Returns a whole number from 1 to `max`.
     pub(super) fn count(&self, key: &str, max: u32) -> Result<Option<u32>, EngineError> {
         match self.get(key) {
             None => Ok(None),
@@ -94,7 +94,7 @@ impl Json {
             .ok_or_else(|| self.problem(format!("there is no `{key}`")))
     }
 
-    /// An object of settings by name; empty where there is none.
+    /// Returns an object of settings by name; empty if it is missing.
     pub(super) fn object(&self, key: &str) -> Result<Map<String, Value>, EngineError> {
         match self.get(key) {
             None => Ok(Map::new()),
@@ -103,15 +103,15 @@ impl Json {
         }
     }
 
-    /// Refuses a file that is no object, and keys that are not known, as each may change results.
+    /// Refuses a file that is not an object, and unknown keys, since each may change results.
     pub(super) fn check_keys(&self, known: &[&str]) -> Result<(), EngineError> {
         let object = self.value.as_object();
         let object = object.ok_or_else(|| self.problem("expected an object"))?;
         check_known(object, known).map_err(|problem| self.problem(problem))
     }
 
-    /// The class of torch that a key names, `torch.nn.modules.activation.Tanh` for one. Another's class of the same name
-    /// may be another function.
+    /// Returns the name of a class of torch, such as `torch.nn.modules.activation.Tanh`. A class of the same name from
+    /// another package may be another function.
     pub(super) fn class(&self, key: &str) -> Result<Option<&str>, EngineError> {
         match self.text(key)? {
             None => Ok(None),
@@ -121,7 +121,7 @@ impl Json {
     }
 }
 
-/// What is wrong with the first key of an object that is not known.
+/// Refuses the first key of an object that is not known.
 pub(super) fn check_known(object: &Map<String, Value>, known: &[&str]) -> Result<(), String> {
     let Some(key) = object.keys().find(|key| !known.contains(&key.as_str())) else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What `modules.json` lists, and the folders of its entries.
+//! Entries of `modules.json`, and the configuration files of the modules.
 
 use std::path::{Component, Path};
 
@@ -20,7 +20,7 @@ pub(super) struct Entry {
     pub(super) class: String,
 }
 
-/// What `modules.json` lists; the first is the transformer.
+/// Returns the entries of `modules.json`; the first is the transformer.
 pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, EngineError> {
     let list = json.value.as_array();
     let list = list.ok_or_else(|| json.problem("expected a list of modules"))?;
@@ -34,14 +34,14 @@ pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, EngineError> {
         };
         let known = ["idx", "name", "path", "type", "kwargs"];
         check_known(keys, &known).map_err(|problem| json.problem(problem))?;
-        // Names of arguments that callers may give the module.
+        // Names of arguments that a caller may pass to the module.
         let is_none = |v: &Value| v.is_null() || v.as_array().is_some_and(Vec::is_empty);
         if let Some(kwargs) = keys.get("kwargs").filter(|v| !is_none(v)) {
             return Err(json.problem(format!(
                 "`kwargs` of the module `{class}` is {kwargs}; gemmule gives modules no arguments, so expected none"
             )));
         }
-        // The file comes from elsewhere: it may name folders beside itself only.
+        // The file is not trusted: it may only name direct subfolders.
         let mut parts = Path::new(folder).components();
         let plain = matches!(
             (parts.next(), parts.next()),
@@ -49,11 +49,11 @@ pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, EngineError> {
         );
         let is_root = folder.is_empty() && entries.is_empty();
         if !(plain || is_root) {
-            return Err(json.problem(format!("`{folder}` is no folder beside it")));
+            return Err(json.problem(format!("`{folder}` is not a folder next to it")));
         }
         entries.push(Entry {
             folder: folder.to_owned(),
-            // Another's class of the same name may be another module.
+            // A class of the same name from another package may be another module.
             class: match class.starts_with("sentence_transformers.") {
                 true => class.rsplit('.').next().unwrap_or(class).to_owned(),
                 false => class.to_owned(),
@@ -61,7 +61,7 @@ pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, EngineError> {
         });
     }
     match entries.first() {
-        // The second is what older versions called one that ends in the head of a masked language model.
+        // Older versions use the second name for a transformer with the head of a masked language model.
         Some(first) if ["Transformer", "MLMTransformer"].contains(&first.class.as_str()) => {
             Ok(entries)
         }
@@ -73,9 +73,9 @@ pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, EngineError> {
     }
 }
 
-/// What rows a Pooling's config.json asks for, in the order in which they are joined.
+/// Returns the pooling modes of a Pooling's config.json, in the order in which their results are concatenated.
 pub(super) fn pooling(json: &Json) -> Result<Vec<Pooling>, EngineError> {
-    // Their order in the result is this one, whatever the file's.
+    // Order of the results, independent of the order in the file.
     const FLAGS: [&str; 6] = [
         "cls_token",
         "max_tokens",
@@ -183,7 +183,7 @@ pub(super) fn dense(json: &Json, folder: String) -> Result<Module, EngineError> 
     }
     let key = "activation_function";
     let activation = match json.class(key)? {
-        // The default of the class.
+        // The default of the class is Tanh.
         None | Some("Tanh") => Some(Activation::Tanh),
         Some("Identity") => None,
         Some("ReLU") => Some(Activation::Relu),
@@ -200,7 +200,7 @@ pub(super) fn dense(json: &Json, folder: String) -> Result<Module, EngineError> 
     })
 }
 
-/// A Normalize; older versions of sentence-transformers wrote no file for it.
+/// Returns a Normalize module. Older versions of sentence-transformers write no file for it.
 pub(super) fn normalize(json: Option<&Json>, folder: String) -> Result<Module, EngineError> {
     if let Some(json) = json {
         json.check_keys(&["module_input_name", "module_output_name"])?;
@@ -209,7 +209,7 @@ pub(super) fn normalize(json: Option<&Json>, folder: String) -> Result<Module, E
     Ok(Module::Normalize { folder })
 }
 
-/// Checks the file of a Dropout, which computes nothing outside of training.
+/// Checks the file of a Dropout, which has no effect outside of training.
 pub(super) fn dropout(json: Option<&Json>) -> Result<(), EngineError> {
     json.map_or(Ok(()), |json| json.check_keys(&["dropout"]))
 }

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::{Folder, Score};
 use crate::EngineError;
 
-/// Function that turns the logits of a classifier into scores.
+/// Activation function that turns the logits of a classifier into scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClassScore {
     Identity,
@@ -16,7 +16,7 @@ pub enum ClassScore {
 }
 
 impl ClassScore {
-    /// Function for a checkpoint that names none: a sigmoid of one label, a softmax of several.
+    /// Returns the default for a checkpoint that sets none: a sigmoid for one label, a softmax for several.
     pub fn usual(n_labels: usize) -> Self {
         match n_labels {
             1 => Self::Sigmoid,
@@ -24,7 +24,7 @@ impl ClassScore {
         }
     }
 
-    /// Replaces the logits of one text by its scores.
+    /// Replaces the logits of one text with its scores.
     pub fn apply(self, logits: &mut [f32]) {
         match self {
             Self::Identity => {}
@@ -40,8 +40,8 @@ impl ClassScore {
 }
 
 impl Folder {
-    /// Function for the logits of `n_labels` labels, as the text-classification pipeline of transformers chooses it by
-    /// `problem_type` of config.json.
+    /// Returns the activation for logits of `n_labels` labels, as the text-classification pipeline of transformers chooses it
+    /// from `problem_type` of config.json.
     ///
     /// # Errors
     /// A `problem_type` that transformers does not have.

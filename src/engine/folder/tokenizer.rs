@@ -1,9 +1,9 @@
-//! Settings of a folder's tokenizer_config.json that win over its tokenizer.json, as in transformers 5.24.
+//! Settings of tokenizer_config.json that take precedence over tokenizer.json, as in transformers 5.24.
 //!
-//! transformers builds most tokenizer classes anew from the vocabulary of tokenizer.json and the settings of
-//! tokenizer_config.json. Each class reads settings of its own, which `classes` lists; every class reads the special tokens,
-//! `split_special_tokens` and `clean_up_tokenization_spaces`. A setting that is missing leaves tokenizer.json as it is. The keys
-//! `add_bos_token` and `add_eos_token` have no effect beside a tokenizer.json.
+//! transformers rebuilds most tokenizer classes from the vocabulary of tokenizer.json and the settings of
+//! tokenizer_config.json. Each class reads settings of its own, which `classes` lists. Every class reads the special tokens,
+//! `split_special_tokens` and `clean_up_tokenization_spaces`. A missing setting leaves tokenizer.json unchanged.
+//! `add_bos_token` and `add_eos_token` have no effect if there is a tokenizer.json.
 
 mod classes;
 mod parts;
@@ -44,13 +44,13 @@ const NAMED: [&str; 7] = [
 /// Settings of a tokenizer, with the class that reads them.
 pub(in crate::engine) struct TokenizerSettings {
     json: Json,
-    /// special_tokens_map.json, which counts where there is no `added_tokens_decoder`.
+    /// Contents of special_tokens_map.json, which is ignored if there is an `added_tokens_decoder`.
     map: Option<Json>,
     class: Option<&'static Class>,
 }
 
 impl TokenizerSettings {
-    /// `config` is the model's config.json.
+    /// Selects the tokenizer class. `config` is the model's config.json.
     pub(super) fn new(
         json: Json,
         map: Option<Json>,
@@ -66,7 +66,7 @@ impl TokenizerSettings {
         Ok(Self { json, map, class })
     }
 
-    /// Whether a pair's second text has segment ids of its own; no, where the folder leaves them out of the model's inputs.
+    /// Whether the second text of a pair has its own segment ids. False if `model_input_names` of the folder lacks them.
     pub(in crate::engine) fn has_segments(&self) -> Result<bool, EngineError> {
         let key = "model_input_names";
         let Some(names) = self.json.get(key) else {
@@ -78,18 +78,18 @@ impl TokenizerSettings {
         Ok(names.iter().any(|name| name == "token_type_ids"))
     }
 
-    /// Whether spaces before punctuation are taken out of decoded texts; `is_bpe` says whether the model is byte pair encoding,
-    /// whose texts keep them.
+    /// Whether spaces before punctuation are removed from decoded texts. Texts of a byte pair encoding (`is_bpe`) keep them
+    /// unless forced.
     pub(in crate::engine) fn cleans_up(&self, is_bpe: bool) -> Result<bool, EngineError> {
         let forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output";
         let cleans_up = self.json.flag("clean_up_tokenization_spaces", false)?;
         Ok(cleans_up && (!is_bpe || self.json.flag(forced, false)?))
     }
 
-    /// Applies the settings to what tokenizer.json says.
+    /// Applies the settings to a tokenizer loaded from tokenizer.json.
     ///
     /// # Errors
-    /// A setting that the tokenizer cannot follow.
+    /// A setting that cannot be applied to the tokenizer.
     pub(in crate::engine) fn apply(&self, tokenizer: &mut Tokenizer) -> Result<(), EngineError> {
         for setting in self.class.map_or(&[][..], |class| class.settings) {
             match *setting {
@@ -111,7 +111,7 @@ impl TokenizerSettings {
         self.json.problem(error.to_string())
     }
 
-    /// The error of a setting that what is in tokenizer.json has no place for.
+    /// Returns the error for a setting that does not apply to the parts in tokenizer.json.
     fn no_place(&self, key: &str, part: &str) -> EngineError {
         let value = self.json.get(key).unwrap_or(&Value::Null);
         self.json.problem(format!(
@@ -131,7 +131,7 @@ impl TokenizerSettings {
         let mut normalizer = tokenizer.get_normalizer().cloned();
         let found = normalizer.as_mut().and_then(bert_in);
         let Some(bert) = found else {
-            // Only what asks for the tokenizer's own behaviour can be followed.
+            // Only settings that match the tokenizer's own behaviour are accepted.
             let is_lower = normalizer.as_ref().is_some_and(lowers);
             if lowercase.is_some_and(|asked| asked != is_lower) {
                 return Err(self.no_place(lower, "no normalizer of BERT"));
@@ -234,7 +234,7 @@ impl TokenizerSettings {
         let has = |is: fn(&NormalizerWrapper) -> bool| normalizers_of(tokenizer).iter().any(is);
         match &mut pre_tokenizer {
             Some(pre_tokenizer) => {
-                // transformers takes a ByteLevel tokenizer of this class as it is.
+                // transformers leaves a ByteLevel tokenizer of this class unchanged.
                 if has_byte_level(pre_tokenizer) {
                     return Ok(());
                 }
@@ -273,9 +273,9 @@ impl TokenizerSettings {
     fn language(&self, around: Around, tokenizer: &mut Tokenizer) -> Result<(), EngineError> {
         let (key, legacy) = ("src_lang", "legacy_behaviour");
         let source = self.json.text(key)?;
-        let (is_behind, source) = match around {
+        let (is_after, source) = match around {
             Around::Before | Around::Underscored => (false, source),
-            Around::Behind => (true, source),
+            Around::After => (true, source),
             Around::ByLegacyBehaviour => {
                 let asked = self.json.optional_flag(legacy)?;
                 let default = asked.map(|_| "eng_Latn");
@@ -285,7 +285,7 @@ impl TokenizerSettings {
         let Some(source) = source else { return Ok(()) };
         let language = match around {
             Around::Underscored => format!("__{source}__"),
-            Around::Before | Around::Behind | Around::ByLegacyBehaviour => source.to_owned(),
+            Around::Before | Around::After | Around::ByLegacyBehaviour => source.to_owned(),
         };
         let end = self.token("eos_token")?.unwrap_or("</s>").to_owned();
         let id = |token: &str, problem: &dyn Fn() -> EngineError| {
@@ -303,12 +303,12 @@ impl TokenizerSettings {
         ];
         let with = |texts: &[&str]| -> Vec<String> {
             let texts = texts.iter().copied();
-            let (before, behind) = match is_behind {
+            let (before, after) = match is_after {
                 true => (None, [Some(end.as_str()), Some(language.as_str())]),
                 false => (Some(language.as_str()), [Some(end.as_str()), None]),
             };
             let all = before.into_iter().chain(texts);
-            let all = all.chain(behind.into_iter().flatten());
+            let all = all.chain(after.into_iter().flatten());
             all.map(str::to_owned).collect()
         };
         let template = TemplateProcessing::builder()
@@ -322,13 +322,13 @@ impl TokenizerSettings {
         Ok(())
     }
 
-    /// Adds the tokens that tokenizer.json lacks, or has with other flags.
+    /// Adds the tokens that tokenizer.json lacks or has with other flags.
     fn add_tokens(&self, tokenizer: &mut Tokenizer) -> Result<(), EngineError> {
         let named = self.special_tokens()?;
         let known = tokenizer.get_added_tokens_decoder();
         let known: HashMap<&str, &AddedToken> =
             known.values().map(|t| (t.content.as_str(), t)).collect();
-        // Tokenizers of translators make a mask that takes the space before it.
+        // Tokenizers of translation models create a mask token that strips the space before it.
         let translates = |class: &Class| {
             let mut settings = class.settings.iter();
             settings.any(|setting| matches!(setting, Setting::Language(_)))
@@ -348,21 +348,21 @@ impl TokenizerSettings {
                 new.push(AddedToken::from(text, true).lstrip(is_mask));
             }
         }
-        // Adding none is as slow as adding some.
+        // Adding no tokens is as slow as adding some.
         if !new.is_empty() {
             tokenizer.add_tokens(new).map_err(|e| self.failed(e))?;
         }
         Ok(())
     }
 
-    /// `added_tokens_decoder`, in the order of its ids.
+    /// Returns `added_tokens_decoder`, in order of the ids.
     fn added_tokens(&self) -> Result<Vec<AddedToken>, EngineError> {
         let key = "added_tokens_decoder";
         let Some(table) = self.json.get(key) else {
             return Ok(Vec::new());
         };
         let wrong = || {
-            let problem = format!("`{key}` is no table of tokens by ids");
+            let problem = format!("`{key}` is not an object of tokens by id");
             self.json.problem(problem)
         };
         let mut tokens = Vec::new();
@@ -382,7 +382,7 @@ impl TokenizerSettings {
         Ok(tokens.into_iter().map(|(_, token)| token).collect())
     }
 
-    /// A value of special_tokens_map.json, where that counts, or of tokenizer_config.json.
+    /// Returns a value of special_tokens_map.json, if it is used, or of tokenizer_config.json.
     fn get(&self, key: &str) -> Option<&Value> {
         let map = self.map.as_ref().and_then(|map| map.get(key));
         map.or_else(|| self.json.get(key))
@@ -397,7 +397,7 @@ impl TokenizerSettings {
         }
     }
 
-    /// Special tokens by whatever name the folder has them.
+    /// Returns all special tokens, under any key.
     fn special_tokens(&self) -> Result<Vec<String>, EngineError> {
         let mut tokens = Vec::new();
         for key in NAMED {
@@ -426,7 +426,7 @@ impl TokenizerSettings {
         Ok(tokens)
     }
 
-    /// Refuses tokens that the class puts around texts, or takes for unknown words, and tokenizer.json does not.
+    /// Refuses surrounding tokens and unknown tokens of the class that differ from tokenizer.json.
     fn check_tokens(&self, tokenizer: &Tokenizer) -> Result<(), EngineError> {
         let Some(class) = self.class else {
             return Ok(());
@@ -465,13 +465,14 @@ impl TokenizerSettings {
     }
 }
 
-/// The text of a token, which may be published as an object.
+/// Returns the text of a token, which may be published as an object.
 pub(super) fn token_text(value: &Value) -> Option<&str> {
     let text = value.as_str().or_else(|| value.get("content")?.as_str());
     text.filter(|text| !text.is_empty())
 }
 
-/// Text without the spaces that tokenizers leave before punctuation and English contractions, as transformers' `clean_up_tokenization`.
+/// Removes the spaces that tokenizers leave before punctuation and English contractions, as transformers'
+/// `clean_up_tokenization` does.
 pub(in crate::engine) fn cleaned_up(text: &str) -> String {
     const PAIRS: [(&str, &str); 10] = [
         (" .", "."),

@@ -1,4 +1,4 @@
-//! What sentence-transformers' sentence_bert_config.json says of the Transformer.
+//! Settings of the Transformer in sentence-transformers' sentence_bert_config.json.
 
 use serde_json::{Map, Value};
 
@@ -8,10 +8,10 @@ use super::{
 };
 use crate::engine::EngineError;
 
-/// Maximum number of tokens of a text, which is that of a batch.
+/// Maximum number of tokens of a text, equal to that of a batch.
 pub(super) const MAX_TOKENS: u32 = 1 << 24;
 
-/// Keys of the file.
+/// Known keys of the file.
 const KEYS: [&str; 18] = [
     "max_seq_length",
     "do_lower_case",
@@ -33,7 +33,7 @@ const KEYS: [&str; 18] = [
     "config_kwargs",
 ];
 
-/// Arguments that say where files come from, or how they are read.
+/// Arguments for the location and loading of files.
 const SOURCE: [&str; 6] = [
     "trust_remote_code",
     "revision",
@@ -43,7 +43,7 @@ const SOURCE: [&str; 6] = [
     "local_files_only",
 ];
 
-/// Arguments of models that change no result, but for the storage type, which gemmule chooses by itself.
+/// Model arguments that do not change results, except for the storage type, which gemmule chooses itself.
 const MODEL: [&str; 10] = [
     "attn_implementation",
     "_attn_implementation",
@@ -57,7 +57,7 @@ const MODEL: [&str; 10] = [
     "weights_only",
 ];
 
-/// Arguments of tokenizers that are read as if they were in tokenizer_config.json.
+/// Tokenizer arguments that are read as if they were in tokenizer_config.json.
 const TOKENIZER: [&str; 23] = [
     "additional_special_tokens",
     "added_tokens_decoder",
@@ -84,7 +84,7 @@ const TOKENIZER: [&str; 23] = [
     "truncation_side",
 ];
 
-/// Arguments of tokenizers that change no token, as batches are packed.
+/// Tokenizer arguments that do not change tokens, since batches are packed.
 const PADDING: [&str; 5] = [
     "padding",
     "padding_side",
@@ -93,15 +93,15 @@ const PADDING: [&str; 5] = [
     "use_fast",
 ];
 
-/// What the file says.
+/// Contents of the file.
 #[derive(Debug, Default)]
 pub(super) struct Transformer {
     pub(super) max_seq_length: Option<usize>,
     pub(super) lower_case: bool,
     pub(super) messages: Option<Messages>,
-    /// Settings that win over those of tokenizer_config.json.
+    /// Settings that take precedence over tokenizer_config.json.
     pub(super) tokenizer: Map<String, Value>,
-    /// Keys that win over those of config.json.
+    /// Keys that take precedence over config.json.
     pub(super) config: Map<String, Value>,
 }
 
@@ -138,7 +138,7 @@ impl Transformer {
         config.retain(|key, _| ![&MODEL[..], &SOURCE].concat().contains(&key.as_str()));
         let messages = messages(json)?;
         let processing = match messages {
-            // Messages are written down by a template, whose arguments are checked with it.
+            // The chat template's arguments are checked with the template.
             Some(_) => None,
             None => processing(json)?,
         };
@@ -146,7 +146,7 @@ impl Transformer {
             file: json.file.clone(),
             value: Value::Object(tokenizer.clone()),
         };
-        // The last of these counts.
+        // The last one that is set applies.
         let lengths = [
             json.count("max_seq_length", MAX_TOKENS)?,
             of_tokenizer.count("model_max_length", MAX_TOKENS)?,
@@ -169,7 +169,7 @@ fn one_of(json: &Json, key: &str, known: &[&str]) -> Result<(), EngineError> {
     }
 }
 
-/// An object that newer versions of sentence-transformers call by the second name.
+/// Returns an object and its name; newer versions of sentence-transformers use the second name.
 fn either<'n>(
     json: &Json,
     [old, new]: [&'n str; 2],
@@ -180,7 +180,7 @@ fn either<'n>(
     }
 }
 
-/// Arguments by name, all of which are known.
+/// Returns arguments by name after checking that all are known.
 fn arguments(
     json: &Json,
     names: [&str; 2],
@@ -191,7 +191,7 @@ fn arguments(
     Ok(found)
 }
 
-/// Refuses texts that go through another method of the model, or of which another output is taken.
+/// Refuses another method or another output of the model for texts.
 fn check_text(json: &Json) -> Result<(), EngineError> {
     let key = "modality_config";
     let Some(text) = json.get(key).and_then(|config| config.get("text")) else {
@@ -210,14 +210,14 @@ fn check_text(json: &Json) -> Result<(), EngineError> {
     }
 }
 
-/// What `processing_kwargs` say of texts that are tokenized as they are: the maximum number of their tokens.
+/// Returns the maximum number of tokens of a text from `processing_kwargs`.
 fn processing(json: &Json) -> Result<Option<u32>, EngineError> {
     let key = "processing_kwargs";
     let given = json.object(key)?;
     let buckets = ["common", "text", "audio", "image", "video", "chat_template"];
     check_known(&given, &buckets).map_err(|problem| json.problem(format!("`{key}`: {problem}")))?;
     let mut limit = None;
-    // Those of all kinds of inputs win over those of texts.
+    // Settings for all kinds of inputs take precedence over those for texts.
     for bucket in ["text", "common"] {
         let of_bucket = Json {
             file: json.file.clone(),
@@ -249,7 +249,7 @@ fn processing(json: &Json) -> Result<Option<u32>, EngineError> {
     Ok(limit)
 }
 
-/// How texts become messages; never without a `modality_config`.
+/// Returns the conversion of texts to messages; `None` without a `modality_config`.
 fn messages(json: &Json) -> Result<Option<Messages>, EngineError> {
     let key = "modality_config";
     let Some(message) = json.get(key).and_then(|config| config.get("message")) else {
@@ -260,7 +260,7 @@ fn messages(json: &Json) -> Result<Option<Messages>, EngineError> {
         Some("structured") => true,
         _ => return Err(json.wrong(key, "a `format` of `message` that is flat or structured")),
     };
-    // What else the library would be told of texts changes their tokens, and is not read here.
+    // Other settings for texts change their tokens and are not supported.
     let key = "processing_kwargs";
     let mut options = Map::new();
     for (bucket, values) in &json.object(key)? {
@@ -286,7 +286,7 @@ fn messages(json: &Json) -> Result<Option<Messages>, EngineError> {
         .iter()
         .find(|name| options.contains_key(**name))
     {
-        let expected = format!("values that the template itself asks for, and no `{name}`");
+        let expected = format!("only variables of the template, not `{name}`");
         return Err(json.wrong(key, &expected));
     }
     Ok(Some(Messages { has_parts, options }))

@@ -1,4 +1,4 @@
-//! Which requests are admitted: those that the model can write, when their blocks of the cache are free.
+//! Admission: validates requests and reserves their cache blocks.
 
 use super::{
     AdmitError, Generate, Generator, Request, Ticket, UnsupportedDraw,
@@ -10,7 +10,7 @@ use crate::{
     search::{Beams, Rules},
 };
 
-/// Tokens before the first new one: those of the prompt, or the one that what is written from a source begins with.
+/// Number of tokens before the first new one: the prompt's, or the start token of a model with a source.
 pub(super) fn tokens_before(parts: Option<Parts>, prompt: usize) -> usize {
     match parts {
         None => prompt,
@@ -18,7 +18,7 @@ pub(super) fn tokens_before(parts: Option<Parts>, prompt: usize) -> usize {
     }
 }
 
-/// Room for texts: positions of the model, and blocks of the cache.
+/// Capacity for sequences: the model's positions and the cache's blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Space {
     pub(super) positions: Option<u32>,
@@ -27,7 +27,7 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// Number of new tokens that there is room for after a prompt, or source, of `prompt` tokens.
+    /// Number of new tokens that fit after a prompt, or source, of `prompt` tokens.
     fn left(self, prompt: usize, beams: Option<Beams>) -> usize {
         let before = tokens_before(self.parts, prompt);
         let positions = self.positions.map_or(usize::MAX, |n| n as usize);
@@ -37,7 +37,7 @@ impl Space {
         positions.saturating_sub(before).min(cached)
     }
 
-    /// Number of new tokens that a request may come to have; at least 1.
+    /// Maximum number of new tokens of a request; at least 1.
     pub(super) fn new_tokens(self, prompt: usize, options: &Generate) -> usize {
         let before = tokens_before(self.parts, prompt);
         let room = self.left(prompt, options.beams);
@@ -45,7 +45,7 @@ impl Space {
     }
 }
 
-/// The blocks that a request reserves.
+/// Returns the number of blocks that a request reserves.
 pub(super) fn blocks_needed(
     parts: Option<Parts>,
     prompt: usize,
@@ -58,10 +58,10 @@ pub(super) fn blocks_needed(
 }
 
 impl Generator {
-    /// Takes a request, which runs from the next step on, with all the memory that it can come to need.
+    /// Admits a request and reserves all memory that it can need. It runs from the next step on.
     ///
     /// # Errors
-    /// A request that can never run, or that has no room now; nothing is changed then.
+    /// An invalid request, or [`AdmitError::Full`] if there is no room now. Nothing is changed in either case.
     pub fn admit(&mut self, request: Request) -> Result<Ticket, AdmitError> {
         let n = self.admission().blocks_for(&request)?;
         let Request {
@@ -73,31 +73,31 @@ impl Generator {
         if before == 1 {
             options.rules.forced_first = options.rules.forced_first.or(options.forced_bos);
         }
-        // A sequence cannot hold it, so it is never written.
+        // A sequence cannot contain it, so it is never generated.
         options.rules.suppressed.extend(self.limits.skipped);
         let mut blocks = self.blocks.admit(n).map_err(|full| AdmitError::Full {
             missing_bytes: u64::from(full.missing) * self.block_bytes,
         })?;
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        // The target begins with one token; what the request brought is its source.
+        // The target begins with the start token; the prompt is the source.
         let (source, prompt) = match (self.parts, options.decoder_start) {
             (Some(parts), Some(start)) => {
                 (Some(Source::new(parts, prompt, &mut blocks)), vec![start])
             }
             _ => (None, prompt),
         };
-        // Its blocks may be those of a request that was cancelled while its prompt was read.
-        let behind = self.fills.last();
-        let row = Row::new(ticket, prompt, source, blocks, options, behind);
+        // The blocks may belong to a request that was cancelled while its prompt was being read.
+        let filled = self.fills.last();
+        let row = Row::new(ticket, prompt, source, blocks, options, filled);
         self.rows.push(row);
         Ok(ticket)
     }
 
-    /// Whether [`admit`](Self::admit) takes a request now.
+    /// Checks whether [`admit`](Self::admit) would take the request now.
     ///
     /// # Errors
-    /// What [`admit`](Self::admit) would refuse the request with.
+    /// The error that [`admit`](Self::admit) would return.
     pub fn has_room(&self, request: &Request) -> Result<(), AdmitError> {
         let n = self.admission().blocks_for(request)?;
         match n.saturating_sub(self.blocks.total() - self.blocks.held()) {
@@ -108,7 +108,7 @@ impl Generator {
         }
     }
 
-    /// What it takes at all.
+    /// Returns the admission limits, independent of running requests.
     pub fn admission(&self) -> Admission {
         Admission {
             limits: self.limits,
@@ -118,16 +118,17 @@ impl Generator {
         }
     }
 
-    /// Whether a prompt can be written on so.
+    /// Checks the options, independent of a prompt.
     ///
     /// # Errors
-    /// What stands in the way, whatever the prompt.
+    /// The first invalid option.
     pub fn check_options(&self, options: &Generate) -> Result<(), AdmitError> {
         self.admission().check_options(options)
     }
 }
 
-/// What a generator takes at all, however much it runs: for those that let requests wait, and refuse at once what it never takes.
+/// Limits of a generator, independent of running requests. A caller with a queue uses them to refuse invalid requests at
+/// once.
 #[derive(Clone, Copy)]
 pub struct Admission {
     limits: Limits,
@@ -137,7 +138,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Whether the model writes from a source, and not on from a prompt.
+    /// Whether the model generates from a source instead of continuing a prompt.
     pub fn has_source(&self) -> bool {
         self.parts.is_some()
     }
@@ -150,27 +151,27 @@ impl Admission {
         }
     }
 
-    /// Number of new tokens that the model's positions and the whole KV cache have room for after a prompt, or source, of `prompt`
-    /// tokens; 0 where the prompt alone is too long.
+    /// Number of new tokens for which the model's positions and the whole KV cache have room after a prompt, or source, of
+    /// `prompt` tokens; 0 if the prompt alone is too long.
     pub fn room(&self, prompt: usize, options: &Generate) -> usize {
         self.space().left(prompt, options.beams)
     }
 
-    /// Number of new tokens that the request may come to have; at least 1.
+    /// Maximum number of new tokens of the request; at least 1.
     pub fn new_tokens(&self, request: &Request) -> usize {
         let Request { prompt, options } = request;
         self.space().new_tokens(prompt.len(), options)
     }
 
-    /// Whether [`Generator::admit`] takes the request when nothing else runs.
+    /// Checks whether [`Generator::admit`] takes the request when nothing else runs.
     ///
     /// # Errors
-    /// What stands in the way.
+    /// The reason of the refusal.
     pub fn check(&self, request: &Request) -> Result<(), AdmitError> {
         self.blocks_for(request).map(|_| ())
     }
 
-    /// The blocks that a request can come to need.
+    /// Number of blocks that a request can need.
     fn blocks_for(&self, request: &Request) -> Result<u32, AdmitError> {
         let Request { prompt, options } = request;
         self.check_request(prompt, options)?;
@@ -196,7 +197,7 @@ impl Admission {
         }
         let before = tokens_before(self.parts, prompt.len());
         let longest = self.limits.longest;
-        if let Some(max_length) = options.max_length.filter(|&most| before >= most) {
+        if let Some(max_length) = options.max_length.filter(|&max| before >= max) {
             return Err(AdmitError::MaxLength { before, max_length });
         }
         let new = self.space().new_tokens(prompt.len(), options);
@@ -214,7 +215,7 @@ impl Admission {
         self.check_ids(prompt)
     }
 
-    /// As [`Generator::check_options`].
+    /// Checks the options; see [`Generator::check_options`].
     fn check_options(&self, options: &Generate) -> Result<(), AdmitError> {
         if options.rules.max_new_tokens == 0 {
             return Err(AdmitError::NoNewTokens);
@@ -254,7 +255,7 @@ impl Admission {
         Ok(())
     }
 
-    /// Whether what is added to logits are numbers, of tokens that there are.
+    /// Checks that biases and penalties are finite, and that biases are of tokens in the vocabulary.
     fn check_bias(&self, rules: &Rules) -> Result<(), AdmitError> {
         let penalties = [
             ("frequency penalty", rules.frequency_penalty),
@@ -277,7 +278,7 @@ impl Admission {
         Ok(())
     }
 
-    /// Whether a source can be read.
+    /// Checks the length and token ids of a source.
     fn check_source(&self, source: &[u32]) -> Result<(), AdmitError> {
         let tokens = source.len();
         match self.limits.longest {
@@ -288,7 +289,7 @@ impl Admission {
         }
     }
 
-    /// Whether the model has a row for each token.
+    /// Checks that the vocabulary contains each token, and that none is the padding token.
     fn check_ids(&self, ids: &[u32]) -> Result<(), AdmitError> {
         let vocabulary = self.limits.vocabulary;
         if let Some(at) = ids.iter().position(|&id| id >= vocabulary) {

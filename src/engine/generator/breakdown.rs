@@ -1,4 +1,4 @@
-//! Where the time of a step of one token for each sequence goes.
+//! Time breakdown of a decode step.
 
 use super::{Executor, Parts, check_generating};
 use crate::{
@@ -10,24 +10,24 @@ use crate::{
     runtime::batch::{Batch, Past, Sources},
 };
 
-/// The sequences of a step.
+/// Batch of a decode step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeStep {
     pub requests: usize,
-    /// Sequences of each request, which read one source.
+    /// Number of sequences of each request, which share one source.
     pub beams: usize,
-    /// Tokens of each source, where the model writes from one.
+    /// Number of tokens of each source, if the model generates from one.
     pub source: usize,
-    /// Tokens of each sequence before the step's.
+    /// Number of tokens of each sequence that are already in the cache.
     pub cached: usize,
 }
 
 impl Engine {
-    /// Takes a step apart as [`Session::breakdown`](crate::Session::breakdown) does a run. What chooses the tokens is not in it.
-    /// The cache has whatever its memory had before.
+    /// Measures the parts of a decode step, as [`Session::breakdown`](crate::Session::breakdown) does for a run. Token
+    /// selection is not included. The cache contents are uninitialized.
     ///
     /// # Errors
-    /// Those of [`Engine::generator`], a step that the model's positions do not take, and those of a run.
+    /// The errors of [`Engine::generator`] and of a run, and a step with more tokens than the model has positions.
     pub fn step_breakdown(
         &self,
         step: DecodeStep,

@@ -1,4 +1,4 @@
-//! Sizes of the KV cache for given and for unknown requests.
+//! Default sizes of the KV cache.
 
 use super::{
     Backend, Engine, EngineError, Generate, Parts,
@@ -7,17 +7,17 @@ use super::{
 };
 use crate::kernels::{cache::BLOCK, decoding::Advance};
 
-/// Cache for a request without a limit of new tokens, unless there are fewer positions: this many bytes, or this many new tokens if
-/// those need more.
+/// Cache size for a request without a limit on new tokens: the larger of this number of bytes and this number of new tokens,
+/// unless the model has fewer positions.
 const NO_LIMIT_BYTES: u64 = 1 << 30;
 const NO_LIMIT_TOKENS: usize = 4096;
 
 impl Engine {
-    /// Bytes of KV cache that prompts of these lengths need to run at once. A request without a limit of new tokens is given room for
-    /// all positions that are left, but no more than 1 GiB or 4,096 new tokens, whichever is more.
+    /// Returns the KV cache size, in bytes, for running prompts of these lengths at once. A request without a limit on new
+    /// tokens gets all remaining positions, but at most 1 GiB or 4,096 new tokens, whichever is larger.
     ///
     /// # Errors
-    /// An engine that was not built by [`Builder::generating`](super::Builder::generating).
+    /// [`EngineError::NotGenerating`] if the engine was not built with [`Builder::generating`](super::Builder::generating).
     pub fn cache_bytes_needed(
         &self,
         prompts: &[usize],
@@ -40,7 +40,7 @@ impl Engine {
             let before = tokens_before(parts, prompt);
             let left = positions.map_or(usize::MAX, |n| (n as usize).saturating_sub(before));
             let new = space.new_tokens(prompt, options);
-            // More than there are positions for is refused, and needs nothing.
+            // A request for more positions than the model has is refused, and needs no cache.
             let new = new.min(left).max(1);
             let new = match options.has_no_limit() {
                 true => new.min(unlimited),
@@ -51,13 +51,14 @@ impl Engine {
         Ok(blocks.sum::<u64>() * block_bytes)
     }
 
-    /// Default size of the KV cache in bytes, for unknown requests: eight texts of all positions, at most 4,096 each, and, on a device,
-    /// as many as it decodes at once, as far as half of the memory goes that is free now.
+    /// Returns the default KV cache size, in bytes, for unknown requests. On a CPU it holds eight sequences of the model's
+    /// maximum length, counting at most 4,096 positions each. On a device it holds the maximum number of concurrent
+    /// sequences, up to half of the free memory, but at least eight.
     ///
     /// # Errors
-    /// As [`cache_bytes_needed`](Self::cache_bytes_needed), and a device that does not answer.
+    /// The errors of [`cache_bytes_needed`](Self::cache_bytes_needed), and a device error.
     pub fn usual_cache_bytes(&self, options: &Generate) -> Result<u64, EngineError> {
-        /// Maximum length of a text that counts.
+        /// Maximum length that is counted.
         const POSITIONS: u32 = 4096;
         let all = self.limits().longest.unwrap_or(POSITIONS).min(POSITIONS) as usize;
         let new = options.rules.max_new_tokens.clamp(1, all);
@@ -69,24 +70,24 @@ impl Engine {
             Backend::Cpu(_) => Ok(eight),
             Backend::Cuda(model) => {
                 let (free, _) = model.device().memory()?;
-                let most = one.saturating_mul(Advance::ROWS as u64);
-                Ok(most.min(free / 2).max(eight))
+                let max = one.saturating_mul(Advance::ROWS as u64);
+                Ok(max.min(free / 2).max(eight))
             }
         }
     }
 
-    /// Bytes of KV cache to write on from prompts of these lengths, however many there are: for those that fit the model, as many at
-    /// once as a device decodes or a CPU has use for, the longest ones together, and on a device half of the memory that is free
-    /// now at most, but always enough for each by itself.
+    /// Returns a KV cache size, in bytes, for any number of prompts of these lengths. It holds the longest prompts that fit
+    /// the model, up to the concurrency limit of the device or CPU. On a device it is at most half of the free memory. It is
+    /// always enough for the longest prompt alone.
     ///
     /// # Errors
-    /// As [`usual_cache_bytes`](Self::usual_cache_bytes).
+    /// The errors of [`usual_cache_bytes`](Self::usual_cache_bytes).
     pub fn cache_bytes_at_most(
         &self,
         prompts: &[usize],
         options: &Generate,
     ) -> Result<u64, EngineError> {
-        /// Rows of a step of a CPU, from which on more are no faster.
+        /// Concurrent sequences on a CPU; more do not increase throughput.
         const CPU_ROWS: usize = 64;
         let rows = match &self.backend {
             Backend::Cpu(_) => CPU_ROWS,

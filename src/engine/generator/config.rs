@@ -1,4 +1,4 @@
-//! `generation_config.json`: how a checkpoint wants to be written from.
+//! `generation_config.json`: a checkpoint's settings for generation.
 
 use std::{
     ops::RangeInclusive,
@@ -17,29 +17,29 @@ use crate::{
 
 mod keys;
 
-/// Value of `max_length` that older versions of transformers write into config.json of every model.
+/// Value of `max_length` that older versions of transformers write into the config.json of every model.
 const WRITTEN_LENGTH: u64 = 20;
 
-/// Maximum of lengths and of sizes of sequences that settings have: a batch has at most 2²⁴ tokens.
+/// Maximum of settings that are lengths or sequence sizes. A batch has at most 2²⁴ tokens.
 pub const MAX_TOKENS: usize = 1 << 24;
-/// Maximum token id; devices count them in 31 bits.
+/// Maximum token id. Devices store ids in 31 bits.
 const MAX_ID: u64 = i32::MAX as u64;
-/// Maximum number of ids in a list; vocabularies have about as many.
+/// Maximum number of ids in a list; about the size of a large vocabulary.
 const MAX_IDS: usize = 1 << 18;
-/// Maximum number of tokens that end a sequence: a search of beams has candidates for each.
+/// Maximum number of end tokens. Beam search keeps candidates for each.
 const MAX_ENDS: usize = 1024;
 
-/// Settings of a checkpoint's folder: those of its `generation_config.json`. A folder without that file has them in config.json, as
-/// older folders do. The tokens that end a sequence, and the one before the first new one, are config.json's where the other file has
-/// none. A folder that limits no length leaves it at [`Rules::NO_LIMIT`].
+/// Reads the generation settings of a checkpoint folder from its `generation_config.json`. For a folder without that file,
+/// they come from config.json, as in older folders. The end tokens and the decoder's start token come from config.json if the
+/// other file does not set them. If no length is limited, the limit is [`Rules::NO_LIMIT`].
 ///
-/// [`Generate::usual_sampling`] and [`Generate::usual_beams`] have the folder's settings of draws and searches also where it asks for neither.
-/// A folder that asks for both has both; [`Generator::check_options`](super::Generator::check_options) refuses that, so the caller takes
-/// one out.
+/// [`Generate::usual_sampling`] and [`Generate::usual_beams`] contain the folder's settings even if it enables neither
+/// sampling nor beam search. If the folder enables both, both are set;
+/// [`Generator::check_options`](super::Generator::check_options) refuses that, so the caller removes one.
 ///
 /// # Errors
-/// A file that cannot be read, a key that would change the result and is not computed, a key that is not known, and values of a wrong
-/// type or out of range.
+/// A file that cannot be read, a key that changes the result and is not supported, an unknown key, and values of a wrong type
+/// or out of range.
 pub fn generation_config(folder: &Path) -> Result<Generate, EngineError> {
     let read = |name: &str| -> Result<(PathBuf, Value), EngineError> {
         let file = folder.join(name);
@@ -51,7 +51,7 @@ pub fn generation_config(folder: &Path) -> Result<Generate, EngineError> {
             Ok(value) => Ok((file, value)),
             Err(e) => Err(EngineError::GenerationConfig {
                 file,
-                problem: format!("it is no JSON: {e}"),
+                problem: format!("it is not JSON: {e}"),
             }),
         }
     };
@@ -61,7 +61,7 @@ pub fn generation_config(folder: &Path) -> Result<Generate, EngineError> {
     };
     let (config_file, mut config) = read("config.json")?;
     if let Some(object) = config.as_object_mut() {
-        // Its writers had this value in there without having been asked.
+        // transformers writes this value without a user having set it.
         object.retain(|key, value| {
             IN_CONFIG.contains(&key.as_str()) && !(key == "max_length" && value == WRITTEN_LENGTH)
         });
@@ -87,15 +87,15 @@ pub fn generation_config(folder: &Path) -> Result<Generate, EngineError> {
     Ok(parsed.generate())
 }
 
-/// A file's settings.
+/// The settings of one file.
 struct Parsed {
     generate: Generate,
-    /// Words of one token each that never come, unless they end sequences.
+    /// Single-token words that are never generated, unless they are end tokens.
     bad_words: Vec<u32>,
 }
 
 impl Parsed {
-    /// The settings, when it is known what ends a sequence.
+    /// Returns the settings, after the end tokens are known.
     fn generate(mut self) -> Generate {
         let rules = &mut self.generate.rules;
         let bad = self.bad_words.into_iter().filter(|id| !rules.ends(*id));
@@ -134,7 +134,7 @@ impl Setting<'_> {
         n.ok_or_else(|| self.wrong(&format!("a whole number from {least} to {most}")))
     }
 
-    /// A token id, or a list of them.
+    /// Parses a token id or a list of at most `max` token ids.
     fn ids(&self, max: usize) -> Result<Vec<u32>, String> {
         ids(self.value, max).map_err(|problem| format!("`{}` {problem}", self.key))
     }
@@ -155,7 +155,7 @@ impl Setting<'_> {
         }
     }
 
-    /// Words of one token each.
+    /// Returns the ids of words, each of which must have one token.
     fn words(&self) -> Result<Vec<u32>, String> {
         let words = self.value.as_array();
         let words = words.ok_or_else(|| self.wrong("a list of lists of token ids"))?;
@@ -169,7 +169,7 @@ impl Setting<'_> {
         let one = |word: &Value| match ids(word, MAX_IDS)?.as_slice() {
             &[one] => Ok(one),
             several => Err(format!(
-                "has a word of {} tokens; only words of one token are kept out",
+                "has a word of {} tokens; only words of one token are supported",
                 several.len()
             )),
         };
@@ -177,19 +177,19 @@ impl Setting<'_> {
         read.map_err(|problem| format!("`{}` {problem}", self.key))
     }
 
-    /// The message for a key that is not computed.
+    /// The error message for a key that is not supported.
     fn not_computed(&self) -> String {
         format!(
-            "`{}` is {}, which would change the result and is not computed; take it out of a copy of the folder to go on without",
+            "`{}` is {}, which changes the result and is not supported; remove it in a copy of the folder to ignore it",
             self.key, self.value
         )
     }
 
-    /// The message for a key that is not known.
+    /// The error message for an unknown key.
     fn unknown(&self) -> String {
-        let similar = similar(self.key).map(|key| format!("did you mean `{key}`? Else "));
+        let similar = similar(self.key).map(|key| format!("did you mean `{key}`? Otherwise "));
         format!(
-            "`{}` is {}, and no setting of that name is known; {}take it out of a copy of the folder to go on without",
+            "`{}` is {}, which is not a known setting; {}remove it in a copy of the folder to ignore it",
             self.key,
             self.value,
             similar.unwrap_or_default()
@@ -198,7 +198,7 @@ impl Setting<'_> {
 }
 
 fn parse(value: &Value) -> Result<Parsed, String> {
-    let object = value.as_object().ok_or("it is no object")?;
+    let object = value.as_object().ok_or("it is not an object")?;
     let mut generate = Generate::default();
     let mut samples = false;
     let mut bad_words = Vec::new();
@@ -253,7 +253,7 @@ fn parse(value: &Value) -> Result<Parsed, String> {
         }
     }
     let rules = &mut generate.rules;
-    // Limits of new tokens go before limits of whole sequences.
+    // `max_new_tokens` and `min_new_tokens` take precedence over `max_length` and `min_length`.
     if let Some(least) = min_new_tokens {
         (rules.min_new_tokens, rules.min_length) = (least, 0);
     }
@@ -268,7 +268,7 @@ fn parse(value: &Value) -> Result<Parsed, String> {
     })
 }
 
-/// A token id, or a list of at most `max` of them.
+/// Parses a token id or a list of at most `max` token ids.
 fn ids(value: &Value, max: usize) -> Result<Vec<u32>, String> {
     let id = |value: &Value| {
         let id = value.as_u64().filter(|&id| id <= MAX_ID);
@@ -297,8 +297,8 @@ mod tests {
     }
 
     #[test]
-    fn published_files_are_read_and_what_is_not_computed_is_refused() {
-        // Llama-3.2's and GPT-2's.
+    fn published_files_are_read_and_unsupported_settings_refused() {
+        // Files of Llama 3.2 and GPT-2.
         let llama = json!({
             "_from_model_config": true, "bos_token_id": 128000, "do_sample": true,
             "eos_token_id": [128001, 128008], "temperature": 0.6, "top_p": 0.9, "transformers_version": "4.45.0"
@@ -317,16 +317,16 @@ mod tests {
         let beams = beams.beams.expect("it searches");
         assert_eq!((beams.n, beams.early_stopping), (4, EarlyStopping::Never));
         let guided = parse(&json!({"guidance_scale": 4})).expect_err("an error");
-        insta::assert_snapshot!(guided, @"`guidance_scale` is 4, which would change the result and is not computed; take it out of a copy of the folder to go on without");
+        insta::assert_snapshot!(guided, @"`guidance_scale` is 4, which changes the result and is not supported; remove it in a copy of the folder to ignore it");
         let wrong = parse(&json!({"top_k": "many"})).expect_err("an error");
         insta::assert_snapshot!(wrong, @r#"`top_k` is "many"; expected a whole number from 0 to 16777216"#);
         assert!(
             parse(&json!({"num_beams": 1, "length_penalty": 1.0, "early_stopping": false})).is_ok()
         );
         let several = parse(&json!({"num_return_sequences": 3})).expect_err("an error");
-        assert!(several.starts_with("`num_return_sequences` is 3, which would change the result"));
+        assert!(several.starts_with("`num_return_sequences` is 3, which changes the result"));
         let time = parse(&json!({"max_time": 2.5})).expect_err("an error");
-        assert!(time.starts_with("`max_time` is 2.5, which would change the result"));
+        assert!(time.starts_with("`max_time` is 2.5, which changes the result"));
         assert!(parse(&json!({"num_return_sequences": 1, "max_time": null})).is_ok());
         let both = parse(&json!({"num_beams": 2, "do_sample": true})).expect("it is read");
         assert!(both.beams.is_some() && both.sampling.is_some());
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_are_not_computed_and_unknown_keys_are_refused_by_name() {
+    fn unsupported_values_and_unknown_keys_are_refused_by_name() {
         for (key, value) in [
             ("assistant_ensemble_weight", json!(0.5)),
             ("cache_implementation", json!("quantized")),
@@ -440,17 +440,17 @@ mod tests {
             ("watermarking_config", json!({})),
         ] {
             let problem = parse(&json!({key: value})).expect_err("an error");
-            let text = format!("`{key}` is {value}, which would change the result");
+            let text = format!("`{key}` is {value}, which changes the result");
             assert!(problem.starts_with(&text), "{problem}");
         }
         let unknown = parse(&json!({"repetion_penalty": 1.2})).expect_err("an error");
-        insta::assert_snapshot!(unknown, @"`repetion_penalty` is 1.2, and no setting of that name is known; did you mean `repetition_penalty`? Else take it out of a copy of the folder to go on without");
+        insta::assert_snapshot!(unknown, @"`repetion_penalty` is 1.2, which is not a known setting; did you mean `repetition_penalty`? Otherwise remove it in a copy of the folder to ignore it");
         let unknown = parse(&json!({"chat_format": "chatml"})).expect_err("an error");
-        insta::assert_snapshot!(unknown, @r#"`chat_format` is "chatml", and no setting of that name is known; take it out of a copy of the folder to go on without"#);
+        insta::assert_snapshot!(unknown, @r#"`chat_format` is "chatml", which is not a known setting; remove it in a copy of the folder to ignore it"#);
     }
 
     #[test]
-    fn settings_of_draws_that_are_not_computed_are_refused_of_who_draws() {
+    fn unsupported_sampling_settings_are_recorded() {
         for (key, value) in [
             ("epsilon_cutoff", json!(0.01)),
             ("eta_cutoff", json!(0.001)),
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_size_work_have_ranges() {
+    fn sizes_and_ids_are_range_checked() {
         let problem = |key: &str, value: Value| {
             let problem = parse(&json!({key: value})).expect_err("an error");
             assert!(problem.starts_with(&format!("`{key}` ")), "{problem}");
@@ -536,12 +536,12 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_go_before_others_do() {
+    fn new_token_limits_take_precedence() {
         let least = parse(&json!({"min_length": 10, "min_new_tokens": 1})).expect("it is read");
         assert_eq!((least.rules.min_length, least.rules.min_new_tokens), (0, 1));
         let bad = json!({"bad_words_ids": [[0], [8]], "eos_token_id": 0});
         assert_eq!(parse(&bad).expect("it is read").rules.suppressed, [8]);
-        // What a folder says of draws and searches counts when they are asked for.
+        // Settings of a disabled method are kept as defaults.
         let quiet = json!({"temperature": 0.01, "length_penalty": 3.0, "early_stopping": "never"});
         let quiet = parse(&quiet).expect("it is read");
         assert_eq!((quiet.sampling, quiet.beams), (None, None));
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn config_json_has_settings_too() {
+    fn config_json_provides_missing_settings() {
         let folder = tempfile::tempdir().expect("a folder");
         let write = |name: &str, value: Value| {
             std::fs::write(folder.path().join(name), value.to_string()).expect("it is written");

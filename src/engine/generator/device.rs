@@ -1,4 +1,4 @@
-//! Sequences that a device decodes by itself: where each lies in its loop, and what comes back.
+//! Sequences decoded by the device's loop: their rows in it, and their results.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -17,25 +17,25 @@ use crate::{
     runtime::cuda::{Behind, ChosenRows, CudaError, DecodeLoop, Entry, Fence, LoopRoom},
 };
 
-/// Steps that are on their way at most: one that runs, and one behind it for a host that is late. A request that comes in
-/// between waits for them, and its row is idle meanwhile.
+/// Maximum number of steps in flight: one that runs, and one enqueued after it to cover host latency. A new request waits for
+/// both.
 const AHEAD: usize = 2;
-/// Tokens of a sequence that there is room for at least.
-const LEAST_WIDTH: usize = 256;
-/// Tokens of a source that there is room for at least, where there are sources.
-const LEAST_SOURCE_WIDTH: usize = 64;
+/// Minimum capacity for tokens of a sequence.
+const MIN_WIDTH: usize = 256;
+/// Minimum capacity for tokens of a source, if there are sources.
+const MIN_SOURCE_WIDTH: usize = 64;
 
-/// The loop of a generator, and the rows of its sequences.
+/// The device's decode loop, and the assignment of its rows.
 pub(super) struct DeviceRows {
     decode: DecodeLoop,
-    /// Who has each row; beams have neighbouring ones.
+    /// The request of each row; beams occupy adjacent rows.
     rows: Vec<Option<Ticket>>,
-    /// The requests of each step on its way, with their first rows.
+    /// The requests of each step in flight, with their first rows.
     steps: VecDeque<Vec<(usize, Ticket)>>,
-    /// Rows whose sequence was cancelled, which the device does not know yet.
+    /// Rows of cancelled sequences that the device does not know of yet.
     leaving: Vec<usize>,
-    /// Whether all sequences move together, into a larger table if need be, as soon as no step is on its way.
-    must_reseat: bool,
+    /// Whether to compact all sequences, into a larger table if needed, when no step is in flight.
+    must_compact: bool,
 }
 
 impl DeviceRows {
@@ -45,11 +45,11 @@ impl DeviceRows {
             rows: Vec::new(),
             steps: VecDeque::new(),
             leaving: Vec::new(),
-            must_reseat: false,
+            must_compact: false,
         }
     }
 
-    /// Notes that a request has ended, of which the device knows or is to be told.
+    /// Releases the rows of an ended request. Unless `device_knows`, the device is told by the next [`clear`](Self::clear).
     pub(super) fn leave(&mut self, rows: Range<usize>, device_knows: bool) {
         match device_knows {
             true => self.rows[rows].fill(None),
@@ -57,13 +57,13 @@ impl DeviceRows {
         }
     }
 
-    /// Steps that are on their way.
+    /// Number of steps in flight.
     pub(super) fn in_flight(&self) -> usize {
         self.decode.in_flight()
     }
 
-    /// Tells the device of cancelled sequences. To be called before their blocks are used again, and what uses them on another
-    /// stream waits for the fence.
+    /// Tells the device of cancelled sequences. Must be called before their blocks are reused; work on another stream that
+    /// reuses them must wait for the returned fence.
     pub(super) fn clear(&mut self) -> Result<Option<Fence>, CudaError> {
         if self.leaving.is_empty() {
             return Ok(None);
@@ -76,8 +76,8 @@ impl DeviceRows {
         self.decode.fence().map(Some)
     }
 
-    /// Gives rows to requests that have none, all of whose tokens but one are in the cache. Where steps are on their way these do
-    /// not wait for prompts that are still being read.
+    /// Assigns rows to requests whose prompts are in the cache except for one token. While steps are in flight, prompts that
+    /// are still being read are left for later, so that the steps do not wait for them.
     pub(super) fn seat(&mut self, sequences: &mut [Row]) -> Result<(), CudaError> {
         let is_idle = self.decode.in_flight() == 0;
         for sequence in sequences.iter_mut() {
@@ -88,22 +88,22 @@ impl DeviceRows {
             sequence.is_ready_for_device() && sequence.row.is_none() && may_enter
         };
         let n_waiting = sequences.iter().filter(|s| waits(s)).count();
-        let most = |of: fn(&Row) -> usize| sequences.iter().map(of).max().unwrap_or(0);
-        let source = most(|row| row.source_slots().len());
-        // Those whose prompts are still being read come soon: making room stops the steps, so that it is made once.
+        let max = |of: fn(&Row) -> usize| sequences.iter().map(of).max().unwrap_or(0);
+        let source = max(|row| row.source_slots().len());
+        // Also counts rows of prompts that are still being read, since making room stops the steps.
         let coming = sequences.iter().filter(|row| row.suits_device());
         let n_rows = coming.map(Row::n_rows).sum();
-        let wanted = room(n_rows, most(Row::most_tokens), source);
+        let wanted = room(n_rows, max(Row::max_tokens), source);
         let last = self.rows.iter().rposition(Option::is_some);
-        // Rows behind the last sequence cost a step nothing; many between do.
+        // Rows after the last sequence cost a step nothing; gaps between sequences do.
         let is_sparse = last.is_some_and(|last| last >= 8 && last + 1 >= 2 * wanted.rows);
         let lacks_room = n_waiting > 0 && !self.decode.has_room(wanted);
-        self.must_reseat |= is_sparse || lacks_room;
-        if self.must_reseat {
+        self.must_compact |= is_sparse || lacks_room;
+        if self.must_compact {
             if self.decode.in_flight() > 0 {
                 return Ok(());
             }
-            self.move_together(sequences, wanted)?;
+            self.compact(sequences, wanted)?;
         }
         let mut entering = Vec::new();
         for (at, sequence) in sequences.iter_mut().enumerate() {
@@ -121,8 +121,8 @@ impl DeviceRows {
                 ..wanted
             };
             if !self.decode.has_room(room) {
-                // Rows between others were not free in time.
-                self.must_reseat = true;
+                // Fragmentation left no adjacent free rows.
+                self.must_compact = true;
                 break;
             }
             if let Some(filled) = sequence.filled.take() {
@@ -148,21 +148,19 @@ impl DeviceRows {
         self.decode.edit(&edits)
     }
 
-    /// The first of so many neighbouring rows that nobody has.
+    /// Returns the first of `n` adjacent free rows.
     fn free_rows(&self, n: usize) -> usize {
-        let behind = self
+        let end = self
             .rows
             .iter()
             .rposition(Option::is_some)
             .map_or(0, |last| last + 1);
         let is_free = |first: &usize| self.rows[*first..*first + n].iter().all(Option::is_none);
-        (0..behind.saturating_sub(n - 1))
-            .find(is_free)
-            .unwrap_or(behind)
+        (0..end.saturating_sub(n - 1)).find(is_free).unwrap_or(end)
     }
 
-    /// Moves all sequences to the first rows, and makes room.
-    fn move_together(&mut self, sequences: &mut [Row], wanted: LoopRoom) -> Result<(), CudaError> {
+    /// Compacts all sequences into the first rows and makes room for `wanted`.
+    fn compact(&mut self, sequences: &mut [Row], wanted: LoopRoom) -> Result<(), CudaError> {
         let wanted = LoopRoom {
             rows: wanted.rows.next_power_of_two(),
             ..wanted
@@ -176,7 +174,7 @@ impl DeviceRows {
             .map(|(to, &(from, _))| (from, to))
             .collect();
         self.decode.relocate(wanted, &rows)?;
-        self.must_reseat = false;
+        self.must_compact = false;
         self.rows = moves.iter().map(|&(_, ticket)| Some(ticket)).collect();
         for sequence in sequences {
             let moved = |from: usize| rows.iter().find(|&&(old, _)| old == from);
@@ -187,10 +185,10 @@ impl DeviceRows {
         Ok(())
     }
 
-    /// Puts steps on their way while some sequence goes on. Returns how many.
+    /// Enqueues steps while a sequence needs them. Returns the number of steps.
     pub(super) fn run_ahead(&mut self, sequences: &mut [Row]) -> Result<u64, CudaError> {
         let mut n = 0;
-        while !self.must_reseat && self.decode.in_flight() < AHEAD {
+        while !self.must_compact && self.decode.in_flight() < AHEAD {
             let mut step = Vec::new();
             let (mut end, mut keys) = (0, 1);
             let (mut has_singles, mut has_beams) = (false, false);
@@ -200,7 +198,7 @@ impl DeviceRows {
                 {
                     step.push((rows.start, sequence.ticket));
                     end = end.max(rows.end);
-                    keys = keys.max(sequence.most_keys());
+                    keys = keys.max(sequence.max_keys());
                     has_beams |= sequence.beams().is_some();
                     has_singles |= sequence.beams().is_none();
                 }
@@ -210,17 +208,17 @@ impl DeviceRows {
             }
             self.decode
                 .enqueue(end, keys, Behind::of(has_singles, has_beams))?;
-            let asked = step.iter().map(|&(_, ticket)| ticket);
-            let asked: HashSet<Ticket> = asked.collect();
-            let stepped = sequences.iter_mut().filter(|s| asked.contains(&s.ticket));
-            stepped.for_each(|sequence| sequence.n_asked += 1);
+            let stepped = step.iter().map(|&(_, ticket)| ticket);
+            let tickets: HashSet<Ticket> = stepped.collect();
+            let stepped = sequences.iter_mut().filter(|s| tickets.contains(&s.ticket));
+            stepped.for_each(|sequence| sequence.n_enqueued += 1);
             self.steps.push_back(step);
             n += 1;
         }
         Ok(n)
     }
 
-    /// What the oldest step on its way gave, by sequence; waits for it if `wait`.
+    /// Returns the results of the oldest step in flight, by sequence; waits for it if `wait`.
     pub(super) fn receive(
         &mut self,
         sequences: &mut [Row],
@@ -234,7 +232,7 @@ impl DeviceRows {
         let at_of: HashMap<Ticket, usize> = of_ticket.collect();
         let mut advanced = Vec::with_capacity(step.len());
         for (row, ticket) in step {
-            // One that has ended since is not there any more.
+            // Skips requests that have ended since.
             let Some(&at) = at_of.get(&ticket) else {
                 continue;
             };
@@ -253,26 +251,26 @@ impl DeviceRows {
     }
 }
 
-/// The room that is made for so many rows, with so many tokens and tokens of a source at most.
+/// Returns the capacity for `rows` rows of up to `tokens` tokens and `source` source tokens.
 pub(super) fn room(rows: usize, tokens: usize, source: usize) -> LoopRoom {
     LoopRoom {
         rows: rows.min(Advance::ROWS),
-        width: tokens.max(LEAST_WIDTH).next_power_of_two(),
+        width: tokens.max(MIN_WIDTH).next_power_of_two(),
         source_width: match source {
             0 => 0,
-            n => n.max(LEAST_SOURCE_WIDTH).next_power_of_two(),
+            n => n.max(MIN_SOURCE_WIDTH).next_power_of_two(),
         },
     }
 }
 
-/// What a request's rows are to hold.
+/// A request that enters the device's loop.
 struct Entering {
-    /// Its place among the sequences.
+    /// Its index among the sequences.
     at: usize,
     first: usize,
     choices: Vec<Vec<i32>>,
     slots: Vec<Vec<u32>>,
-    /// Scores and states of all rows; none without a search.
+    /// Initial scores and states of the beam search for all rows; empty without one.
     search: (Vec<f32>, Vec<i32>),
 }
 

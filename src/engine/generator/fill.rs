@@ -1,47 +1,47 @@
-//! How a device reads prompts while it writes for others.
+//! Concurrent prompt reading (prefill) on a device.
 //!
-//! A run that reads prompts reads all weights, as a step does, and writing for few sequences leaves most of the device idle. So prompts
-//! are read on a stream of their own beside the steps. A run takes all that wait, and those that come while it runs wait for
-//! the next: the busier the device, the more prompts share a run.
+//! A prefill run reads all weights, and decoding a few sequences leaves most of the device idle. Prompts are therefore read
+//! on a stream of their own, concurrently with the decode steps. A run takes all waiting prompts; prompts that arrive while
+//! it runs wait for the next run. The busier the device, the more prompts share a run.
 
 use std::{collections::VecDeque, sync::Arc};
 
 use super::{Generator, Row};
 use crate::{engine::EngineError, runtime::cuda::Fence};
 
-/// Runs that read prompts on a device at most: one that runs, and one right behind it.
-const ON_THEIR_WAY: usize = 2;
+/// Maximum number of prefill runs in flight: one that runs and one enqueued after it.
+const MAX_IN_FLIGHT: usize = 2;
 
-/// Runs that read prompts and sources on a stream of their own, the oldest first.
+/// Prefill runs in flight, oldest first.
 #[derive(Default)]
 pub(super) struct Fills(VecDeque<Arc<Fence>>);
 
 impl Fills {
-    /// Whether another one may be put on the stream. The host would wait for the memory of a further one.
-    pub(super) fn have_place(&mut self) -> Result<bool, EngineError> {
+    /// Whether another run can be enqueued without waiting for the memory of an earlier one.
+    pub(super) fn has_room(&mut self) -> Result<bool, EngineError> {
         while let Some(first) = self.0.front()
             && first.is_passed()?
         {
             self.0.pop_front();
         }
-        Ok(self.0.len() < ON_THEIR_WAY)
+        Ok(self.0.len() < MAX_IN_FLIGHT)
     }
 
-    /// Notes one that is on its way now; there is none on a CPU.
-    pub(super) fn note(&mut self, filled: Option<Fence>) -> Option<Arc<Fence>> {
+    /// Records a run that was just enqueued; `None` on a CPU.
+    pub(super) fn push(&mut self, filled: Option<Fence>) -> Option<Arc<Fence>> {
         let filled = filled.map(Arc::new);
         self.0.extend(filled.clone());
         filled
     }
 
-    /// The youngest, which all of them are done before.
+    /// Returns the fence of the newest run, which passes after all others.
     pub(super) fn last(&self) -> Option<Arc<Fence>> {
         self.0.back().cloned()
     }
 
-    /// Waits until there is place for another one.
-    pub(super) fn wait_for_place(&mut self) -> Result<(), EngineError> {
-        if !self.have_place()?
+    /// Waits until another run can be enqueued.
+    pub(super) fn wait_for_room(&mut self) -> Result<(), EngineError> {
+        if !self.has_room()?
             && let Some(first) = self.0.pop_front()
         {
             first.wait()?;
@@ -51,10 +51,10 @@ impl Fills {
 }
 
 impl Generator {
-    /// Adds prompts to the cache, all but their last tokens, for the device to go on with.
+    /// Adds prompts to the cache, except their last tokens, with which the device starts decoding.
     pub(super) fn fill_caches(&mut self) -> Result<(), EngineError> {
         let awaits = |row: &Row| row.suits_device() && row.row.is_none() && row.open() > 1;
-        let mut left = self.most_prompt_tokens;
+        let mut left = self.max_prompt_tokens;
         let mut taken = Vec::new();
         for (at, row) in self.rows.iter().enumerate() {
             if awaits(row) && left > 0 {
@@ -63,12 +63,12 @@ impl Generator {
                 taken.push((at, n));
             }
         }
-        if taken.is_empty() || !self.fills.have_place()? {
+        if taken.is_empty() || !self.fills.has_room()? {
             return Ok(());
         }
         let batch = self.batch(&taken)?;
         let filled = self.executor.fill(&batch)?;
-        let filled = self.fills.note(filled);
+        let filled = self.fills.push(filled);
         for (at, n) in taken {
             self.rows[at].cached += n;
             self.rows[at].filled.clone_from(&filled);

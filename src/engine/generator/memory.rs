@@ -1,11 +1,10 @@
-//! What a generator comes to hold, before it holds anything.
+//! Memory of a generator, computed before it is allocated.
 
 use super::{
     Generate, Parts,
     admit::{Space, blocks_needed, tokens_before},
-    check_generating,
+    check_generating, default_prompt_tokens,
     device::room,
-    usual_prompt_tokens,
 };
 use crate::{
     engine::{Backend, Engine, EngineError},
@@ -14,32 +13,33 @@ use crate::{
     tensor::Extents,
 };
 
-/// Bytes that a generator comes to hold, by what they are for. Page-locked memory of a host is not counted.
+/// Memory of a generator in bytes, by purpose. Page-locked host memory is not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GeneratorBytes {
-    /// Weights, which the generators of an engine share.
+    /// Weights, shared by all generators of an engine.
     pub weights: u64,
     /// Blocks of the KV cache.
     pub cache: u64,
-    /// Intermediate tensors of the largest batches.
+    /// Intermediate tensors, sized for the largest batches.
     pub intermediates: u64,
-    /// What describes batches and, on a device, the sequences that it decodes.
+    /// Batch metadata and, on a device, the state of the decode loop.
     pub state: u64,
 }
 
 impl GeneratorBytes {
+    /// Returns the sum of all bytes.
     pub fn all(&self) -> u64 {
         self.weights + self.cache + self.intermediates + self.state
     }
 }
 
 impl Engine {
-    /// Bytes that a generator with `cache_bytes` of KV cache comes to hold that writes on from prompts of these lengths, as many at
-    /// once as have room, without making one. None is counted for what a host chooses for a device.
+    /// Returns the memory that a generator with `cache_bytes` of KV cache needs for prompts of these lengths, with as many at
+    /// once as fit, without creating it. Memory for tokens that the host selects while a device computes is not counted.
     ///
     /// # Errors
-    /// An engine that was not built by [`Builder::generating`](crate::engine::Builder::generating), and sizes beyond what is planned
-    /// for.
+    /// [`EngineError::NotGenerating`] if the engine was not built with
+    /// [`Builder::generating`](crate::engine::Builder::generating), and sizes above the limits of the memory planner.
     pub fn generator_bytes(
         &self,
         prompts: &[usize],
@@ -52,7 +52,7 @@ impl Engine {
             Backend::Cuda(_) => Some(self.graphs),
         };
         let positions = self.limits.longest;
-        let asked = Asked {
+        let workload = Workload {
             prompts,
             options,
             positions,
@@ -60,21 +60,21 @@ impl Engine {
         };
         Ok(GeneratorBytes {
             weights: self.weight_bytes(),
-            ..asked.held(self.program(), graphs)?
+            ..workload.held(self.program(), graphs)?
         })
     }
 }
 
-/// What a generator is asked for.
-struct Asked<'a> {
+/// The workload of a generator.
+struct Workload<'a> {
     prompts: &'a [usize],
     options: &'a Generate,
     positions: Option<u32>,
     cache_bytes: u64,
 }
 
-impl Asked<'_> {
-    /// All but the weights; with `graphs`, on a device.
+impl Workload<'_> {
+    /// Returns all bytes except the weights, for a device if `graphs` is given.
     fn held(
         &self,
         program: &Program,
@@ -95,7 +95,7 @@ impl Asked<'_> {
         if lens.is_empty() {
             lens.push(1);
         }
-        // More of short requests than of long ones run at once, so that they are added from the shortest on.
+        // Counts the shortest prompts first, since more of them run at once.
         let (mut n, mut taken, mut tokens, mut source) = (0, 0u64, 0, 0);
         for &len in &lens {
             let before = tokens_before(parts, len);
@@ -106,17 +106,17 @@ impl Asked<'_> {
             source = source.max(parts.map_or(0, |parts| parts.positions(len)));
         }
         let rows = n.max(1) * beams.map_or(1, |beams| beams.n);
-        let most_prompt_tokens = usual_prompt_tokens(graphs.is_some());
+        let max_prompt_tokens = default_prompt_tokens(graphs.is_some());
         let piece = |len: usize| match parts {
             Some(_) => len,
-            None => len.min(most_prompt_tokens),
+            None => len.min(max_prompt_tokens),
         };
-        // The longest prompts of a batch, or sources, each of which is whole.
+        // Takes the longest prompts of a batch. Sources are not split.
         let mut filled: Vec<u32> = Vec::new();
         let mut sum = 0;
         for len in lens.iter().rev().take(n.max(1)).map(|&len| piece(len)) {
             sum += len;
-            if !filled.is_empty() && sum > most_prompt_tokens {
+            if !filled.is_empty() && sum > max_prompt_tokens {
                 break;
             }
             filled.push(len as u32);
@@ -131,16 +131,16 @@ impl Asked<'_> {
         let choice = AllocatorChoice::default();
         let planned = |batches: &[Extents]| -> Result<u64, EngineError> {
             let mut planner = Planner::new(program, &choice)?;
-            let mut most = 0;
-            // Chunks of the one are kept for the other.
+            let mut max = 0;
+            // Plans twice, since chunks of one batch are kept for the other.
             for batch in batches.iter().chain(batches) {
                 planner.plan(program, batch)?;
-                most = most.max(planner.held().iter().sum::<u64>());
+                max = max.max(planner.held().iter().sum::<u64>());
             }
-            Ok(most)
+            Ok(max)
         };
         let Some(graphs) = graphs else {
-            // A step has tokens of prompts beside those of sequences that go on.
+            // A CPU step contains prompt tokens and the next tokens of decoding sequences.
             let mut step = vec![1; rows];
             step[0] += parts.map_or(fill.tokens as u32, |_| 0);
             let keys = (rows * tokens) as u64;
@@ -162,7 +162,7 @@ impl Asked<'_> {
             rows: wanted.rows.next_power_of_two(),
             ..wanted
         };
-        // One block more belongs to nobody.
+        // The decode loop has one block more, for idle rows.
         let blocks = blocks + 1;
         let bucket = graphs.buckets(program, &choice).of_batch(&fill);
         let step = room.extents(room.rows, blocks, decode);
@@ -175,7 +175,7 @@ impl Asked<'_> {
     }
 }
 
-/// Bytes of what describes a batch, such as the tables of slots.
+/// Bytes of batch metadata, such as the slot tables.
 fn batch_bytes(program: &Program, batch: &Extents) -> Result<u64, EngineError> {
     let data = program.tensors.iter();
     let data = data.filter(|tensor| matches!(tensor.place, Place::Batch(_)));
@@ -188,7 +188,7 @@ fn batch_bytes(program: &Program, batch: &Extents) -> Result<u64, EngineError> {
 
 #[cfg(test)]
 mod tests {
-    //! LightSeq's claim about memory (Wang et al. 2021, section 2.3), by the engine's own numbers: eight Transformer-big for
+    //! LightSeq's claim about memory (Wang et al. 2021, section 2.3), checked against the computed sizes: eight Transformer-big for
     //! translation, each with a batch of 8, 256 tokens, 4 beams and a vocabulary of 30,000, in the 16 GB of one card.
 
     use std::collections::HashSet;
@@ -251,13 +251,13 @@ mod tests {
             ..Generate::default()
         };
         let blocks = REQUESTS as u64 * u64::from(blocks_needed(parts, TOKENS, TOKENS, beams));
-        let asked = Asked {
+        let workload = Workload {
             prompts: &[TOKENS; REQUESTS],
             options: &options,
             positions: Some(512),
             cache_bytes: blocks * program.block_bytes(),
         };
-        let held = asked.held(&program, Some(GraphChoice::default()));
+        let held = workload.held(&program, Some(GraphChoice::default()));
         let one = GeneratorBytes {
             weights: weight_bytes(&program),
             ..held.expect("the sizes fit")

@@ -1,41 +1,41 @@
-//! What is asked of a generator, what it tells, and why it refuses or fails.
+//! Requests, events and errors of a generator.
 
 use crate::search::{Beams, Hypothesis, Rules, Sampling};
 
-/// How a request goes on from its prompt.
+/// Generation options of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Generate {
     pub rules: Rules,
-    /// Draws tokens; without, each is the most probable one.
+    /// Sampling parameters; `None` selects the most probable token.
     pub sampling: Option<Sampling>,
-    /// Searches beams, whose tokens come when the search is done.
+    /// Beam search parameters. Tokens are returned after the search ends.
     pub beams: Option<Beams>,
-    /// How tokens are drawn, and beams searched, by those who ask for that without saying more: as the folder has it.
+    /// Defaults from the folder, used by a caller that enables sampling or beam search without giving parameters.
     pub usual_sampling: Sampling,
     pub usual_beams: Beams,
-    /// The draws' seed. Equal seeds give equal tokens, whatever runs beside.
+    /// Seed of sampling. Equal seeds give equal tokens, independent of other requests.
     pub seed: u64,
-    /// Whether each token comes with its log-probability.
+    /// Whether each token is returned with its log-probability.
     pub log_probabilities: bool,
-    /// How many of the most probable tokens come with each that has a log-probability. The host chooses the tokens then.
+    /// Number of most probable tokens to return with each token and log-probability. If not 0, the host selects the tokens.
     pub most_probable: usize,
-    /// Whether each token comes with the logits of all tokens in its place. The host chooses the tokens then, and no beams are
-    /// searched.
+    /// Whether each token is returned with the logits of the whole vocabulary. The host then selects the tokens, and beam
+    /// search is not available.
     pub logits: bool,
-    /// The token before the first new one, in models that write from a source.
+    /// The decoder's start token, for models that generate from a source.
     pub decoder_start: Option<u32>,
-    /// The first new token where one token stands before it, if [`Rules::forced_first`] has none.
+    /// The first new token if exactly one token precedes it and [`Rules::forced_first`] is empty.
     pub forced_bos: Option<u32>,
-    /// Maximum number of tokens of a sequence, those of the prompt included; in models that write from a source, the one before the
-    /// first new one. The number of new tokens is then the lowest of what this, [`Rules::max_new_tokens`], the model's positions and
-    /// the KV cache leave.
+    /// Maximum number of tokens of a sequence, including the prompt or, for models that generate from a source, the start
+    /// token. The number of new tokens is the minimum of what this, [`Rules::max_new_tokens`], the model's positions and the
+    /// KV cache allow.
     pub max_length: Option<usize>,
-    /// Settings of the folder that change how tokens are drawn and that are not computed. Only requests that draw are refused for them.
+    /// Unsupported sampling settings of the folder. Requests that use sampling are refused because of them.
     pub unsupported_draws: Vec<UnsupportedDraw>,
 }
 
 impl Generate {
-    /// Number of new tokens after `before` others, where the model's positions and the cache leave room for `room`.
+    /// Returns the maximum number of new tokens after `before` tokens, if positions and cache have room for `room`.
     pub(super) fn new_tokens(&self, before: usize, room: usize) -> usize {
         let new = self.rules.max_new_tokens;
         match self.max_length {
@@ -47,54 +47,54 @@ impl Generate {
         }
     }
 
-    /// Whether nothing but the model's positions and the cache limits the number of new tokens.
+    /// Whether only the model's positions and the cache limit the number of new tokens.
     pub(super) fn has_no_limit(&self) -> bool {
         self.max_length.is_none() && self.rules.max_new_tokens == Rules::NO_LIMIT
     }
 }
 
-/// A setting of `generation_config.json` that changes how tokens are drawn and is not computed, with its value as JSON.
+/// An unsupported sampling setting of `generation_config.json`, with its value as JSON.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnsupportedDraw {
     pub key: String,
     pub value: String,
 }
 
-/// A prompt, and how to go on from it. Of a model in parts, such as one that translates, the prompt is the source.
+/// A prompt and its generation options. For models that generate from a source, the prompt is the source.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     pub prompt: Vec<u32>,
     pub options: Generate,
 }
 
-/// A request that was admitted.
+/// Identifier of an admitted request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub(super) u64);
 
-/// Why a sequence ended.
+/// Reason why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// A token that ends sequences came; it is the last.
+    /// An end token was generated; it is the last token.
     End,
-    /// The most new tokens are there.
+    /// The maximum number of new tokens was reached.
     Length,
     Cancelled,
 }
 
-/// What a step gave.
+/// A result of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The next token of a sequence, with its log-probability before rules and sampling where that was asked for.
+    /// The next token of a sequence, with its log-probability before rules and sampling if requested.
     Token {
         ticket: Ticket,
         id: u32,
         log_probability: Option<f32>,
-        /// The most probable tokens in its place, with their log-probabilities, as many as were asked for.
+        /// The most probable tokens and their log-probabilities at this position, if requested.
         most_probable: Vec<(u32, f32)>,
-        /// The logits of its place before rules and sampling, one for each token of the vocabulary; none where they were not asked for.
+        /// The logits of this position before rules and sampling, of shape `[vocabulary]`; empty if not requested.
         logits: Vec<f32>,
     },
-    /// What a search of beams found, the best first; its tokens follow.
+    /// The hypotheses of a beam search, best first. Token events of the best one follow.
     Found {
         ticket: Ticket,
         hypotheses: Vec<Hypothesis>,
@@ -103,7 +103,7 @@ pub enum Event {
         ticket: Ticket,
         reason: Reason,
     },
-    /// The sequence ends for this; others go on.
+    /// The request failed; others continue.
     Failed {
         ticket: Ticket,
         problem: Failure,
@@ -111,7 +111,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// Whose event it is.
+    /// Returns the ticket of the request.
     pub fn ticket(&self) -> Ticket {
         match self {
             Self::Token { ticket, .. }
@@ -122,35 +122,35 @@ impl Event {
     }
 }
 
-/// Why a request ends before its time.
+/// Reason why a request failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Failure {
-    /// The model gave something that nothing can be chosen by.
+    /// A logit is NaN or infinite.
     #[error(
         "the logit of token {token} for new token {step}{} is NaN or infinite; the weights are damaged, or overflow the storage type: try bf16 or f32",
         beam.map(|beam| format!(" of beam {beam}")).unwrap_or_default()
     )]
     NotANumber {
-        /// Which new token was to come, from 0.
+        /// Index of the new token, from 0.
         step: usize,
-        /// The beam that it was to come behind, where beams are searched.
+        /// The beam that the token would have extended, in a beam search.
         beam: Option<usize>,
         token: usize,
     },
-    #[error("the rules allow no token for new token {step}")]
+    #[error("the rules exclude every token for new token {step}")]
     NoToken {
-        /// Which new token was to come, from 0.
+        /// Index of the new token, from 0.
         step: usize,
     },
-    /// It never ran; only [`Generator::write_all`](super::Generator::write_all) gives this.
+    /// The request never ran. Only [`Generator::write_all`](super::Generator::write_all) returns this.
     #[error(transparent)]
     Refused(#[from] AdmitError),
 }
 
-/// Why a request is not admitted.
+/// Reason why a request is refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AdmitError {
-    #[error("the prompt has no token; begin with the model's first token, if it has one")]
+    #[error("the prompt has no tokens; begin with the model's first token, if it has one")]
     EmptyPrompt,
     #[error("max_new_tokens is 0; expected at least one token")]
     NoNewTokens,
@@ -158,7 +158,7 @@ pub enum AdmitError {
         "the prompt's {prompt} tokens and {new} new ones are more than the model's {positions} positions; {}",
         match positions.saturating_sub(*prompt as u32) {
             0 => format!("shorten the prompt to at most {} tokens", positions.saturating_sub(*new as u32)),
-            left => format!("shorten the prompt, or ask for at most {left} new tokens"),
+            left => format!("shorten the prompt, or request at most {left} new tokens"),
         }
     )]
     TooLong {
@@ -166,14 +166,14 @@ pub enum AdmitError {
         new: usize,
         positions: u32,
     },
-    /// A model that writes from a source has no room for so many new tokens.
+    /// The requested number of new tokens is more than the model's positions.
     #[error(
-        "{new} new tokens behind the one that begins a text are more than the model's {positions} positions; ask for at most {} new tokens",
+        "{new} new tokens after the start token are more than the model's {positions} positions; request at most {} new tokens",
         positions.saturating_sub(1)
     )]
     LongTarget { new: usize, positions: u32 },
     #[error(
-        "the {before} tokens that are there leave none of the {max_length} that a text may have (`max_length` of the checkpoint's folder); shorten the prompt, or say how many tokens may be new (`--max-new`, `max_new_tokens`)"
+        "the {before} existing tokens leave no room below the maximum length of {max_length} (`max_length` of the checkpoint folder); shorten the prompt, or set the number of new tokens (`--max-new`, `max_new_tokens`)"
     )]
     MaxLength { before: usize, max_length: usize },
     #[error(
@@ -181,11 +181,11 @@ pub enum AdmitError {
     )]
     LongSource { tokens: usize, positions: u32 },
     #[error(
-        "the model writes from a source, and nothing says what stands before its first new token; set `Generate::decoder_start`, or `decoder_start_token_id` in config.json"
+        "the model generates from a source and needs a start token; set `Generate::decoder_start`, or `decoder_start_token_id` in config.json"
     )]
     NoStart,
     #[error(
-        "token {at} of the prompt is {id}, the model's padding token, for which it counts no position; take it out"
+        "token {at} of the prompt is {id}, the model's padding token, which has no position; remove it"
     )]
     Skipped { at: usize, id: u32 },
     #[error("token {at} of the prompt is {id}, but the vocabulary has {vocabulary}")]
@@ -198,16 +198,14 @@ pub enum AdmitError {
     Sampling(#[from] crate::search::SamplingError),
     #[error(transparent)]
     Beams(#[from] crate::search::BeamsError),
-    #[error(
-        "beams are searched for the most probable tokens, and sampling draws others; ask for one of the two"
-    )]
+    #[error("beam search and sampling cannot be combined; request one of the two")]
     BeamsAndSampling,
     #[error(
-        "beams are searched along many sequences, and logits come with the tokens of one; ask for one of the two"
+        "beam search cannot return logits, which belong to one sequence; request one of the two"
     )]
     BeamsAndLogits,
     #[error(
-        "`{key}` of generation_config.json is {value}, which changes how tokens are drawn and is not computed; take the most probable token instead, or take the key out of a copy of the folder"
+        "`{key}` of generation_config.json is {value}, which changes sampling and is not supported; disable sampling, or remove the key in a copy of the folder"
     )]
     UnsupportedDraw { key: String, value: String },
     #[error("the repetition penalty is {found}; expected a number above 0")]
@@ -218,43 +216,43 @@ pub enum AdmitError {
     Bias { id: u32, found: f32 },
     #[error("there is a bias of token {id}, but the vocabulary has {vocabulary}")]
     BiasId { id: u32, vocabulary: u32 },
-    /// Others have the room now; it fits when they end.
+    /// Running requests occupy the cache. The request fits after they end.
     #[error(
-        "the KV cache has no room now: {missing_bytes} bytes are missing; poll until others end"
+        "the KV cache is full: {missing_bytes} bytes are missing; poll until other requests end"
     )]
     Full { missing_bytes: u64 },
     #[error(
-        "the request needs {needed_bytes} bytes of KV cache, and there are {bytes} in all; ask for a larger cache, a shorter prompt or fewer new tokens"
+        "the request needs {needed_bytes} bytes of KV cache, and its total size is {bytes}; use a larger cache, a shorter prompt or fewer new tokens"
     )]
     NeverFits { needed_bytes: u64, bytes: u64 },
 }
 
-/// What a caller that has seen an event wants no more of.
+/// Instruction of an event callback to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// The request that the event is of: its memory is free at once, and nothing more is told of it.
+    /// Stops the request of the event. Its memory is freed and it has no more events.
     One,
-    /// All.
+    /// Stops all requests.
     All,
 }
 
-/// What was written behind a prompt.
+/// Result of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Written {
     pub tokens: Vec<u32>,
-    /// Each token's log-probability, before rules and sampling, where they were asked for.
+    /// Log-probability of each token, before rules and sampling, if requested.
     pub log_probabilities: Vec<f32>,
-    /// The best beam's score, where beams were searched.
+    /// Score of the best beam, in a beam search.
     pub score: Option<f32>,
-    /// `None` where it was broken off, and where it failed.
+    /// `None` if the request was stopped or failed.
     pub reason: Option<Reason>,
-    /// Why it failed, if it did.
+    /// Reason of a failure.
     pub problem: Option<Failure>,
 }
 
 impl Written {
-    /// Adds what an event tells.
-    pub(super) fn take(&mut self, event: &Event) {
+    /// Adds an event to the result.
+    pub(super) fn add(&mut self, event: &Event) {
         match event {
             Event::Token {
                 id,

@@ -1,4 +1,4 @@
-//! A request that runs: its sequences, their slots, and how they go on.
+//! Running requests: their sequences, cache slots and token selection.
 
 use std::sync::Arc;
 
@@ -12,45 +12,45 @@ use crate::{
     search::{BeamSearch, Beams, Hypothesis, largest, log_sum},
 };
 
-/// What a step gives of a row, and whether it is its last.
+/// Events of a row's step, and whether the row has ended.
 pub(super) type Advanced = Result<(Vec<Event>, bool), Failure>;
 
-/// A request that runs.
+/// A running request.
 pub(super) struct Row {
     pub(super) ticket: Ticket,
     n_prompt: usize,
-    /// One, or a beam each; all of one length. Until the prompt is in the cache there is one.
+    /// One sequence, or one for each beam, all of equal length. There is one until the prompt is in the cache.
     pub(super) lanes: Vec<Lane>,
-    /// Tokens whose keys and values are in the cache, of each lane.
+    /// Number of tokens of each lane whose keys and values are in the cache.
     pub(super) cached: usize,
     blocks: Vec<u32>,
-    /// What the model reads before it writes, where it reads something.
+    /// Source of an encoder-decoder model.
     pub(super) source: Option<Source>,
-    /// What reads its prompt or its source on a stream of its own, and before that what may still write to its blocks there, while
-    /// that is on its way.
+    /// Fence of the run that reads the prompt or source on a separate stream. Before that run is enqueued, the fence of
+    /// earlier runs that may still write to the request's blocks. `None` when they have finished.
     pub(super) filled: Option<Arc<Fence>>,
-    /// Its row in the loop of a device that decodes it, the first one of beams.
+    /// Its row in the device's decode loop; the first row of a beam search.
     pub(super) row: Option<usize>,
-    /// New tokens that the device was asked for.
-    pub(super) n_asked: usize,
-    /// Whether such a device can be told how it goes on ([`Choice::encode`]), and tells all that is asked.
+    /// Number of new tokens enqueued on the device.
+    pub(super) n_enqueued: usize,
+    /// Whether the device can select its tokens ([`Choice::encode`]) and return all requested values.
     suits_device: bool,
     search: Option<BeamSearch>,
     options: Generate,
 }
 
-/// A sequence in the making. Beams share the slots of what they have in common; each writes new positions into slots of its own.
+/// A sequence being generated. Beams share the slots of their common prefix. Each writes new positions into its own slots.
 #[derive(Clone)]
 pub(super) struct Lane {
     pub(super) tokens: Vec<u32>,
-    /// By position.
+    /// Cache slots by position.
     pub(super) slots: Vec<u32>,
 }
 
-/// The blocks that a request reserves. The last token is never in the cache: nothing comes behind it.
+/// Numbers of blocks that a request reserves. The last token is never in the cache, since no token follows it.
 #[derive(Clone, Copy)]
 pub(super) struct Room {
-    /// Blocks of the prompt, and of all that a single lane writes.
+    /// Blocks of the prompt or, without beams, of the whole sequence.
     shared: u32,
     /// Blocks of each beam's new positions.
     of_beam: u32,
@@ -76,7 +76,7 @@ impl Room {
         }
     }
 
-    /// Maximum number of new tokens after `prompt` others that `blocks` blocks have room for.
+    /// Maximum number of new tokens after `prompt` tokens that fit in `blocks` blocks.
     pub(super) fn max_new(blocks: u32, prompt: usize, beams: Option<Beams>) -> usize {
         let size = BLOCK as usize;
         let tokens = match beams {
@@ -96,7 +96,7 @@ impl Room {
 }
 
 impl Row {
-    /// A request of which nothing is computed yet, with the blocks that its [`Room`] asks for.
+    /// Creates a request before its first step, with the blocks that its [`Room`] counts.
     pub(super) fn new(
         ticket: Ticket,
         prompt: Vec<u32>,
@@ -114,7 +114,7 @@ impl Row {
             source,
             filled,
             row: None,
-            n_asked: 0,
+            n_enqueued: 0,
             suits_device: false,
             search: options.beams.map(BeamSearch::new),
             options,
@@ -129,7 +129,7 @@ impl Row {
         row
     }
 
-    /// How the single sequence goes on, or a beam.
+    /// Returns the token selection of the sequence, or of beam `nth`.
     fn choice(&self, nth: usize) -> Choice {
         Choice {
             beam: self.options.beams.map(|of| Beam { of, nth }),
@@ -141,17 +141,17 @@ impl Row {
         }
     }
 
-    /// Whether a device's loop can decode it: no more beams and no longer lists of tokens than the loop takes.
+    /// Whether the device's loop can decode it: the number of beams and the token lists are within the loop's limits.
     pub(super) fn suits_device(&self) -> bool {
         self.suits_device
     }
 
-    /// Whether such a device can go on with it now.
+    /// Whether the device can decode its next token now.
     pub(super) fn is_ready_for_device(&self) -> bool {
         self.suits_device() && self.is_ready() && (self.row.is_some() || self.open() == 1)
     }
 
-    /// Forgets a fence that was passed.
+    /// Drops the fence if it has passed.
     pub(super) fn note_filled(&mut self) -> Result<(), CudaError> {
         if let Some(filled) = &self.filled
             && filled.is_passed()?
@@ -161,18 +161,18 @@ impl Row {
         Ok(())
     }
 
-    /// What such a device is told of each of its rows.
+    /// Returns the encoded token selection of each of its rows, for the device.
     pub(super) fn encoded(&self) -> Vec<Vec<i32>> {
         let choices = (0..self.n_rows()).map(|nth| self.choice(nth).encode());
         choices.map(Option::unwrap_or_default).collect()
     }
 
-    /// Rows that it takes in the loop of a device.
+    /// Number of rows that it occupies in the device's loop.
     pub(super) fn n_rows(&self) -> usize {
         self.options.beams.map_or(1, |beams| beams.n)
     }
 
-    /// The rows that it has there.
+    /// Returns its rows in the device's loop.
     pub(super) fn device_rows(&self) -> Option<std::ops::Range<usize>> {
         self.row.map(|first| first..first + self.n_rows())
     }
@@ -181,35 +181,35 @@ impl Row {
         self.options.beams.as_ref()
     }
 
-    /// Tokens that it has in the end at most.
-    pub(super) fn most_tokens(&self) -> usize {
+    /// Maximum number of tokens, including the prompt.
+    pub(super) fn max_tokens(&self) -> usize {
         self.n_prompt + self.options.rules.max_new_tokens
     }
 
-    /// Keys that the next step on a device attends to, of its own or of its source, whichever are more.
-    pub(super) fn most_keys(&self) -> usize {
-        (self.n_prompt + self.n_asked).max(self.source_slots().len())
+    /// Number of keys that the next step on a device attends to: the larger of its own and of its source's.
+    pub(super) fn max_keys(&self) -> usize {
+        (self.n_prompt + self.n_enqueued).max(self.source_slots().len())
     }
 
-    /// Whether it goes on behind the steps that are on their way.
+    /// Whether it continues after the enqueued steps.
     pub(super) fn awaits_steps(&self) -> bool {
-        self.n_asked < self.options.rules.max_new_tokens
+        self.n_enqueued < self.options.rules.max_new_tokens
     }
 
-    /// Lets a device's loop decode it in a row.
+    /// Assigns it to a row of the device's loop.
     pub(super) fn take_row(&mut self, row: usize) {
         self.row = Some(row);
-        self.n_asked = self.lanes[0].tokens.len() - self.n_prompt;
+        self.n_enqueued = self.lanes[0].tokens.len() - self.n_prompt;
     }
 
-    /// The slots of all positions that a lane comes to write; the last token is never in the cache.
+    /// Returns the slots of all positions of a lane. The last token is never in the cache.
     pub(super) fn all_slots(&self, lane: usize) -> Vec<u32> {
-        let positions = 0..self.most_tokens() - 1;
+        let positions = 0..self.max_tokens() - 1;
         positions.map(|p| self.own_slot(lane, p)).collect()
     }
 
-    /// Goes on by what a device chose, and by what its search has found where that is done. `wrong` is the beam that has a logit
-    /// which is no number, where one has.
+    /// Adds a token that the device selected, or the result of its beam search. `wrong` is the beam with a NaN or infinite
+    /// logit, if there is one.
     pub(super) fn accept_computed(
         &mut self,
         chosen: Chosen,
@@ -220,9 +220,9 @@ impl Row {
         self.cached = self.lanes[0].tokens.len();
         match chosen {
             Chosen::Found => Ok((self.found(found()), true)),
-            Chosen::NotANumber => Err(self.no_number(value as usize, wrong)),
+            Chosen::NotANumber => Err(self.bad_logit(value as usize, wrong)),
             Chosen::Token(id) if self.search.is_some() => {
-                // The device knows which beam goes on behind which; here only the number of tokens counts.
+                // The parents of beams are known only to the device. Here only the number of tokens counts.
                 self.lanes[0].tokens.push(id);
                 Ok((Vec::new(), false))
             }
@@ -230,43 +230,43 @@ impl Row {
         }
     }
 
-    /// The seed of all that is drawn for it.
+    /// Seed of all its sampling.
     pub(super) fn seed(&self) -> u64 {
         self.options.seed
     }
 
-    /// Whether its next tokens can be computed: its source was, if it has one.
+    /// Whether its next tokens can be computed: the source, if it has one, is encoded.
     pub(super) fn is_ready(&self) -> bool {
         self.source.as_ref().is_none_or(Source::is_encoded)
     }
 
-    /// The slots of its source, where it has one.
+    /// Returns the slots of its source; empty without one.
     pub(super) fn source_slots(&self) -> &[u32] {
         self.source.as_ref().map_or(&[], Source::slots)
     }
 
-    /// All blocks that it has.
+    /// Returns all of its blocks.
     #[cfg(test)]
     pub(super) fn blocks(&self) -> impl Iterator<Item = u32> {
         let of_source = self.source.iter().flat_map(Source::blocks);
         self.blocks.iter().chain(of_source).copied()
     }
 
-    /// All blocks that it had.
+    /// Returns all of its blocks for reuse.
     pub(super) fn into_blocks(self) -> Vec<u32> {
         let of_source = self.source.map(Source::into_blocks).unwrap_or_default();
         self.blocks.into_iter().chain(of_source).collect()
     }
 
-    /// Goes on by the logits behind each lane, all of whose tokens are in the cache.
+    /// Selects the next tokens from the logits of each lane, after all of its tokens are in the cache.
     pub(super) fn advance(&mut self, logits: &mut [&mut [f32]]) -> Advanced {
         match self.search.take() {
-            Some(search) => self.search_on(search, logits),
-            None => self.write_on(logits[0]),
+            Some(search) => self.advance_beams(search, logits),
+            None => self.advance_single(logits[0]),
         }
     }
 
-    /// The slot that a lane writes a position into.
+    /// Returns the slot into which a lane writes a position.
     fn own_slot(&self, lane: usize, position: usize) -> u32 {
         let size = BLOCK as usize;
         let (first, position) = match self.options.beams {
@@ -284,18 +284,18 @@ impl Row {
         self.blocks[first + position / size] * BLOCK + (position % size) as u32
     }
 
-    /// Tokens of each lane that are not in the cache yet.
+    /// Number of tokens of each lane that are not in the cache yet.
     pub(super) fn open(&self) -> usize {
         self.lanes[0].tokens.len() - self.cached
     }
 
-    /// New tokens so far.
+    /// Number of new tokens so far.
     fn n_new(&self) -> usize {
         self.lanes[0].tokens.len() - self.n_prompt
     }
 
-    /// What is wrong with a logit.
-    fn no_number(&self, token: usize, beam: Option<usize>) -> Failure {
+    /// Builds the error for a NaN or infinite logit.
+    fn bad_logit(&self, token: usize, beam: Option<usize>) -> Failure {
         Failure::NotANumber {
             step: self.n_new(),
             beam,
@@ -303,13 +303,13 @@ impl Row {
         }
     }
 
-    /// Why nothing can be written on.
+    /// Builds the error for rules that allow no token.
     fn no_token(&self) -> Failure {
         Failure::NoToken { step: self.n_new() }
     }
 
-    /// Adds the token behind a single sequence.
-    fn write_on(&mut self, logits: &[f32]) -> Advanced {
+    /// Selects the next token of a single sequence.
+    fn advance_single(&mut self, logits: &[f32]) -> Advanced {
         let (chosen, value) = self.choice(0).choose(logits, &self.lanes[0].tokens);
         let most_probable = match chosen {
             Chosen::Token(_) => most_probable(logits, self.options.most_probable),
@@ -322,7 +322,7 @@ impl Row {
         self.accept(chosen, value, most_probable, logits)
     }
 
-    /// Adds a token that was chosen, with its log-probability and those of the most probable ones, and the logits of its place.
+    /// Adds the selected token, with its log-probability, the most probable tokens and the logits of its position.
     fn accept(
         &mut self,
         chosen: Chosen,
@@ -332,7 +332,7 @@ impl Row {
     ) -> Advanced {
         let id = match chosen {
             Chosen::Token(id) => id,
-            Chosen::NotANumber => return Err(self.no_number(value as usize, None)),
+            Chosen::NotANumber => return Err(self.bad_logit(value as usize, None)),
             Chosen::Idle | Chosen::NoToken | Chosen::Found => return Err(self.no_token()),
         };
         let options = &self.options;
@@ -360,19 +360,19 @@ impl Row {
         Ok((events, reason.is_some()))
     }
 
-    /// Lets beams go on, or ends them.
-    fn search_on(&mut self, mut search: BeamSearch, logits: &mut [&mut [f32]]) -> Advanced {
+    /// Advances the beams, or ends the search.
+    fn advance_beams(&mut self, mut search: BeamSearch, logits: &mut [&mut [f32]]) -> Advanced {
         let is_wrong = |x: &f32| x.is_nan() || *x == f32::INFINITY;
         let wrong = logits.iter().enumerate().find_map(|(beam, x)| {
             let token = x.iter().position(is_wrong)?;
             Some((beam, token))
         });
         if let Some((beam, token)) = wrong {
-            return Err(self.no_number(token, Some(beam)));
+            return Err(self.bad_logit(token, Some(beam)));
         }
         let beams = self.options.beams.map_or(1, |b| b.n);
         let rules = self.options.rules.clone();
-        // Behind the prompt all beams are the one that there is.
+        // After the prompt, all beams start from the one lane.
         let mut copies: Vec<Vec<f32>> = Vec::new();
         let mut all: Vec<&mut [f32]> = match self.lanes.len() < beams {
             true => {
@@ -408,7 +408,7 @@ impl Row {
         Ok((Vec::new(), false))
     }
 
-    /// The events of a search that is done.
+    /// Returns the events of a finished search.
     fn found(&self, hypotheses: Vec<Hypothesis>) -> Vec<Event> {
         let ticket = self.ticket;
         let best = hypotheses.first().map(|h| h.tokens.clone());
@@ -432,7 +432,7 @@ impl Row {
     }
 }
 
-/// The `n` most probable tokens with their log-probabilities, the most probable first.
+/// Returns the `n` most probable tokens with their log-probabilities, most probable first.
 fn most_probable(logits: &[f32], n: usize) -> Vec<(u32, f32)> {
     if n == 0 {
         return Vec::new();

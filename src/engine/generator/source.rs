@@ -1,4 +1,5 @@
-//! What a model reads before it writes: the source of a translation, which a part of its own computes once.
+//! Sources of encoder-decoder models, such as the sentence to translate. The encoder part of the model runs once for each
+//! source.
 
 use super::{Generator, NEXT_LOGITS};
 use crate::{
@@ -8,19 +9,19 @@ use crate::{
     runtime::batch::{Batch, Past, Sources},
 };
 
-/// The parts of a model that writes from a source.
+/// The parts of an encoder-decoder model.
 #[derive(Clone, Copy)]
 pub(super) struct Parts {
-    /// The part that runs once, over the source.
+    /// Index of the encoder part, which runs once for each source.
     pub(super) encode: u32,
-    /// The part that writes.
+    /// Index of the decoder part.
     pub(super) decode: u32,
-    /// Whether a source is kept as one position, however long it is.
+    /// Whether a source occupies one position, regardless of its length.
     pub(super) one_position: bool,
 }
 
 impl Parts {
-    /// `None` where the model is one graph, which writes on from its prompt.
+    /// Returns `None` for a decoder-only model, which is one graph.
     pub(super) fn of(program: &Program) -> Option<Self> {
         let writes = |&part: &u32| {
             let mut outputs = program.outputs_of(part);
@@ -38,7 +39,7 @@ impl Parts {
         })
     }
 
-    /// The positions that a source of so many tokens is kept as.
+    /// Number of positions that a source of `tokens` tokens occupies.
     pub(super) fn positions(self, tokens: usize) -> usize {
         match self.one_position {
             true => tokens.min(1),
@@ -46,7 +47,7 @@ impl Parts {
         }
     }
 
-    /// The blocks of a source of so many tokens.
+    /// Number of blocks that a source of `tokens` tokens occupies.
     pub(super) fn blocks_of(self, tokens: usize) -> u32 {
         let blocks = self.positions(tokens).div_ceil(BLOCK as usize);
         u32::try_from(blocks).unwrap_or(u32::MAX)
@@ -56,14 +57,14 @@ impl Parts {
 /// The source of a request.
 pub(super) struct Source {
     tokens: Vec<u32>,
-    /// By position; all beams read them.
+    /// Slots by position, shared by all beams.
     slots: Vec<u32>,
     blocks: Vec<u32>,
     is_encoded: bool,
 }
 
 impl Source {
-    /// A source that lies in the first of `blocks`; what it needs none of stays there.
+    /// Creates a source in the first of `blocks`. The blocks it does not need remain in `blocks`.
     pub(super) fn new(parts: Parts, tokens: Vec<u32>, blocks: &mut Vec<u32>) -> Self {
         let rest = blocks.split_off(parts.blocks_of(tokens.len()) as usize);
         let own = std::mem::replace(blocks, rest);
@@ -90,20 +91,20 @@ impl Source {
         self.blocks
     }
 
-    /// The slot of each of its tokens.
+    /// Returns the slots of its positions.
     pub(super) fn slots(&self) -> &[u32] {
         &self.slots
     }
 
-    /// Adds it to what a run attends to.
-    pub(super) fn attended(&self, by: &mut Sources) {
-        by.lens.push(self.slots.len() as u32);
-        by.slots.extend_from_slice(&self.slots);
+    /// Appends its slots to the sources that a batch attends to.
+    pub(super) fn append_to(&self, sources: &mut Sources) {
+        sources.lens.push(self.slots.len() as u32);
+        sources.slots.extend_from_slice(&self.slots);
     }
 }
 
 impl Generator {
-    /// Computes sources that wait, each whole, and of one run as many as the tokens of prompts that a step may take.
+    /// Encodes waiting sources in order, up to the maximum number of prompt tokens per step. A source is not split.
     pub(super) fn encode(&mut self) -> Result<(), EngineError> {
         let Some(parts) = self.parts else {
             return Ok(());
@@ -119,26 +120,26 @@ impl Generator {
                 continue;
             };
             let n = ids.len() + source.tokens.len();
-            if !taken.is_empty() && n > self.most_prompt_tokens {
+            if !taken.is_empty() && n > self.max_prompt_tokens {
                 break;
             }
             ids.extend_from_slice(&source.tokens);
             lens.push(source.tokens.len() as u32);
             past.cached.push(0);
-            // All tokens of a source that is kept as one position have its slot.
+            // If the source occupies one position, all of its tokens have that slot.
             let slot = |i: usize| source.slots[i.min(source.slots.len() - 1)];
             past.slots.extend((0..source.tokens.len()).map(slot));
             seeds.push(row.seed());
             taken.push(at);
         }
-        if taken.is_empty() || !self.fills.have_place()? {
+        if taken.is_empty() || !self.fills.has_room()? {
             return Ok(());
         }
         let batch = Batch::from_packed(ids, &lens)?.with_past(past)?;
         let batch = batch.for_part(parts.encode).with_seeds(seeds)?;
         batch.check(&self.limits)?;
         let filled = self.executor.fill(&batch)?;
-        let filled = self.fills.note(filled);
+        let filled = self.fills.push(filled);
         for at in taken {
             let row = &mut self.rows[at];
             row.filled.clone_from(&filled);

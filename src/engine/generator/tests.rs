@@ -1,4 +1,4 @@
-//! Whatever comes and goes in whatever order: who has which block, and what is written.
+//! Property tests: block ownership and results while requests are admitted and cancelled in random order.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -17,14 +17,14 @@ use crate::{
     search::{Beams, EarlyStopping, Rules, Sampling},
 };
 
-/// A model, requests to it, and what each writes alone.
+/// A model, its requests, and the result of each request that runs alone.
 struct Subject {
     engine: Engine,
     requests: Vec<Request>,
     alone: Vec<Ended>,
 }
 
-/// What a request wrote, and how it ended: its reason, or what failed.
+/// Tokens of a request, and its end reason or failure.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Ended {
     tokens: Vec<u32>,
@@ -45,7 +45,7 @@ impl Ended {
 
 const VOCABULARY: u32 = 61;
 
-/// Requests of each kind: greedy ones, drawn ones, beams, groups of them, and one that fails.
+/// Requests of each kind: greedy, sampled, beam search, diverse beam groups, and one that fails.
 fn requests(decoder_start: Option<u32>) -> Vec<Request> {
     let rules = |max_new_tokens| Rules {
         max_new_tokens,
@@ -90,7 +90,7 @@ fn requests(decoder_start: Option<u32>) -> Vec<Request> {
             },
             ..plain(33)
         },
-        // One token may come, and only once.
+        // Only one token is allowed, and only once.
         Generate {
             rules: Rules {
                 suppressed: (0..VOCABULARY).filter(|&id| id != 5).collect(),
@@ -159,7 +159,7 @@ static TRANSLATOR: LazyLock<Subject> = LazyLock::new(|| {
     Subject::new("marian", config, Some(2))
 });
 
-/// Checks that no block has two owners or none, and that each slot stands for one position.
+/// Checks that each held block has one owner, and that each slot has one position.
 fn check_blocks(generator: &Generator) {
     let mut owned = BTreeSet::new();
     for row in &generator.rows {
@@ -170,7 +170,7 @@ fn check_blocks(generator: &Generator) {
         }
         let mut positions: HashMap<u32, usize> = HashMap::new();
         for lane in &row.lanes {
-            // The last token may have no slot, as it is never in the cache.
+            // The last token may have no slot, since it is never in the cache.
             assert!(lane.slots.len() <= lane.tokens.len());
             for (position, &slot) in lane.slots.iter().enumerate() {
                 assert!(
@@ -188,7 +188,7 @@ fn check_blocks(generator: &Generator) {
                 "slot {slot} is the source's, too"
             );
         }
-        // What is written next goes into slots of each lane's own.
+        // The next step writes to a slot of its own for each lane.
         let next: Vec<u32> = row
             .lanes
             .iter()
@@ -206,25 +206,25 @@ fn check_blocks(generator: &Generator) {
 }
 
 #[derive(Clone, Debug)]
-enum Act {
+enum Action {
     Admit(usize),
     Poll,
     Cancel(usize),
     PromptTokens(usize),
 }
 
-fn acts() -> impl Strategy<Value = Vec<Act>> {
+fn acts() -> impl Strategy<Value = Vec<Action>> {
     let act = prop_oneof![
-        4 => (0usize..7).prop_map(Act::Admit),
-        6 => Just(Act::Poll),
-        1 => any::<prop::sample::Index>().prop_map(|i| Act::Cancel(i.index(1000))),
-        1 => prop_oneof![1usize..4, 30usize..80].prop_map(Act::PromptTokens),
+        4 => (0usize..7).prop_map(Action::Admit),
+        6 => Just(Action::Poll),
+        1 => any::<prop::sample::Index>().prop_map(|i| Action::Cancel(i.index(1000))),
+        1 => prop_oneof![1usize..4, 30usize..80].prop_map(Action::PromptTokens),
     ];
     prop::collection::vec(act, 1..90)
 }
 
-/// Does all that, and then lets what is left run to its end.
-fn live(subject: &Subject, bytes: u64, acts: &[Act]) {
+/// Applies all actions, and then runs the remaining requests to their end.
+fn run(subject: &Subject, bytes: u64, acts: &[Action]) {
     let mut generator = subject.engine.generator(bytes).expect("a generator");
     let mut running: BTreeMap<Ticket, usize> = BTreeMap::new();
     let mut ended: BTreeMap<Ticket, Ended> = BTreeMap::new();
@@ -237,7 +237,7 @@ fn live(subject: &Subject, bytes: u64, acts: &[Act]) {
     };
     for act in acts {
         match *act {
-            Act::Admit(which) => {
+            Action::Admit(which) => {
                 let (held, total) = generator.cache_bytes();
                 match generator.admit(subject.requests[which].clone()) {
                     Ok(ticket) => {
@@ -260,16 +260,16 @@ fn live(subject: &Subject, bytes: u64, acts: &[Act]) {
                     Err(other) => panic!("{other}"),
                 }
             }
-            Act::Poll => step(&mut generator, &mut ended),
-            Act::Cancel(nth) if !running.is_empty() => {
+            Action::Poll => step(&mut generator, &mut ended),
+            Action::Cancel(nth) if !running.is_empty() => {
                 let ticket = *running.keys().nth(nth % running.len()).expect("one runs");
                 if generator.cancel(ticket) {
                     cancelled.insert(ticket);
                 }
                 assert!(!generator.cancel(ticket), "it has ended");
             }
-            Act::Cancel(_) => {}
-            Act::PromptTokens(n) => generator.prompt_tokens_per_step(n),
+            Action::Cancel(_) => {}
+            Action::PromptTokens(n) => generator.prompt_tokens_per_step(n),
         }
         check_blocks(&generator);
     }
@@ -296,18 +296,18 @@ fn live(subject: &Subject, bytes: u64, acts: &[Act]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Blocks, lanes, admission and cancellation, of a model that writes on from a prompt.
+    /// Checks blocks, lanes, admission and cancellation of a model that continues a prompt.
     #[test]
-    fn prompts_that_come_and_go_own_their_blocks_and_write_as_alone(blocks in 2u64..40, acts in acts()) {
+    fn prompts_own_their_blocks_and_have_the_results_of_running_alone(blocks in 2u64..40, acts in acts()) {
         let block = WRITER.engine.generator(0).map_or(0, |g| g.block_bytes);
-        live(&WRITER, blocks * block, &acts);
+        run(&WRITER, blocks * block, &acts);
     }
 
-    /// The same of one that writes from a source.
+    /// Checks the same for a model that generates from a source.
     #[test]
-    fn sources_that_come_and_go_own_their_blocks_and_write_as_alone(blocks in 2u64..40, acts in acts()) {
+    fn sources_own_their_blocks_and_have_the_results_of_running_alone(blocks in 2u64..40, acts in acts()) {
         let block = TRANSLATOR.engine.generator(0).map_or(0, |g| g.block_bytes);
-        live(&TRANSLATOR, blocks * block, &acts);
+        run(&TRANSLATOR, blocks * block, &acts);
     }
 }
 

@@ -1,7 +1,7 @@
-//! SentencePiece's models: a text is normalised, and cut into the pieces that are most probable together (unigram) or that
-//! joining neighbours makes (BPE). Ids must be those of the library to the last text, so its arithmetic is followed: sums in
-//! f32, rules of normalisation by the longest match, ties as it breaks them. The fields are those of its
-//! `sentencepiece_model.proto`; those that only training reads are left out.
+//! SentencePiece models. A text is normalised and split into the most probable sequence of pieces (unigram), or into the
+//! pieces that result from merging neighbours (BPE). Ids must equal those of the library for every text, so its arithmetic is
+//! reproduced: sums in f32, normalisation by the longest rule, and its order of ties. The fields are those of
+//! `sentencepiece_model.proto`, without those used only in training.
 //!
 //! Kudo and Richardson, *SentencePiece*, EMNLP 2018; Kudo, *Subword Regularization*, ACL 2018 (unigram).
 
@@ -12,13 +12,13 @@ use std::{
 
 use prost::Message;
 
-/// More than any published model has: 256,000 with languages beside.
-const MOST_PIECES: usize = 1 << 20;
-/// Bytes of a piece. Training limits pieces to 16 characters unless told otherwise.
-const LONGEST: usize = 256;
-/// What stands for a space.
+/// Maximum number of pieces. Published models have up to 256,000 and languages.
+const MAX_PIECES: usize = 1 << 20;
+/// Maximum size of a piece in bytes. By default, training limits pieces to 16 characters.
+const MAX_PIECE_BYTES: usize = 256;
+/// Represents a space.
 const SPACE: &str = "\u{2581}";
-/// By how much a character without a piece is worse than the worst piece.
+/// Penalty of a character without a piece, relative to the piece with the lowest score.
 const UNKNOWN: f32 = 10.0;
 
 #[derive(Clone, PartialEq, Message)]
@@ -39,14 +39,14 @@ struct Piece {
     text: String,
     #[prost(float, tag = "2")]
     score: f32,
-    /// A normal piece, where it is missing.
+    /// Normal if missing.
     #[prost(int32, optional, tag = "3")]
     kind: Option<i32>,
 }
 
 #[derive(Clone, PartialEq, Message)]
 struct Trainer {
-    /// Unigram, where it is missing.
+    /// Unigram if missing.
     #[prost(int32, optional, tag = "3")]
     model: Option<i32>,
     #[prost(bool, tag = "24")]
@@ -57,7 +57,7 @@ struct Trainer {
     unknown_surface: Option<String>,
 }
 
-/// All but the rules are true where they are missing.
+/// All flags are true if missing.
 #[derive(Clone, PartialEq, Message)]
 struct Normalizer {
     #[prost(bytes = "vec", tag = "2")]
@@ -70,21 +70,21 @@ struct Normalizer {
     escapes_spaces: Option<bool>,
 }
 
-/// What a piece is for.
+/// Kind of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Normal,
     Unknown,
-    /// It stands for no text: a beginning, an end.
+    /// A control token without text, such as begin and end tokens.
     Control,
-    /// Texts are cut around it before all else.
+    /// A user-defined piece, which is matched before all others.
     Defined,
-    /// It is in the vocabulary, and no text is cut into it.
+    /// In the vocabulary, but never produced.
     Unused,
 }
 
 impl Piece {
-    /// Its use; the numbers were checked on reading.
+    /// Returns the kind of the piece, whose number was checked when the file was read.
     fn usage(&self) -> Use {
         match self.kind {
             Some(2) => Use::Unknown,
@@ -96,11 +96,11 @@ impl Piece {
     }
 }
 
-/// What texts are normalised by: a double array over bytes (Darts-clone's), whose values are places in `texts`.
+/// Normalisation rules: a double-array trie over bytes (Darts-clone's) whose values are offsets in `texts`.
 #[derive(Debug, Default)]
 struct Rules {
     units: Vec<u32>,
-    /// What is put in, each ended by a NUL.
+    /// Replacement texts, each terminated by a NUL.
     texts: String,
 }
 
@@ -115,7 +115,7 @@ impl Rules {
         let texts = std::str::from_utf8(texts).ok()?.to_owned();
         let (units, odd) = units.as_chunks::<4>();
         let units: Vec<u32> = units.iter().map(|u| u32::from_le_bytes(*u)).collect();
-        // The top bit marks what holds a value.
+        // The top bit marks a unit with a value.
         let mut values = units.iter().filter(|&&u| u >> 31 == 1);
         let is_there = |value: &u32| {
             let text = texts.get((value & 0x7fff_ffff) as usize..);
@@ -124,7 +124,8 @@ impl Rules {
         (odd.is_empty() && values.all(is_there)).then_some(Self { units, texts })
     }
 
-    /// What the longest rule makes of the beginning of a text, and how many bytes of it that takes.
+    /// Applies the longest matching rule to the beginning of a text. Returns the replacement and the number of bytes it
+    /// replaces.
     fn apply(&self, text: &str) -> Option<(&str, usize)> {
         let offset = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
         let mut at = offset(*self.units.first()?);
@@ -149,25 +150,25 @@ impl Rules {
     }
 }
 
-/// A part of a text as the model cuts it.
+/// A part of a text, as the model splits it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
-    /// The piece, or neighbouring characters that are in none.
+    /// The piece, or adjacent characters that are in no piece.
     pub(super) text: String,
-    /// Where it comes from, in bytes of the text.
+    /// Byte range in the text.
     pub(super) span: (usize, usize),
 }
 
 pub(super) struct Model {
     pieces: Vec<Piece>,
-    /// The pieces' numbers.
+    /// Index of each piece.
     numbers: HashMap<String, usize>,
     longest: usize,
-    /// Of normal pieces.
+    /// Minimum score of normal pieces.
     least: f32,
     most: f32,
     defined: HashSet<String>,
-    /// Their lengths in bytes, longest first.
+    /// Lengths in bytes of user-defined pieces, longest first.
     defined_lens: Vec<usize>,
     is_bpe: bool,
     rules: Rules,
@@ -177,17 +178,17 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// Reads a file and checks what its readers rely on.
+    /// Reads a file and validates it.
     ///
     /// # Errors
-    /// What is wrong with it, in words.
+    /// The reason why it is invalid.
     pub(super) fn read(bytes: &[u8]) -> Result<Self, String> {
         let file = File::decode(bytes)
-            .map_err(|e| format!("it is no SentencePiece model, or a damaged one: {e}"))?;
+            .map_err(|e| format!("it is not a SentencePiece model, or is damaged: {e}"))?;
         let n = file.pieces.len();
-        if n == 0 || n > MOST_PIECES {
+        if n == 0 || n > MAX_PIECES {
             return Err(format!(
-                "it has {n} pieces; expected 1 to {MOST_PIECES}, as a SentencePiece model has"
+                "it has {n} pieces; expected 1 to {MAX_PIECES}, as a SentencePiece model has"
             ));
         }
         let trainer = file.trainer.unwrap_or_default();
@@ -199,19 +200,19 @@ impl Model {
         }
         if trainer.byte_fallback || trainer.whitespace_as_suffix {
             return Err(
-                "it writes unknown characters as bytes or spaces behind words, which gemmule reads from a tokenizer.json only"
+                "it uses byte fallback or spaces after words, which gemmule supports only with a tokenizer.json"
                     .to_owned(),
             );
         }
         let normalizer = file.normalizer.unwrap_or_default();
         if normalizer.escapes_spaces == Some(false) {
             return Err(
-                "its pieces hold plain spaces, which gemmule reads from a tokenizer.json only"
+                "its pieces contain plain spaces, which gemmule supports only with a tokenizer.json"
                     .to_owned(),
             );
         }
         if file.denormalizer.is_some_and(|d| !d.rules.is_empty()) {
-            return Err("it has rules for what it writes, too, which gemmule reads from a tokenizer.json only".to_owned());
+            return Err("it has normalisation rules for decoded text, which gemmule supports only with a tokenizer.json".to_owned());
         }
         let rules =
             Rules::read(&normalizer.rules).ok_or("its rules of normalisation are damaged")?;
@@ -233,7 +234,7 @@ impl Model {
         for (index, piece) in file.pieces.iter().enumerate() {
             check(index, piece)?;
             if !seen.insert(piece.text.as_str()) {
-                return Err(format!("the piece `{}` comes twice", piece.text));
+                return Err(format!("the piece `{}` occurs twice", piece.text));
             }
             model.take(index, piece);
         }
@@ -267,13 +268,13 @@ impl Model {
         self.longest = self.longest.max(piece.text.len());
     }
 
-    /// The piece of a part of a text, an unused one included.
+    /// Returns the piece of a part of a text, including unused pieces.
     fn found(&self, part: &str) -> Option<&Piece> {
         let piece = &self.pieces[*self.numbers.get(part)?];
         (!matches!(piece.usage(), Use::Unknown | Use::Control)).then_some(piece)
     }
 
-    /// Cuts a text.
+    /// Splits a text.
     pub(super) fn cut(&self, text: &str) -> Vec<Cut> {
         let (normal, origins) = self.normalize(text);
         let parts = match self.is_bpe {
@@ -302,13 +303,13 @@ impl Model {
         cuts
     }
 
-    /// The length of the longest piece defined by the model's user that a text begins with.
+    /// Returns the length of the longest user-defined piece at the beginning of a text.
     fn defined_at(&self, text: &str) -> Option<usize> {
         let mut lens = self.defined_lens.iter().copied();
         lens.find(|&len| text.get(..len).is_some_and(|t| self.defined.contains(t)))
     }
 
-    /// What the beginning of a text becomes, and its length there.
+    /// Returns the normal form of the beginning of a text, and its length in the text.
     fn normal_prefix<'t>(&'t self, text: &'t str) -> (&'t str, usize) {
         if let Some(len) = self.defined_at(text) {
             return (&text[..len], len);
@@ -319,7 +320,7 @@ impl Model {
         })
     }
 
-    /// The normal form, with the place in the text that each byte comes from, and the end's.
+    /// Returns the normal form of a text, and the position in the text of each of its bytes and of its end.
     fn normalize(&self, text: &str) -> (String, Vec<usize>) {
         let (mut normal, mut origins) = (String::new(), Vec::new());
         let mut at = 0;
@@ -360,9 +361,9 @@ impl Model {
         (normal, origins)
     }
 
-    /// Lengths of the parts that are most probable together.
+    /// Returns the lengths of the most probable sequence of pieces.
     fn most_probable(&self, text: &str) -> Vec<usize> {
-        // The best score of what ends at each byte, and where its last part starts.
+        // The best score of a split that ends at each byte, and the start of its last part.
         let mut ends = vec![(f32::NEG_INFINITY, 0); text.len() + 1];
         ends[0].0 = 0.0;
         for (start, first) in text.char_indices() {
@@ -403,11 +404,11 @@ impl Model {
         lens
     }
 
-    /// Lengths of the parts that come of joining two neighbours again and again, those with the best whole first.
+    /// Returns the lengths of the parts after repeatedly merging the pair of neighbours with the best score.
     fn join(&self, text: &str) -> Vec<usize> {
         let mut line = Line::new(self, text);
         let mut pairs = BinaryHeap::new();
-        // How unused pieces were made, by their text: the length of the left part.
+        // Splits of unused pieces, by their text: the length of the left part.
         let mut made: HashMap<&str, usize> = HashMap::new();
         for right in 1..line.parts.len() {
             line.pair(right - 1, right, &mut pairs, &mut made);
@@ -444,7 +445,7 @@ impl Model {
         piece.is_some_and(|p| p.usage() == Use::Unused)
     }
 
-    /// Undoes what made unused pieces.
+    /// Reverses the merges of unused pieces.
     fn part_again(&self, part: &str, made: &HashMap<&str, usize>, lens: &mut Vec<usize>) {
         match made.get(part) {
             Some(&left) if self.is_unused(part) => {
@@ -455,7 +456,7 @@ impl Model {
         }
     }
 
-    /// The text of pieces, as those that stand at its beginning.
+    /// Returns the text of pieces at the beginning of a text.
     pub(super) fn text<'p>(&self, pieces: impl IntoIterator<Item = &'p str>) -> String {
         let mut text = String::new();
         let mut is_begun = false;
@@ -463,7 +464,7 @@ impl Model {
             is_begun |= !text.is_empty();
             let usage = self.numbers.get(piece).map(|&n| self.pieces[n].usage());
             match usage {
-                // It is of another vocabulary, and stands for itself.
+                // The token is from another vocabulary, and is its own text.
                 None => text.push_str(piece),
                 Some(Use::Control) => {}
                 Some(Use::Unknown) => text.push_str(&self.unknown_surface),
@@ -481,10 +482,10 @@ impl Model {
 
 fn check(index: usize, piece: &Piece) -> Result<(), String> {
     let Piece { text, score, kind } = piece;
-    if text.is_empty() || text.len() > LONGEST {
+    if text.is_empty() || text.len() > MAX_PIECE_BYTES {
         let len = text.len();
         return Err(format!(
-            "piece {index} has {len} bytes; expected 1 to {LONGEST}"
+            "piece {index} has {len} bytes; expected 1 to {MAX_PIECE_BYTES}"
         ));
     }
     if !score.is_finite() {
@@ -501,17 +502,17 @@ fn check(index: usize, piece: &Piece) -> Result<(), String> {
     Ok(())
 }
 
-/// A part of a text while neighbours are joined. One without a length was joined to the one before it.
+/// A part of a text during merging. A part with length 0 was merged into the previous one.
 struct Part {
     start: usize,
     len: usize,
     previous: Option<usize>,
     next: Option<usize>,
-    /// A piece that the model's user defined, which is joined to nothing.
+    /// A user-defined piece, which is never merged.
     is_whole: bool,
 }
 
-/// Two neighbours whose whole is a piece.
+/// Two neighbours that form a piece.
 struct Pair {
     score: f32,
     left: usize,
@@ -520,7 +521,7 @@ struct Pair {
 }
 
 impl Ord for Pair {
-    /// The best score, and of equal ones the one that stands first.
+    /// Orders by score, and pairs of equal score by position.
     fn cmp(&self, other: &Self) -> Ordering {
         let by_score = self.score.partial_cmp(&other.score);
         let by_score = by_score.unwrap_or(Ordering::Equal);

@@ -1,4 +1,4 @@
-//! Bytes of single tokens, of which a decoder shows U+FFFD where they are a part of a character only.
+//! Bytes of single tokens. A decoder shows U+FFFD for a token that is part of a character.
 
 use tokenizers::DecoderWrapper;
 
@@ -6,11 +6,11 @@ use super::{Coder, TextEncoder};
 use crate::engine::EngineError;
 
 impl TextEncoder {
-    /// The bytes that a token adds to the text of another one, special tokens included. Unlike its
-    /// [text](Self::text_behind), they are exact where the token is a part of a character.
+    /// Returns the bytes that a token adds after another one, including special tokens. Unlike its [text](Self::text_behind),
+    /// they are exact if the token is part of a character.
     ///
     /// # Errors
-    /// As [`decode`](Self::decode).
+    /// The errors of [`decode`](Self::decode).
     pub fn bytes_after(&self, before: Option<u32>, id: u32) -> Result<Vec<u8>, EngineError> {
         match self.partial_bytes(id) {
             Some(bytes) => Ok(bytes),
@@ -18,7 +18,7 @@ impl TextEncoder {
         }
     }
 
-    /// The bytes of a token that are no whole characters; `None` for all other tokens.
+    /// Returns the bytes of a token that contains incomplete characters; `None` for all other tokens.
     fn partial_bytes(&self, id: u32) -> Option<Vec<u8>> {
         let Coder::Json(tokenizer, _) = &self.tokenizer else {
             return None;
@@ -44,8 +44,8 @@ fn has(decoder: &DecoderWrapper, which: fn(&DecoderWrapper) -> bool) -> bool {
     }
 }
 
-/// The byte that a character stands for in the vocabulary of a byte-level BPE: printable bytes of Latin-1 stand for themselves, and
-/// the other 68 have the characters from U+0100 on, in their order (GPT-2).
+/// Returns the byte of a character in the vocabulary of a byte-level BPE (GPT-2). Printable bytes of Latin-1 map to
+/// themselves, and the other 68 to the characters from U+0100 on, in order.
 fn byte_of_char(c: char) -> Option<u8> {
     let code = u32::from(c);
     let byte = match code {
@@ -58,7 +58,7 @@ fn byte_of_char(c: char) -> Option<u8> {
     u8::try_from(byte).ok()
 }
 
-/// The byte of a token such as `<0xE2>`, as SentencePiece names those that fall back to bytes.
+/// Returns the byte of a SentencePiece byte fallback token such as `<0xE2>`.
 fn byte_of_name(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     let is_byte = digits.len() == 2 && digits.bytes().all(|b| b.is_ascii_hexdigit());
@@ -75,13 +75,13 @@ mod tests {
     use crate::engine::Folder;
 
     #[test]
-    fn characters_of_byte_level_vocabularies_stand_for_all_bytes() {
+    fn byte_level_characters_map_to_all_bytes() {
         let mut bytes: Vec<u8> = (0u32..=0x143)
             .filter_map(|code| byte_of_char(char::from_u32(code)?))
             .collect();
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
-        // A space, a line break, and the last ones.
+        // A space, a line break, the last mapped character, and the one after it.
         assert_eq!(byte_of_char('\u{120}'), Some(b' '));
         assert_eq!(byte_of_char('\u{10a}'), Some(b'\n'));
         assert_eq!(byte_of_char('\u{142}'), Some(0xa0));
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(byte_of_name("<0x+2>"), None);
     }
 
-    /// An encoder of a tokenizer with this model and decoder.
+    /// Creates an encoder with this model, decoder and pre-tokenizer.
     fn encoder(
         model: Value,
         decoder: Value,
@@ -110,7 +110,7 @@ mod tests {
         (folder, encoder)
     }
 
-    /// The bytes of each token of a text, which are those of the text together.
+    /// Returns the bytes of each token of a text, after checking that they concatenate to the text.
     #[track_caller]
     fn bytes(encoder: &TextEncoder, text: &str) -> Vec<Vec<u8>> {
         let ids = encoder.prompts(&[text]).expect("tokens").remove(0);

@@ -1,4 +1,4 @@
-//! What makes tokens of texts, and how a tokenizer.json is loaded.
+//! Tokenizers, and loading of tokenizer.json.
 
 use std::{path::Path, sync::Arc};
 
@@ -16,14 +16,14 @@ use crate::{
     files::{self, Kind},
 };
 
-/// Side on which a text that is too long loses tokens.
+/// Side on which a text that is too long is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CutSide {
     Left,
     Right,
 }
 
-/// Tokenizer of either kind.
+/// Tokenizer of either format.
 #[derive(Clone)]
 pub(super) enum Coder {
     Json(Box<Tokenizer>, Option<Arc<Words>>),
@@ -42,7 +42,7 @@ impl Coder {
         }
     }
 
-    /// As `encode`, which tokens there are and what was cut off; their names and places are left out where that is faster.
+    /// Returns the token ids and the overflow, like `encode`. Token names and offsets may be left out.
     pub(super) fn encode_fast(
         &self,
         input: EncodeInput<'_>,
@@ -67,7 +67,7 @@ impl Coder {
         }
     }
 
-    /// A copy that cuts texts on the given side.
+    /// Returns a copy that cuts texts on the given side.
     pub(super) fn cutting(&self, side: CutSide) -> Self {
         let mut coder = self.clone();
         match &mut coder {
@@ -77,7 +77,7 @@ impl Coder {
                     direction: side.direction(),
                     ..limit
                 });
-                // The tokenizer has accepted the same limit before.
+                // Cannot fail, since the tokenizer accepted the same limit before.
                 drop(tokenizer.with_truncation(limit));
             }
             Self::Pieces(pieces) => pieces.cut_front(side == CutSide::Left),
@@ -102,7 +102,7 @@ impl CutSide {
     }
 }
 
-/// Side on which the tokenizer of a folder cuts texts.
+/// Returns the side on which a folder's tokenizer cuts texts.
 pub(super) fn cut_side(folder: &Folder) -> Result<CutSide, EngineError> {
     Ok(match folder.cuts_the_front()? {
         true => CutSide::Left,
@@ -110,19 +110,20 @@ pub(super) fn cut_side(folder: &Folder) -> Result<CutSide, EngineError> {
     })
 }
 
-/// The text of an input that is one.
+/// Returns the text of a single-text input.
 fn one_text(input: EncodeInput<'_>) -> tokenizers::Result<String> {
     match input {
         EncodeInput::Single(InputSequence::Raw(text)) => Ok(text.into_owned()),
-        _ => Err("its tokenizer, a SentencePiece model for translation, takes no pairs of texts; give one text".into()),
+        _ => Err("the tokenizer is a SentencePiece model for translation, which does not take pairs of texts; give one text".into()),
     }
 }
 
-/// Loads the tokenizer.json `file` of a folder, whose settings win over what the file says. `positions` are those that the model
-/// has; texts are never cut unless `cuts`.
+/// Loads the tokenizer.json `file` of a folder. The folder's settings take precedence over the file. `positions` is the
+/// model's maximum; texts are cut only if `cuts`.
 ///
 /// # Errors
-/// A file that is too large or no tokenizer, one on which the tokenizers crate panics included, and settings that do not fit it.
+/// A file that is too large or not a tokenizer, including one on which the tokenizers crate panics, and settings that do not
+/// apply to it.
 pub(super) fn loaded(
     folder: &Folder,
     file: &Path,
@@ -134,7 +135,7 @@ pub(super) fn loaded(
         file: file.to_owned(),
         problem,
     };
-    // The tokenizers crate takes some settings as they are and panics on them, here or later.
+    // The tokenizers crate panics on some invalid settings when they are parsed or applied.
     let panicked = |panic: String| broken(format!("the tokenizers crate panics on it: {panic}"));
     let bytes = files::bytes(file, Kind::Tokenizer)?;
     let limit = match cuts {
@@ -148,7 +149,7 @@ pub(super) fn loaded(
         && let Some(dropout) = model.dropout.filter(|&dropout| dropout > 0.0)
     {
         return Err(broken(format!(
-            "`dropout` of its model is {dropout}, by which a text has other tokens each time; expected null"
+            "`dropout` of the model is {dropout}, which makes the tokens of a text random; expected null"
         )));
     }
     let own = tokenizer.get_truncation().cloned();

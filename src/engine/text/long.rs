@@ -1,7 +1,7 @@
-//! Long texts, which are tokenized piece by piece.
+//! Tokenization of long texts in pieces.
 //!
-//! The tokenizers crate takes about 300 bytes of memory for each byte of a text. A piece ends where two tokens meet: the text
-//! around the cut has the same tokens whole as in its two halves.
+//! The tokenizers crate uses about 300 bytes of memory for each byte of a text. A text is split only at a token boundary: the
+//! context around the split has the same tokens as its two halves.
 
 use std::{convert::Infallible, ops::ControlFlow};
 
@@ -12,15 +12,15 @@ use crate::engine::EngineError;
 
 /// Length in bytes above which a text is tokenized in pieces.
 pub(super) const LONG: usize = 64 << 10;
-/// Length of a piece in bytes, where the text can be cut there.
+/// Preferred length of a piece in bytes.
 const PIECE: usize = 32 << 10;
 /// Maximum length of a piece in bytes.
 const MAX_PIECE: usize = 256 << 10;
-/// Maximum length in bytes of two texts that are tokenized together.
+/// Maximum length in bytes of a pair that is tokenized at once.
 const MAX_PAIR: usize = 512 << 10;
-/// Length of the text on each side of a cut that is tokenized to check it.
+/// Length in bytes of the context that is tokenized on each side of a split to check it.
 const CONTEXT: usize = 128;
-/// Number of cuts that are checked on each side of the preferred length of a piece.
+/// Number of candidate splits to check on each side of the preferred length.
 const MAX_TRIES: usize = 32;
 
 /// Tokens that the tokenizer adds around every text.
@@ -28,12 +28,12 @@ const MAX_TRIES: usize = 32;
 struct Around {
     before: Vec<(u32, u32)>,
     after: Vec<(u32, u32)>,
-    /// The type id of the tokens between them.
+    /// Segment id of the text's own tokens.
     type_id: u32,
 }
 
 impl Around {
-    /// `None` where the encoding has no token of the text itself.
+    /// Returns `None` if the encoding has no tokens of the text itself.
     fn of(encoding: &Encoding) -> Option<Self> {
         let content = content(encoding);
         let type_id = *encoding.get_type_ids().get(content.start)?;
@@ -51,7 +51,7 @@ impl Around {
     }
 }
 
-/// The range of tokens that are of the text, between those that the tokenizer adds.
+/// Returns the range of the text's own tokens, between the added ones.
 fn content(encoding: &Encoding) -> std::ops::Range<usize> {
     let mask = encoding.get_special_tokens_mask();
     let start = mask.iter().take_while(|&&mark| mark != 0).count();
@@ -59,7 +59,7 @@ fn content(encoding: &Encoding) -> std::ops::Range<usize> {
     start..mask.len() - after.count()
 }
 
-/// The nearest character boundary at or before a position.
+/// Returns the nearest character boundary at or before a position.
 fn boundary(text: &str, mut at: usize) -> usize {
     while !text.is_char_boundary(at) {
         at -= 1;
@@ -67,14 +67,14 @@ fn boundary(text: &str, mut at: usize) -> usize {
     at
 }
 
-/// Whether a tokenizer may well have a boundary between these characters: a word ends, or follows punctuation.
+/// Whether a token boundary is likely between these characters: at the end of a word or after punctuation.
 fn may_part(before: char, after: char) -> bool {
     let is_mark = |c: char| !c.is_alphanumeric() && !c.is_whitespace();
     (after.is_whitespace() && !before.is_whitespace())
         || (is_mark(before) && after.is_alphanumeric())
 }
 
-/// Length of the next piece of a text; `None` where none is found that is short enough.
+/// Returns the length of the next piece of a text; `None` if there is no split within the maximum.
 fn next_piece<E>(
     text: &str,
     ids: &impl Fn(&str) -> Result<Vec<u32>, E>,
@@ -106,7 +106,7 @@ fn next_piece<E>(
 }
 
 impl TextEncoder {
-    /// Calls `each` with the pieces of a text in their order, until it breaks.
+    /// Calls `each` with the pieces of a text in order until it breaks.
     fn for_each_piece<'t>(
         &self,
         index: usize,
@@ -119,7 +119,7 @@ impl TextEncoder {
         };
         let mut rest = text;
         loop {
-            // SentencePiece models see a text whole.
+            // SentencePiece models need the whole text.
             let length = match &self.tokenizer {
                 Coder::Json(..) => next_piece(rest, &ids)?,
                 Coder::Pieces(_) => (rest.len() <= MAX_PIECE).then_some(rest.len()),
@@ -127,19 +127,19 @@ impl TextEncoder {
             let length = length.ok_or_else(|| EngineError::Text {
                 index,
                 problem: format!(
-                    "it has {} bytes, of which no {MAX_PIECE} in a row have a place where the tokenizer would part them; shorten it or add spaces",
+                    "it has {} bytes, with no token boundary within {MAX_PIECE} consecutive bytes; shorten it or add spaces",
                     text.len()
                 ),
             })?;
-            let (piece, behind) = rest.split_at(length);
-            if each(piece)?.is_break() || behind.is_empty() {
+            let (piece, after) = rest.split_at(length);
+            if each(piece)?.is_break() || after.is_empty() {
                 return Ok(());
             }
-            rest = behind;
+            rest = after;
         }
     }
 
-    /// The encoding of a piece by a tokenizer without a limit.
+    /// Encodes a piece without a limit.
     fn piece(
         &self,
         index: usize,
@@ -152,7 +152,7 @@ impl TextEncoder {
         })
     }
 
-    /// Token ids of a long text, cut on the given side to the tokenizer's limit.
+    /// Tokenizes a long text, cut on the given side to the tokenizer's limit.
     pub(super) fn long(
         &self,
         index: usize,
@@ -198,7 +198,7 @@ impl TextEncoder {
             }
         }
         let Some(around) = around else {
-            // There is nothing but what the tokenizer adds.
+            // The text itself has no tokens.
             let ids = first.map_or_else(Vec::new, |encoding| encoding.get_ids().to_vec());
             return Ok(Encoded {
                 ids,
@@ -224,7 +224,7 @@ impl TextEncoder {
         })
     }
 
-    /// Token ids of two texts.
+    /// Tokenizes a pair of texts.
     pub(super) fn pair(
         &self,
         index: usize,
@@ -232,7 +232,7 @@ impl TextEncoder {
         second: &str,
         side: CutSide,
     ) -> Result<Encoded, EngineError> {
-        // Which of two long texts is cut by a token more depends on all of their tokens.
+        // If both texts are long, how many tokens each loses depends on all of their tokens.
         let (first, second) = match first.len() > LONG && second.len() > LONG {
             true => (first.as_str(), second),
             false => (
@@ -245,7 +245,7 @@ impl TextEncoder {
             return Err(EngineError::Text {
                 index,
                 problem: format!(
-                    "its two texts have {bytes} bytes that the tokenizer has to see together; expected at most {MAX_PAIR}, so shorten them"
+                    "the pair has {bytes} bytes that must be tokenized at once; expected at most {MAX_PAIR}, so shorten the texts"
                 ),
             });
         }
@@ -254,8 +254,8 @@ impl TextEncoder {
         Ok(self.with_types(&encoding, is_cut))
     }
 
-    /// The part of a long text whose tokens are kept where it is cut together with another one: more tokens than the tokenizer's
-    /// limit, from the end that is kept.
+    /// Returns the part of a long text that can contribute tokens to a cut pair: more tokens than the tokenizer's limit, from
+    /// the end that is kept.
     fn needed<'t>(
         &self,
         index: usize,
@@ -288,11 +288,11 @@ impl TextEncoder {
         })
     }
 
-    /// Token ids of a text to go on from; `None` where it has more than `max_tokens`, which may be known before all of it is
-    /// tokenized.
+    /// Tokenizes a prompt for a generator. Returns `None` if it has more than `max_tokens` tokens, without tokenizing all of
+    /// it.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses or panics on, and a long one that cannot be tokenized in pieces.
+    /// A text that the tokenizer refuses or panics on, and a long one that cannot be split.
     pub fn prompt_within(
         &self,
         text: &str,
@@ -326,11 +326,11 @@ impl TextEncoder {
         Ok((all.len() <= max_tokens).then_some(all))
     }
 
-    /// Calls `each` with the tokens of a text in their order, until it breaks, however long the text is: with the special tokens
-    /// that the tokenizer adds or without. No prompt stands before it.
+    /// Calls `each` with the tokens of a text of any length, in order, until it breaks. `adds_special` adds the tokenizer's
+    /// special tokens. No prompt is added.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses or panics on, and a long one that cannot be tokenized in pieces.
+    /// A text that the tokenizer refuses or panics on, and a long one that cannot be split.
     pub fn for_each_token<B>(
         &self,
         text: &str,
@@ -352,7 +352,7 @@ impl TextEncoder {
             }
             let range = match (is_first, is_last) {
                 (true, true) => 0..encoding.len(),
-                // The tokens before a text come with the first one of its own.
+                // Tokens added before the text are returned with the text's first token.
                 (_, false) if is_empty => 0..0,
                 (true, false) => 0..content.end,
                 (false, false) => content,
@@ -372,10 +372,10 @@ impl TextEncoder {
         Ok(broke)
     }
 
-    /// All tokens of a text, as [`for_each_token`](Self::for_each_token) gives them.
+    /// Returns all tokens of a text; see [`for_each_token`](Self::for_each_token).
     ///
     /// # Errors
-    /// As `for_each_token`.
+    /// The errors of `for_each_token`.
     pub fn tokens(&self, text: &str, adds_special: bool) -> Result<Vec<TextToken>, EngineError> {
         let mut tokens = Vec::new();
         self.for_each_token(text, adds_special, |token| {
@@ -386,7 +386,7 @@ impl TextEncoder {
     }
 }
 
-/// A token of a piece that begins at a byte of the text.
+/// Returns a token of a piece that begins at byte `start` of the text.
 fn token(encoding: &Encoding, at: usize, piece: &str, start: usize) -> TextToken {
     let is_special = encoding.get_special_tokens_mask()[at] != 0;
     let span = encoding.get_offsets()[at];

@@ -1,4 +1,4 @@
-//! Trials in place: whole programs that differ by one kernel, timed alternately on a device.
+//! In-place trials: whole programs that differ in one kernel, timed alternately on a device.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -18,17 +18,18 @@ use crate::{
     tensor::DType,
 };
 
-/// Rounds of a trial, runs of each program in a round, and the ratio of times at which a program gets the first rounds only.
+/// Number of rounds of a trial, runs of each program per round, and the time ratio above which a program is given up after
+/// the first rounds.
 const ROUNDS: usize = 8;
 const RUNS: usize = 4;
 const FIRST_ROUNDS: usize = 2;
 const GIVE_UP_RATIO: f64 = 1.03;
-/// Pause before a trial, because the card's clock falls under sustained load.
+/// Pause before a trial, since the card's clock falls under sustained load.
 const REST: Duration = Duration::from_millis(10);
-/// Microseconds of a made-up timing that forces a kernel into the program: less than any kernel takes.
+/// Artificial timing in microseconds that forces a kernel into the program; no kernel is faster.
 const FORCED: f64 = 1e-3;
 
-/// The model whose weights all programs share, and code by symbol.
+/// The model whose weights all programs share, and cubins by symbol.
 pub(super) struct Trials<'a> {
     tuner: &'a Tuner<'a>,
     compiled: &'a Compiled,
@@ -54,7 +55,7 @@ impl<'a> Trials<'a> {
         }
     }
 
-    /// Tries every kernel that may be as fast as the one launched for a batch, and adds the time of each to `timings`.
+    /// Tries every kernel that may be as fast as the selected one for a batch, and adds the time of each to `timings`.
     pub(super) fn run(
         &mut self,
         batch: &Batch,
@@ -91,7 +92,7 @@ impl<'a> Trials<'a> {
             let symbol = kernel.as_kernel().symbol();
             if !agree(&outputs, &reference, self.compiled.options.dtype) {
                 tracing::warn!(
-                    "results differ with `{symbol}` on {tokens} tokens: it is not timed"
+                    "results differ with `{symbol}` on {tokens} tokens: the kernel is not timed"
                 );
                 continue;
             }
@@ -112,8 +113,8 @@ impl<'a> Trials<'a> {
         Ok(())
     }
 
-    /// Microseconds of a kernel in place, where a run with it takes `more` microseconds than without: its estimate, plus its
-    /// launches' share of the difference between `more` and what the estimates of all kernels predict.
+    /// Returns the microseconds of a kernel in place, if a run with it takes `more` microseconds than without: its estimate,
+    /// plus its launches' share of the difference between `more` and the predicted change.
     fn in_place(
         &self,
         kernel: &KernelSpec,
@@ -131,11 +132,11 @@ impl<'a> Trials<'a> {
         let launches = with.launched.iter().filter(|k| *k == kernel).count();
         let estimated = all(with) - all(without);
         let own = us(kernel) + (more - estimated) / launches.max(1) as f64;
-        // A time far below the estimate is noise of the measurement.
+        // A time far below the estimate is measurement noise.
         (own > 0.2 * us(kernel)).then_some(own)
     }
 
-    /// Compiles all that the programs launch for a batch, in parallel, and loads the weights at the first call.
+    /// Compiles all kernels that the programs launch for a batch, in parallel. The first call loads the weights.
     fn prepare(&mut self, programs: &[&Program], batch: &Batch) -> Result<(), EngineError> {
         let mut missing: Vec<KernelSpec> = Vec::new();
         for program in programs {
@@ -174,7 +175,7 @@ impl<'a> Trials<'a> {
         Ok(())
     }
 
-    /// A session that has warmed up and captured its graph.
+    /// Returns a session that has warmed up and captured its graph.
     fn runner(&mut self, program: Program, batch: &Batch) -> Result<Runner, EngineError> {
         let launched = launched(&program, batch)?;
         let Some(base) = &self.base else {
@@ -188,7 +189,7 @@ impl<'a> Trials<'a> {
     }
 }
 
-/// The kernels of a batch's launches, in order.
+/// Returns the kernels of a batch's launches, in order.
 fn launched(program: &Program, batch: &Batch) -> Result<Vec<KernelSpec>, EngineError> {
     let launched = program
         .launched(&batch.extents())
@@ -199,8 +200,8 @@ fn launched(program: &Program, batch: &Batch) -> Result<Vec<KernelSpec>, EngineE
         .collect())
 }
 
-/// Median milliseconds of the first session, and the median ratio of the second's time to it. The order alternates between
-/// rounds; a second that is given up has the medians of its first rounds.
+/// Returns the median milliseconds of the first session, and the median ratio of the second's time to it. The order
+/// alternates between rounds. If the second is given up, the medians are of the first rounds.
 fn time_interleaved(
     first: &mut CudaSession,
     second: &mut CudaSession,
@@ -231,7 +232,7 @@ fn time_interleaved(
     Ok(median(&all).zip(median(&ratios)))
 }
 
-/// The median; of an even number of values, the mean of the two in the middle.
+/// Returns the median; for an even number of values, the mean of the middle two.
 fn median(of: &[f64]) -> Option<f64> {
     let mut of = of.to_vec();
     of.sort_by(f64::total_cmp);
@@ -242,7 +243,7 @@ fn median(of: &[f64]) -> Option<f64> {
     Some((below + above) / 2.0)
 }
 
-/// Whether results agree up to the rounding that accumulates over layers, by the relative error in the 2-norm.
+/// Whether results agree up to rounding accumulated over layers, by the relative error in the 2-norm.
 fn agree(own: &[Output], reference: &[Output], dtype: DType) -> bool {
     let bound = match dtype {
         DType::BF16 => 0.125,
@@ -256,7 +257,7 @@ fn agree(own: &[Output], reference: &[Output], dtype: DType) -> bool {
             of_difference += f64::from(a - b).powi(2);
             of_all += f64::from(b).powi(2);
         }
-        // Not `!(a > b)`: a NaN must not agree.
+        // Not `!(a > b)`: NaN must not agree.
         of_difference <= of_all * bound * bound
     })
 }

@@ -12,7 +12,7 @@ use super::{
 pub struct Args {
     pub positional: Items,
     pub named: Vec<(String, Value)>,
-    /// For the named ones.
+    /// Memory charge for the named arguments.
     charge: Charge,
 }
 
@@ -25,7 +25,7 @@ impl Args {
         })
     }
 
-    /// The same arguments once more.
+    /// Returns a copy of the arguments.
     pub fn copy(&self, meter: &Rc<Meter>) -> Result<Self> {
         let mut copy = Self::new(meter)?;
         copy.positional
@@ -36,7 +36,7 @@ impl Args {
         Ok(copy)
     }
 
-    /// Adds an argument with a name.
+    /// Adds a named argument.
     pub fn name(&mut self, name: &str, value: Value) -> Result<()> {
         if self.named.iter().any(|(known, _)| known == name) {
             return Err(Error::failed(format!(
@@ -52,7 +52,7 @@ impl Args {
         Ok(())
     }
 
-    /// The arguments by the names of the parameters, of which the first `required` must be given.
+    /// Assigns the arguments to the parameters, the first `required` of which must be given.
     pub fn bind<const N: usize>(
         self,
         callee: &str,
@@ -100,7 +100,7 @@ impl Args {
         self.bind(callee, [], 0).map(|[]| ())
     }
 
-    /// The named arguments as a dict.
+    /// Returns the named arguments as a dict.
     pub fn named_dict(self, meter: &Rc<Meter>) -> Result<Value> {
         let mut entries = Vec::new();
         for (name, value) in self.named {
@@ -110,7 +110,7 @@ impl Args {
     }
 }
 
-/// A whole number that an argument gives, or `default`.
+/// Returns an integer argument, or `default`.
 pub fn int_or(value: Option<&Value>, name: &str, default: i128) -> Result<i128> {
     match value {
         None => Ok(default),
@@ -123,7 +123,7 @@ pub fn int_or(value: Option<&Value>, name: &str, default: i128) -> Result<i128> 
     }
 }
 
-/// Whether an argument is true, or `default`.
+/// Returns whether an argument is true, or `default`.
 pub fn is_true_or(value: Option<&Value>, default: bool) -> bool {
     value.map_or(default, Value::is_true)
 }

@@ -48,7 +48,7 @@ pub enum NodeKind {
         values: Vec<(Target, Expr)>,
         body: Vec<Node>,
     },
-    /// A body with a scope of its own, such as that of `generation`.
+    /// A body with its own scope, such as that of `generation`.
     Scope(Vec<Node>),
     FilterBlock {
         filters: Vec<Filter>,
@@ -61,7 +61,7 @@ pub enum NodeKind {
     },
     Break,
     Continue,
-    /// A statement that parses and has no meaning here, with the reason.
+    /// A statement that parses but is not supported, with the reason.
     Unsupported(String),
 }
 
@@ -189,7 +189,7 @@ fn highest<'a>(all: impl IntoIterator<Item = &'a Expr>) -> u32 {
 }
 
 impl ExprKind {
-    /// Height of the highest child.
+    /// Returns the maximum height of the children.
     pub fn height(&self) -> u32 {
         match self {
             Self::None

@@ -8,7 +8,7 @@ use super::{
     value::{Global, LoopState, Method, SeqKind, Value},
 };
 
-/// Attributes of Python's types, apart from those with underscores.
+/// Attributes of Python's types, except those with underscores.
 const STR: [&str; 47] = [
     "capitalize",
     "casefold",
@@ -127,7 +127,7 @@ const LOOP: [&str; 14] = [
     "revindex0",
     "iterable",
 ];
-/// Attributes that change a list or dict, which the sandbox refuses.
+/// Attributes that modify a list or dict, which the sandbox refuses.
 const MUTATING: [&str; 11] = [
     "append",
     "clear",
@@ -143,7 +143,7 @@ const MUTATING: [&str; 11] = [
 ];
 
 impl Machine<'_> {
-    /// `of.name`
+    /// Evaluates `of.name`.
     pub fn attribute(&mut self, of: &Value, name: &str) -> Result<Value> {
         if let Some(value) = self.own_attribute(of, name)? {
             return Ok(value);
@@ -158,7 +158,7 @@ impl Machine<'_> {
         }
     }
 
-    /// `of[key]`
+    /// Evaluates `of[key]`.
     pub fn item(&mut self, of: &Value, key: &Value) -> Result<Value> {
         let meter = Rc::clone(&self.meter);
         let found = match of.defined()? {
@@ -213,14 +213,14 @@ impl Machine<'_> {
         Value::undefined(&self.meter, &message)
     }
 
-    /// The attribute that Python's type has, if it has one.
+    /// Returns an attribute of the value's Python type, if it exists.
     fn own_attribute(&mut self, of: &Value, name: &str) -> Result<Option<Value>> {
         let meter = Rc::clone(&self.meter);
         let of = of.defined()?;
         let known: &[&str] = match of {
             Value::Str(_) => &STR,
             Value::Dict(dict) => {
-                // JSON that came as a string has the methods of both.
+                // A dict parsed from a JSON string has the methods of both types.
                 let is_text = dict.source.is_some() && STR.contains(&name);
                 match is_text && dict.field(name, &meter)?.is_none() {
                     true => &STR,
@@ -296,7 +296,7 @@ impl Machine<'_> {
     }
 }
 
-/// What messages call a value.
+/// Returns the name of a value for error messages.
 fn object_name(of: &Value) -> String {
     match of {
         Value::None => "None".to_owned(),

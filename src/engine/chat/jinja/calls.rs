@@ -12,7 +12,7 @@ use super::{
     value::{Global, Seq, SeqKind, Value},
 };
 
-/// Max length of a `range`, as jinja2's sandbox has it.
+/// Maximum length of a `range`, equal to that of jinja2's sandbox.
 const MAX_RANGE: i128 = 100_000;
 
 impl Machine<'_> {
@@ -80,7 +80,7 @@ impl Machine<'_> {
                     None => Value::text(&meter, ", ")?.to_text(&meter)?,
                 };
                 self.joiners.push((separator, false));
-                // What is kept for later takes memory, too.
+                // Stored objects are charged, too.
                 let mut kept = Items::new(&meter)?;
                 kept.push(Value::None)?;
                 self.kept.push(kept);
@@ -141,7 +141,7 @@ fn range(args: Args, meter: &Rc<Meter>) -> Result<Value> {
     Value::seq(SeqKind::Range { start, stop, step }, items)
 }
 
-/// Entries as `dict(…)` makes them of its arguments.
+/// Returns the entries of `dict(…)`.
 fn entries(args: Args, callee: &str, meter: &Rc<Meter>) -> Result<Vec<(Value, Value)>> {
     let mut entries = Vec::new();
     match args.positional.as_slice() {
@@ -179,8 +179,8 @@ fn entries(args: Args, callee: &str, meter: &Rc<Meter>) -> Result<Vec<(Value, Va
     Ok(entries)
 }
 
-/// The messages of a conversation. Servers take the arguments of a tool call as JSON in a string, and templates are written for objects, so
-/// a string becomes an object that has the string for its text.
+/// Converts the messages of a conversation. Clients send the arguments of a tool call as a JSON string, and templates expect
+/// an object, so the string becomes an object that keeps the string as its text.
 pub fn messages(meter: &Rc<Meter>, messages: &[Json]) -> Result<Value> {
     let mut items = Items::new(meter)?;
     for (at, message) in messages.iter().enumerate() {
@@ -210,7 +210,7 @@ pub fn messages(meter: &Rc<Meter>, messages: &[Json]) -> Result<Value> {
     Value::list(items)
 }
 
-/// A tool call, or its `function`, with `arguments` as an object.
+/// Converts a tool call, or its `function`, with `arguments` as an object.
 fn tool_call(meter: &Rc<Meter>, call: &Json, place: &str) -> Result<Value> {
     let Json::Object(fields) = call else {
         return Value::from_json(meter, call);

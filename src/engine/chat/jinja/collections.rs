@@ -20,11 +20,11 @@ impl SeqKind {
         }
     }
 
-    /// The kind by which sequences are equal or not.
+    /// Returns the kind that decides whether sequences can be equal.
     pub fn compared(self) -> Self {
         match self {
             Self::Group => Self::Tuple,
-            // Ranges are equal by their elements.
+            // Ranges are compared by their elements.
             Self::Range { .. } => Self::Range {
                 start: 0,
                 stop: 0,
@@ -47,7 +47,7 @@ impl Seq {
         })
     }
 
-    /// The element at `index`, which counts from the end where it is negative.
+    /// Returns the element at `index`; a negative index counts from the end.
     pub fn at(&self, index: i128) -> Option<&Value> {
         let len = self.items.len() as i128;
         let index = if index < 0 { index + len } else { index };
@@ -71,7 +71,7 @@ impl Dict {
         Ok(None)
     }
 
-    /// The value of a key that is a text.
+    /// Returns the value of a string key.
     pub fn field(&self, name: &str, meter: &Rc<Meter>) -> Result<Option<&Value>> {
         let n = self.entries.len();
         meter.work(1 + n / 8 + n.saturating_mul(name.len() / 64))?;
@@ -83,7 +83,7 @@ impl Dict {
     }
 }
 
-/// Sets an entry as a Python dict does: of equal keys the first keeps its place, the last value counts.
+/// Sets an entry as a Python dict does: of equal keys, the first keeps its position and the last value is used.
 pub fn insert(
     entries: &mut Vec<(Value, Value)>,
     key: Value,

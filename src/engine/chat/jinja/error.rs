@@ -1,9 +1,9 @@
-//! Why a template has no text.
+//! Errors of parsing and rendering.
 
-/// Max characters of a message.
+/// Maximum number of characters of a message.
 const MAX_MESSAGE: usize = 1000;
 
-/// Why a template cannot be parsed or rendered.
+/// An error of parsing or rendering a template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     pub kind: Kind,
@@ -15,13 +15,13 @@ pub struct Error {
 /// Kind of an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The template is wrong, or does not fit the values.
+    /// The template is invalid, or does not fit the values.
     Failed,
-    /// The template itself refuses the conversation by `raise_exception`.
+    /// The template refuses the conversation with `raise_exception`.
     Refused,
     /// Rendering would exceed a limit.
     Limit,
-    /// The messages are no conversation, whatever the template.
+    /// The messages are invalid for any template.
     Messages,
 }
 
@@ -45,7 +45,7 @@ impl Error {
     }
 
     fn new(kind: Kind, message: String) -> Box<Self> {
-        // A message may quote a text of the template.
+        // A message may quote text of the template.
         let end = message.char_indices().nth(MAX_MESSAGE);
         Box::new(Self {
             kind,
@@ -56,7 +56,7 @@ impl Error {
         })
     }
 
-    /// The error with `line`, unless it has one.
+    /// Sets the line, unless the error has one.
     pub fn at(mut self: Box<Self>, line: u32) -> Box<Self> {
         self.line = self.line.or(Some(line));
         self

@@ -47,7 +47,7 @@ impl<'t> Machine<'t> {
             ExprKind::Tuple(all) => Value::seq(SeqKind::Tuple, self.all(all)?),
             ExprKind::Dict(pairs) => {
                 let mut entries = Vec::new();
-                // What is evaluated before the dict exists is charged, too.
+                // Values are charged before the dict exists, too.
                 let mut held = Items::new(&meter)?;
                 for (key, value) in pairs {
                     let key = self.evaluate(key)?;
@@ -189,7 +189,7 @@ impl<'t> Machine<'t> {
         }
         if let Some(dict) = &arguments.dict {
             let Value::Dict(dict) = self.evaluate(dict)? else {
-                return Err(Error::failed("an argument behind ** must be a dict"));
+                return Err(Error::failed("an argument after ** must be a dict"));
             };
             for (key, value) in &dict.entries {
                 let Some(name) = key.as_text() else {

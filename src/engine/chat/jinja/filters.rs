@@ -1,4 +1,4 @@
-//! Filters. Those of sequences are in `sequences`.
+//! Filters, except those for sequences, which are in `sequences`.
 
 use std::rc::Rc;
 
@@ -24,7 +24,7 @@ const UNSUPPORTED: [&str; 8] = [
     "wordwrap",
     "xmlattr",
 ];
-/// Filters that take text that is marked as safe.
+/// Filters that accept text marked as safe.
 const TAKES_MARKUP: [&str; 13] = [
     "safe",
     "escape",
@@ -42,7 +42,7 @@ const TAKES_MARKUP: [&str; 13] = [
 ];
 
 impl Machine<'_> {
-    /// `value | name(…)`
+    /// Evaluates `value | name(…)`.
     pub fn filter(&mut self, name: &str, value: Value, args: Args) -> Result<Value> {
         self.meter.work(1)?;
         let _level = self.meter.enter()?;
@@ -102,7 +102,7 @@ impl Machine<'_> {
                 let [attribute] = args.bind(name, ["name"], 1)?;
                 let attribute = attribute.unwrap_or(Value::None).to_text(&meter)?;
                 match &value {
-                    // Entries of a dict are no attributes.
+                    // Dict entries are not attributes.
                     Value::Dict(_) => Err(Error::failed(
                         "the filter `attr` of a dict is not supported; use a subscript",
                     )),
@@ -221,7 +221,7 @@ impl Machine<'_> {
                 let radix = u32::try_from(base).ok().filter(|n| (2..=36).contains(n));
                 let radix = radix.ok_or_else(|| Error::failed("int() base must be 2 to 36"))?;
                 let whole = i128::from_str_radix(digits, radix).ok();
-                // As in jinja2, a text with a fraction is cut.
+                // Truncates text with a fraction, as jinja2 does.
                 whole.or_else(|| parse_float(text).and_then(cut))
             }
             Value::Float(number) => cut(*number),
@@ -262,7 +262,7 @@ fn round(value: &Value, args: Args) -> Result<Value> {
                 "rounding whole numbers to tens is not supported",
             ));
         }
-        // The digits of the decimal text are those that Python rounds, ties to even.
+        // The exact decimal digits decide the rounding, with ties to even, as in Python.
         ("common", None) if (0..=100).contains(&places) => {
             let text = format!("{number:.*}", places as usize);
             Value::Float(text.parse().unwrap_or(number))
@@ -273,7 +273,7 @@ fn round(value: &Value, args: Args) -> Result<Value> {
     })
 }
 
-/// Upper case behind spaces, hyphens and opening brackets, lower case elsewhere.
+/// Uppercases the first letter after spaces, hyphens and opening brackets, and lowercases all others.
 fn title(text: &Rc<Text>, machine: &Machine<'_>) -> Result<Value> {
     let mut builder = Builder::new(&machine.meter)?;
     let mut is_start = true;
@@ -365,7 +365,7 @@ fn truncate(text: &Rc<Text>, args: Args, machine: &Machine<'_>) -> Result<Value>
     Ok(Value::built(builder))
 }
 
-/// `tojson` with the options that transformers gives it.
+/// Implements `tojson` with the options that transformers adds.
 fn to_json(value: &Value, args: Args, machine: &Machine<'_>) -> Result<Value> {
     let meter = &machine.meter;
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];

@@ -1,4 +1,4 @@
-//! Texts with places for values: `%` and `str.format`.
+//! String formatting: `%` and `str.format`.
 
 use std::rc::Rc;
 
@@ -11,10 +11,10 @@ use super::{
     value::{SeqKind, Text, Value},
 };
 
-/// Max digits behind a decimal point.
+/// Maximum number of digits after the decimal point.
 const MAX_PRECISION: usize = 100;
 
-/// How one value is written.
+/// Format of one value.
 #[derive(Default)]
 struct Spec {
     fill: Option<char>,
@@ -47,7 +47,7 @@ fn digits(chars: &mut std::iter::Peekable<std::str::Chars<'_>>) -> Result<Option
 }
 
 impl Machine<'_> {
-    /// `text % values`
+    /// Evaluates `text % values`.
     pub fn percent(&mut self, text: &Rc<Text>, values: &Value) -> Result<Value> {
         let meter = Rc::clone(&self.meter);
         if text.is_markup {
@@ -105,7 +105,7 @@ impl Machine<'_> {
                 'i' | 'u' => 'd',
                 other => other,
             });
-            // Texts are written to the right, and zeros are for numbers.
+            // Text is right-aligned, and zero padding applies only to numbers.
             spec.align = spec.align.or(match (kind, spec.fill) {
                 ('s' | 'r', _) => Some('>'),
                 (_, Some('0')) => Some('='),
@@ -124,7 +124,7 @@ impl Machine<'_> {
         Ok(Value::built(builder))
     }
 
-    /// `text.format(…)`
+    /// Evaluates `text.format(…)`.
     pub fn format(&mut self, text: &Rc<Text>, args: Args) -> Result<Value> {
         let meter = Rc::clone(&self.meter);
         meter.scan(text.len().saturating_mul(4))?;
@@ -170,7 +170,7 @@ impl Machine<'_> {
         Ok(Value::built(builder))
     }
 
-    /// The value that a field such as `0.name` or `list[3]` names.
+    /// Returns the value named by a field such as `0.name` or `list[3]`.
     fn field(&mut self, field: &str, args: &Args, automatic: &mut usize) -> Result<Value> {
         let name = field.split([':', '!']).next().unwrap_or_default();
         let first = name.split(['.', '[']).next().unwrap_or_default();
@@ -217,7 +217,7 @@ impl Machine<'_> {
 }
 
 impl Spec {
-    /// The part of a field behind `:`.
+    /// Parses the part of a field after `:`.
     fn parse(text: &str) -> Result<Self> {
         let mut spec = Self::default();
         let all: Vec<char> = text.chars().take(3).collect();
@@ -250,12 +250,12 @@ impl Spec {
         match self.precision.unwrap_or(default) {
             found if found <= MAX_PRECISION => Ok(found),
             found => Err(wrong(format!(
-                "{found} digits behind the point; expected at most {MAX_PRECISION}"
+                "{found} digits after the decimal point; expected at most {MAX_PRECISION}"
             ))),
         }
     }
 
-    /// A value of `%`, where `s` and `r` take any value, and numbers are cut to whole ones.
+    /// Formats a value for `%`. `s` and `r` take any value, and integer formats truncate numbers.
     fn percent(&self, value: &Value, to: &mut Builder, meter: &Rc<Meter>) -> Result<()> {
         match (self.kind, value) {
             (Some('s'), value) => self.text(&value.to_text(meter)?, to),
@@ -275,7 +275,7 @@ impl Spec {
         }
     }
 
-    /// A value of `str.format`.
+    /// Formats a value for `str.format`.
     fn write(&self, value: &Value, to: &mut Builder, meter: &Rc<Meter>) -> Result<()> {
         match (value, self.kind) {
             (Value::Int(_) | Value::Float(_), _)
@@ -368,7 +368,7 @@ impl Spec {
     }
 }
 
-/// Digits in groups of three before the point.
+/// Groups the digits before the decimal point in threes.
 fn with_commas(digits: &str) -> String {
     let whole = digits
         .find(|c: char| !c.is_ascii_digit())

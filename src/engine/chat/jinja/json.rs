@@ -1,4 +1,4 @@
-//! JSON whose objects keep the order of their fields, which templates write down.
+//! JSON whose objects keep the order of their fields, which templates write.
 
 use std::{collections::HashMap, fmt};
 
@@ -42,7 +42,7 @@ impl Json {
         *self == Self::Null
     }
 
-    /// The name of the value's kind, with its article.
+    /// Returns the name of the value's kind, with its article.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Null => "null",
@@ -135,7 +135,7 @@ impl<'de> Visitor<'de> for AnyJson {
         Ok(Json::Array(items))
     }
 
-    /// Of fields with one name the last counts, in the place of the first, as in Python.
+    /// Reads an object. Like in Python, the first of several equal names keeps its position and the last value is used.
     fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Json, A::Error> {
         let mut fields: Vec<(String, Json)> = Vec::new();
         let mut places: HashMap<String, usize> = HashMap::new();

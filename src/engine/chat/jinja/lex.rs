@@ -17,13 +17,13 @@ pub enum Token {
     End,
 }
 
-/// Longer ones first.
+/// Operators, longest first.
 const OPERATORS: [&str; 27] = [
     "**", "//", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}",
     ">", "<", "=", ".", ":", "|", ",", ";", "!",
 ];
 
-/// Whitespace as Python has it.
+/// Whether Python counts the character as whitespace.
 pub fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
 }
@@ -37,7 +37,7 @@ struct Lexer<'s> {
     tokens: Vec<(Token, u32)>,
 }
 
-/// The tokens of `source` with their lines.
+/// Returns the tokens of `source` with their lines.
 pub fn tokens(source: &str) -> Result<Vec<(Token, u32)>> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let source = source.strip_suffix('\n').unwrap_or(&source);
@@ -68,7 +68,7 @@ impl<'s> Lexer<'s> {
         Err(Error::failed(message).at(self.line))
     }
 
-    /// Moves by `bytes` and counts lines.
+    /// Advances by `bytes` and counts lines.
     fn skip(&mut self, bytes: usize) {
         let skipped = &self.source[self.at..self.at + bytes];
         self.line += skipped.matches('\n').count() as u32;
@@ -80,7 +80,7 @@ impl<'s> Lexer<'s> {
         self.skip(rest.len() - rest.trim_start_matches(is_space).len());
     }
 
-    /// Data up to the next tag, and the tag.
+    /// Reads data up to the next tag, and the tag.
     fn root(&mut self) -> Result<()> {
         let rest = self.rest();
         let begins = |&(at, _): &(usize, char)| {
@@ -121,7 +121,7 @@ impl<'s> Lexer<'s> {
         }
     }
 
-    /// Data without the whitespace that the tag behind it takes away.
+    /// Returns data without the whitespace that the next tag strips.
     fn before_tag<'t>(&self, data: &'t str, sign: Option<u8>, is_output: bool) -> &'t str {
         if sign == Some(b'-') {
             return data.trim_end_matches(is_space);
@@ -149,7 +149,7 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// Whitespace behind the end of a tag.
+    /// Skips the whitespace after the end of a tag.
     fn after_tag(&mut self, sign: u8, trims: bool) {
         let before = self.at;
         match sign {
@@ -161,7 +161,7 @@ impl<'s> Lexer<'s> {
         self.is_line_start = self.source[..self.at].ends_with('\n') && self.at > before;
     }
 
-    /// Text between `raw` and `endraw`.
+    /// Reads the text between `raw` and `endraw`.
     fn raw(&mut self, opening: usize, has_minus: bool) -> Result<()> {
         self.skip(opening);
         self.is_line_start = false;
@@ -184,7 +184,7 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// Tokens inside a tag, and its end.
+    /// Reads the tokens inside a tag, and its end.
     fn inner(&mut self, end: &str, token: Token) -> Result<()> {
         let mut open: Vec<u8> = Vec::new();
         let is_block = token == Token::BlockEnd;
@@ -218,7 +218,7 @@ impl<'s> Lexer<'s> {
             } else {
                 let operator = OPERATORS.iter().find(|known| rest.starts_with(**known));
                 let Some(operator) = operator else {
-                    return self.failed(format!("a tag has `{c}`, which is no part of Jinja"));
+                    return self.failed(format!("a tag has `{c}`, which is not part of Jinja"));
                 };
                 self.balance(&mut open, operator)?;
                 self.add(Token::Operator(operator));
@@ -251,7 +251,7 @@ impl<'s> Lexer<'s> {
             let digits = &digits[..end.unwrap_or(digits.len())];
             let value = i128::from_str_radix(&digits.replace('_', ""), *radix);
             let Ok(value) = value else {
-                return self.failed(format!("`{prefix}{digits}` is no number"));
+                return self.failed(format!("`{prefix}{digits}` is not a number"));
             };
             self.add(Token::Int(value));
             self.skip(prefix.len() + digits.len());
@@ -326,7 +326,7 @@ impl<'s> Lexer<'s> {
                         let code = code.filter(|code| code.bytes().all(|b| b.is_ascii_hexdigit()));
                         let code = code.and_then(|code| u32::from_str_radix(code, 16).ok());
                         let Some(c) = code.and_then(char::from_u32) else {
-                            return self.failed(format!("`\\{c}` in a text is no character"));
+                            return self.failed(format!("`\\{c}` in a string is not a character"));
                         };
                         text.push(c);
                         for _ in 0..digits {
@@ -358,7 +358,7 @@ impl<'s> Lexer<'s> {
     }
 }
 
-/// The sign behind `{%`, the length and whether it ends with `-%}`, if `text` begins with the tag `name`.
+/// If `text` begins with the tag `name`, returns the sign after `{%`, the tag's length, and whether it ends with `-%}`.
 fn raw_tag(text: &str, name: &str) -> Option<(Option<u8>, usize, bool)> {
     let inner = text.strip_prefix("{%")?;
     let sign = inner.bytes().next().filter(|c| matches!(c, b'-' | b'+'));
@@ -367,7 +367,7 @@ fn raw_tag(text: &str, name: &str) -> Option<(Option<u8>, usize, bool)> {
     let inner = inner.trim_start_matches(is_space);
     let (inner, has_minus) = match inner.strip_prefix('-') {
         Some(inner) => (inner, true),
-        // Only `endraw` takes a plus.
+        // Only `endraw` may have a plus.
         None if name == "endraw" => (inner.strip_prefix('+').unwrap_or(inner), false),
         None => (inner, false),
     };

@@ -1,4 +1,4 @@
-//! Runs the statements of a template.
+//! Executes the statements of a template.
 
 use std::{borrow::Cow, cell::Cell, rc::Rc};
 
@@ -10,17 +10,17 @@ use super::{
     value::{LoopState, MacroRef, Seq, SeqKind, Text, Value},
 };
 
-/// A rendering.
+/// State of a rendering.
 pub struct Machine<'t> {
     pub meter: Rc<Meter>,
     template: &'t ast::Template,
     scopes: Vec<Scope<'t>>,
-    /// Scopes that can be used again.
+    /// Indices of scopes that can be reused.
     free: Vec<usize>,
     scope: usize,
     next_id: u64,
     out: Builder,
-    /// Objects that change. They are kept here, so that values cannot refer to themselves.
+    /// Mutable objects. They are stored here so that values cannot refer to themselves.
     pub namespaces: Vec<Namespace>,
     pub cyclers: Vec<(Rc<Seq>, usize)>,
     pub joiners: Vec<(Rc<Text>, bool)>,
@@ -50,7 +50,7 @@ struct LoopFrame<'t> {
     changed: Option<Value>,
 }
 
-/// Whether the loop around goes on.
+/// Control flow of the enclosing loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flow {
     Next,
@@ -125,7 +125,7 @@ impl<'t> Machine<'t> {
         result
     }
 
-    /// The text that `f` writes.
+    /// Returns the text that `f` writes.
     fn captured<T>(&mut self, f: impl FnOnce(&mut Self) -> Result<T>) -> Result<Value> {
         let inner = Builder::new(&self.meter)?;
         let outer = std::mem::replace(&mut self.out, inner);
@@ -134,7 +134,7 @@ impl<'t> Machine<'t> {
         result.map(|_| Value::built(inner))
     }
 
-    /// The value of a variable.
+    /// Returns the value of a variable.
     pub fn variable(&self, name: &str) -> Result<Option<Value>> {
         let mut scope = Some(self.scope);
         while let Some(place) = scope {
@@ -362,7 +362,7 @@ impl<'t> Machine<'t> {
         Ok(())
     }
 
-    /// `loop(iterable)` in a recursive loop: the text of the loop over something else.
+    /// Evaluates `loop(iterable)` in a recursive loop: renders the loop over `iterable`.
     pub fn recurse(&mut self, state: &LoopState, iterable: &Value) -> Result<Value> {
         let frame = self.loop_frame(state)?;
         let (of, scope, depth) = (frame.of, frame.scope, frame.depth);
@@ -374,7 +374,7 @@ impl<'t> Machine<'t> {
         self.captured(|machine| machine.for_loop(of, iterable, scope, depth + 1))
     }
 
-    /// `loop.changed(…)`: whether the values differ from those of the last call.
+    /// Evaluates `loop.changed(…)`: whether the values differ from those of the last call.
     pub fn changed(&mut self, state: &LoopState, values: Value) -> Result<bool> {
         let meter = Rc::clone(&self.meter);
         let frame = self.loop_frame(state)?;
@@ -395,7 +395,7 @@ impl<'t> Machine<'t> {
             .ok_or_else(|| Error::failed("`loop` is used after its loop has ended"))
     }
 
-    /// A macro that sees the variables of the current scope.
+    /// Returns a macro that sees the variables of the current scope.
     fn macro_here(&self, index: usize) -> Value {
         Value::Macro(MacroRef {
             index,

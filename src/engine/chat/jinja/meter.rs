@@ -1,8 +1,8 @@
-//! Limits of one rendering: the bytes that live at once, the steps in all, and the depth of nesting.
+//! Limits of one rendering: live bytes, total steps and nesting depth.
 //!
-//! Every value that can grow holds a [`Charge`], which is taken before the memory is and given back when the value is dropped. Text is
-//! built by [`Builder`] and lists by [`Items`], which charge as they grow. Work on texts and lists counts as steps, so the number of steps
-//! bounds the time.
+//! Every value that can grow holds a [`Charge`], which is taken before the memory is allocated and returned when the value is
+//! dropped. [`Builder`] builds text and [`Items`] builds lists; both charge as they grow. Work on texts and lists counts as
+//! steps, so the number of steps bounds the time.
 
 use std::{cell::Cell, rc::Rc};
 
@@ -11,18 +11,18 @@ use super::{
     value::Value,
 };
 
-/// Bounds of one rendering.
+/// Limits of one rendering.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Max bytes of values and text that live at once.
+    /// Maximum number of live bytes of values and text.
     pub bytes: usize,
-    /// Max steps: evaluated nodes, elements visited, and 64-byte pieces of text that are read or written.
+    /// Maximum number of steps: evaluated nodes, visited elements, and 64-byte chunks of text read or written.
     pub steps: u64,
-    /// Max nesting of evaluations, which bounds the stack.
+    /// Maximum nesting of evaluations, which bounds the stack.
     pub depth: usize,
 }
 
-/// Counts what a rendering uses and refuses more than its limits.
+/// Counts the resources of a rendering and refuses to exceed its limits.
 #[derive(Debug)]
 pub struct Meter {
     limits: Limits,
@@ -31,7 +31,7 @@ pub struct Meter {
     depth: Cell<usize>,
 }
 
-/// Bytes of an allocation beside its contents: the counts of `Rc`, the header of a `Vec` or `String`, and this charge.
+/// Bytes of an allocation besides its contents: the counts of `Rc`, the header of a `Vec` or `String`, and this charge.
 const OVERHEAD: usize = 96;
 
 impl Meter {
@@ -62,7 +62,7 @@ impl Meter {
         self.work(1 + bytes / 64)
     }
 
-    /// A charge for an allocation of `bytes` bytes.
+    /// Charges an allocation of `bytes` bytes.
     pub fn hold(self: &Rc<Self>, bytes: usize) -> Result<Charge> {
         let mut charge = Charge {
             meter: Rc::clone(self),
@@ -72,7 +72,7 @@ impl Meter {
         Ok(charge)
     }
 
-    /// Enters one level of nesting, which ends when the result is dropped.
+    /// Enters a level of nesting, which ends when the result is dropped.
     pub fn enter(self: &Rc<Self>) -> Result<Level> {
         let depth = self.depth.get() + 1;
         if depth > self.limits.depth {
@@ -95,7 +95,7 @@ impl Drop for Level {
     }
 }
 
-/// Bytes that count as live until this is dropped.
+/// Bytes that count as live until the charge is dropped.
 #[derive(Debug)]
 pub struct Charge {
     meter: Rc<Meter>,
@@ -165,8 +165,8 @@ impl Builder {
         Ok(())
     }
 
-    /// Charges for `more` bytes before the text grows by them. Capacity doubles, and the old text lives until it is copied, so growth
-    /// is charged by the capacity.
+    /// Charges for `more` bytes before the text grows. The capacity doubles, and the old text lives until it is copied, so
+    /// growth is charged by capacity.
     fn make_room(&mut self, more: usize) -> Result<()> {
         let needed = self.text.len().saturating_add(more);
         let capacity = self.text.capacity();

@@ -62,7 +62,7 @@ impl Machine<'_> {
                 "the method `{name}` of text that is marked as safe is not supported"
             )));
         }
-        // Most methods look at each character.
+        // Most methods read each character.
         meter.scan(text.len().saturating_mul(4))?;
         match name {
             "format" => self.format(text, args),
@@ -187,10 +187,10 @@ impl Machine<'_> {
     }
 }
 
-/// Bytes of a part of a text while parts are collected: a slice, in a list that may have twice its size.
+/// Bytes per part while the parts of a text are collected: a slice, in a list of up to twice the needed capacity.
 const PART: usize = 3 * size_of::<&str>();
 
-/// A charge for the lines of a text.
+/// Charges for the lines of a text.
 pub fn hold_lines(text: &str, meter: &Rc<Meter>) -> Result<Charge> {
     let n = text.matches(is_line_end).count();
     meter.hold((n + 4).saturating_mul(PART))
@@ -209,7 +209,7 @@ fn unsupported(kind: &str, name: &str) -> Box<Error> {
     ))
 }
 
-/// The text of an argument that must be one.
+/// Returns the text of an argument that must be a string.
 fn string(value: &Value, name: &str) -> Result<Rc<Text>> {
     let text = value.defined()?.as_text().cloned();
     text.ok_or_else(|| {
@@ -290,7 +290,7 @@ fn seq_method(seq: &Rc<Seq>, name: &str, args: Args, meter: &Rc<Meter>) -> Resul
     }
 }
 
-/// A text in another case.
+/// Returns a text in another case.
 pub fn cased(text: &str, name: &str, meter: &Rc<Meter>) -> Result<Value> {
     meter.scan(text.len().saturating_mul(16))?;
     let mut builder = Builder::new(meter)?;
@@ -337,7 +337,7 @@ pub fn cased(text: &str, name: &str, meter: &Rc<Meter>) -> Result<Value> {
     Ok(Value::built(builder))
 }
 
-/// `strip`, `lstrip` and `rstrip`.
+/// Implements `strip`, `lstrip` and `rstrip`.
 pub fn strip(text: &str, name: &str, chars: Option<&Value>, meter: &Rc<Meter>) -> Result<Value> {
     let chars = match chars {
         None | Some(Value::None) => None,
@@ -359,7 +359,7 @@ pub fn strip(text: &str, name: &str, chars: Option<&Value>, meter: &Rc<Meter>) -
     Value::text(meter, left)
 }
 
-/// Byte offsets of the part of a text that `start` and `end` bound, counted in characters.
+/// Returns the byte range of the part of a text between `start` and `end`, which count characters.
 fn part(text: &str, [start, end]: [Option<Value>; 2]) -> Result<Option<(usize, usize)>> {
     if start.is_none() && end.is_none() {
         return Ok(Some((0, text.len())));
@@ -444,7 +444,7 @@ fn split<'t>(text: &'t str, separator: &str, n: usize, from_end: bool) -> Vec<&'
     }
 }
 
-/// Splits at whitespace, at most `n` times. The part that is not split further keeps the whitespace at its far end.
+/// Splits at whitespace, at most `n` times. The unsplit part keeps the whitespace at its far end.
 fn split_spaces(text: &str, n: usize, from_end: bool) -> Vec<&str> {
     let trimmed = |text: &'_ str| match from_end {
         false => text.len() - text.trim_start_matches(is_space).len(),
@@ -482,7 +482,7 @@ fn split_spaces(text: &str, n: usize, from_end: bool) -> Vec<&str> {
     parts
 }
 
-/// Lines by Python's rules, which know more line ends than a newline.
+/// Splits lines by Python's rules, which have more line ends than the newline.
 pub fn lines(text: &str, keeps_ends: bool) -> Vec<&str> {
     let (mut parts, mut rest) = (Vec::new(), text);
     while let Some(at) = rest.find(is_line_end) {
@@ -499,7 +499,7 @@ pub fn lines(text: &str, keeps_ends: bool) -> Vec<&str> {
     parts
 }
 
-/// `text.replace(old, new, count)`; all where `count` is negative.
+/// Implements `text.replace(old, new, count)`. A negative `count` replaces all.
 pub fn replace(text: &str, old: &str, new: &str, count: i128, meter: &Rc<Meter>) -> Result<Value> {
     let n = usize::try_from(count).unwrap_or(usize::MAX);
     let (mut builder, mut from) = (Builder::new(meter)?, 0);
@@ -512,7 +512,7 @@ pub fn replace(text: &str, old: &str, new: &str, count: i128, meter: &Rc<Meter>)
     Ok(Value::built(builder))
 }
 
-/// `center`, `ljust`, `rjust` and `zfill`.
+/// Implements `center`, `ljust`, `rjust` and `zfill`.
 pub fn pad(
     text: &str,
     name: &str,
@@ -530,7 +530,7 @@ pub fn pad(
     let missing = usize::try_from((width - len).max(0)).unwrap_or(usize::MAX);
     let left = match name {
         "ljust" => 0,
-        // Python puts the odd one of a centered text to the left if the width is odd.
+        // If the padding is odd, Python puts the extra character on the left if the width is odd.
         "center" => missing / 2 + (missing & usize::try_from(width.max(0)).unwrap_or(0) & 1),
         _ => missing,
     };
@@ -547,7 +547,7 @@ pub fn pad(
     Ok(Value::built(builder))
 }
 
-/// `isdigit` and its like.
+/// Implements `isdigit` and similar methods.
 fn is_kind(text: &str, name: &str) -> Result<bool> {
     let has = !text.is_empty();
     let all = |f: fn(char) -> bool| has && text.chars().all(f);
@@ -574,7 +574,7 @@ fn is_kind(text: &str, name: &str) -> Result<bool> {
     })
 }
 
-/// Whether `text` has upper or lower case letters alone.
+/// Whether all letters of `text` are upper case or lower case.
 pub fn has_case(text: &str, name: &str) -> Result<bool> {
     is_kind(text, name)
 }

@@ -1,9 +1,10 @@
-//! Jinja as transformers renders chat templates: jinja2's immutable sandbox with `trim_blocks`, `lstrip_blocks` and loop controls.
+//! Jinja as transformers renders chat templates: jinja2's immutable sandbox with `trim_blocks`, `lstrip_blocks` and loop
+//! controls.
 //!
-//! A template comes with a checkpoint and is not trusted, and a conversation comes from a client. So every value is charged to a
-//! [`Meter`], which bounds the memory, the work and the stack of a rendering; a general engine bounds none of them when texts and lists
-//! grow. Values have Python's types and texts, since a prompt must be the one that the model was trained with. Whatever of jinja2 is not
-//! supported is an error and never empty text.
+//! A template comes with a checkpoint and a conversation from a client, so neither is trusted. Every value is charged to a
+//! [`Meter`], which bounds memory, work and stack of a rendering; general Jinja engines do not bound them when texts and
+//! lists grow. Values have Python's types and text form, since the prompt must equal the one of training. Unsupported
+//! features of jinja2 are errors and never render as empty text.
 
 mod args;
 mod ast;
@@ -43,15 +44,15 @@ pub struct Template {
 #[derive(Clone, Copy, Debug)]
 pub enum Variable<'a> {
     Json(&'a Json),
-    /// A conversation, in which `arguments` of tool calls that are JSON in a string become objects.
+    /// A conversation. Tool call `arguments` that are JSON strings become objects.
     Messages(&'a [Json]),
 }
 
 impl Template {
-    /// Parses `source`. Nesting is bounded, so any stack of 1 MiB suffices.
+    /// Parses `source`. Nesting is bounded, so a stack of 1 MiB suffices.
     ///
     /// # Errors
-    /// A text that is no template, with the line.
+    /// Invalid syntax, with the line.
     pub fn parse(source: &str) -> Result<Self, Error> {
         let tree = parse::template(source).map_err(|e| *e)?;
         let mut names: Vec<String> = Vec::new();
@@ -65,14 +66,14 @@ impl Template {
         Ok(Self { tree, names })
     }
 
-    /// Whether `name` occurs in it, as a variable or as any other name.
+    /// Whether `name` occurs in the template, as a variable or any other name.
     pub fn mentions(&self, name: &str) -> bool {
         self.names
             .binary_search_by(|known| known.as_str().cmp(name))
             .is_ok()
     }
 
-    /// The text that the template makes of `variables`.
+    /// Renders the template with `variables`.
     ///
     /// # Errors
     /// A template that does not fit the variables, that refuses them, or that exceeds `limits`.

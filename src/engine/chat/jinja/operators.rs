@@ -20,7 +20,7 @@ fn unsupported(operator: Operator, left: &Value, right: &Value) -> Box<Error> {
     ))
 }
 
-/// An error for whole numbers that Python would go on with.
+/// Returns the error for integers that exceed the supported range; Python's are unlimited.
 fn large() -> Box<Error> {
     Error::failed("a whole number has more than 127 bits, which is not supported")
 }
@@ -30,7 +30,7 @@ impl Machine<'_> {
         let meter = Rc::clone(&self.meter);
         left.defined()?;
         match (operator, left, right) {
-            // `%` formats a text whatever is behind it.
+            // `%` formats a string with any right operand.
             (Operator::Modulo, Value::Str(text), right) => return self.percent(text, right),
             (_, _, right) => right.defined()?,
         };
@@ -88,7 +88,7 @@ impl Machine<'_> {
     }
 }
 
-/// The kind of a list or tuple, which can be added to one of its kind.
+/// Returns the kind of a list or tuple. Only sequences of equal kind can be added.
 fn plain_kind(seq: &Seq) -> Option<SeqKind> {
     match seq.kind {
         SeqKind::List => Some(SeqKind::List),
@@ -97,13 +97,13 @@ fn plain_kind(seq: &Seq) -> Option<SeqKind> {
     }
 }
 
-/// How often a text or list is repeated; not at all for negative numbers.
+/// Returns how often a text or list is repeated; 0 for negative numbers.
 fn times(n: &Value) -> Option<usize> {
     n.int()
         .map(|n| usize::try_from(n.max(0)).unwrap_or(usize::MAX))
 }
 
-/// Texts behind one another. If one is markup, the others are escaped.
+/// Concatenates texts. If one is markup, the others are escaped.
 fn join(texts: &[&Rc<Text>], meter: &Rc<Meter>) -> Result<Value> {
     let is_markup = texts.iter().any(|text| text.is_markup);
     let mut builder = Builder::new(meter)?;
@@ -119,7 +119,7 @@ fn join(texts: &[&Rc<Text>], meter: &Rc<Meter>) -> Result<Value> {
     })
 }
 
-/// `~`: the texts of values behind one another. Without autoescape, markup is text here.
+/// Implements `~`, the concatenation of values as text. Without autoescape, markup is plain text.
 pub fn concat(values: &[Value], meter: &Rc<Meter>) -> Result<Value> {
     let mut builder = Builder::new(meter)?;
     for value in values {
@@ -181,7 +181,7 @@ fn whole(operator: Operator, a: i128, b: i128) -> Result<Value> {
         Operator::Multiply => a.checked_mul(b),
         Operator::Divide => return Ok(Value::Float(a as f64 / b as f64)),
         Operator::FloorDivide => a.checked_div_euclid(b).and_then(|quotient| {
-            // The Euclidean rest of a negative divisor is positive, the floored one is not.
+            // The Euclidean remainder of a negative divisor is positive, but the floored one is not.
             let is_exact = a.checked_rem_euclid(b)? == 0;
             if b < 0 && !is_exact {
                 quotient.checked_sub(1)
@@ -232,7 +232,7 @@ fn bad_unary(sign: &str, value: &Value) -> Box<Error> {
     ))
 }
 
-/// Indices of a slice by Python's rules.
+/// Returns the indices of a slice by Python's rules.
 fn indices(len: usize, [start, stop, step]: [Option<i128>; 3]) -> Result<(i128, i128, i128)> {
     let (len, step) = (len as i128, step.unwrap_or(1));
     if step == 0 {
@@ -250,12 +250,12 @@ fn indices(len: usize, [start, stop, step]: [Option<i128>; 3]) -> Result<(i128, 
     }
 }
 
-/// `value[start:stop:step]`
+/// Evaluates `value[start:stop:step]`.
 pub fn slice(value: &Value, bounds: [Option<i128>; 3], meter: &Rc<Meter>) -> Result<Value> {
     let length = match value.defined()? {
         Value::Seq(seq) if plain_kind(seq).is_some() => seq.items.len(),
         Value::Str(_) => value.length(meter)?,
-        // jinja2 finds nothing in a value that has no elements by number.
+        // jinja2 returns undefined for a value without indexed elements.
         Value::None | Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Iter(_) => {
             let message = format!("{} object has no slices", value.type_name());
             return Value::undefined(meter, &message);
@@ -270,7 +270,7 @@ pub fn slice(value: &Value, bounds: [Option<i128>; 3], meter: &Rc<Meter>) -> Res
     let (mut at, stop, step) = indices(length, bounds)?;
     let mut places = Vec::new();
     if let (Value::Str(text), 1) = (value, step) {
-        // The frequent case needs no list of characters.
+        // The common case needs no list of characters.
         let mut builder = Builder::new(meter)?;
         let n = usize::try_from((stop - at).max(0)).unwrap_or(0);
         let skipped = usize::try_from(at).unwrap_or(0);

@@ -8,9 +8,9 @@ use super::{
     lex::{Token, tokens},
 };
 
-/// Max bytes of a template. Published ones have less than a tenth of it.
+/// Maximum size of a template in bytes. Published templates are less than a tenth of it.
 const MAX_SOURCE: usize = 512 << 10;
-/// Max nesting of statements, of brackets, and of operators in one expression.
+/// Maximum nesting of statements and brackets, and maximum height of an expression.
 const MAX_NESTING: usize = 200;
 const MAX_HEIGHT: u32 = 1000;
 
@@ -18,9 +18,9 @@ struct Parser {
     tokens: Vec<(Token, u32)>,
     at: usize,
     macros: Vec<Macro>,
-    /// Enclosing statements and brackets.
+    /// Number of enclosing statements and brackets.
     nesting: usize,
-    /// Enclosing loops of the same macro.
+    /// Number of enclosing loops in the same macro.
     loops: usize,
 }
 
@@ -46,7 +46,7 @@ pub fn template(source: &str) -> Result<Template> {
     })
 }
 
-/// A token in words.
+/// Describes a token for an error message.
 fn said(token: &Token) -> String {
     match token {
         Token::Data(_) => "text".to_owned(),
@@ -105,7 +105,7 @@ impl Parser {
         matches!(self.peek(), Token::Name(found) if found == name)
     }
 
-    /// Takes the operator if it is next.
+    /// Consumes the operator if it is next.
     fn takes(&mut self, operator: &str) -> bool {
         let is_next = self.is_operator(operator);
         self.at += usize::from(is_next);
@@ -159,7 +159,8 @@ impl Parser {
         result
     }
 
-    /// Nodes up to a block that begins with one of `ends`, or to the end of the template if there are none. The name is left.
+    /// Parses nodes up to a block that begins with one of `ends`, or to the end of the template if `ends` is empty. The name
+    /// is not consumed.
     fn body(&mut self, ends: &[&str]) -> Result<Vec<Node>> {
         let mut nodes = Vec::new();
         loop {
@@ -195,7 +196,7 @@ impl Parser {
         }
     }
 
-    /// A body up to `{% end %}`, whose end is taken.
+    /// Parses a body up to `{% end %}`, which is consumed.
     fn block(&mut self, end: &str) -> Result<Vec<Node>> {
         self.block_end()?;
         let body = self.body(&[end])?;
@@ -284,7 +285,7 @@ impl Parser {
         }
     }
 
-    /// A body behind a name that was taken.
+    /// Parses a body after its name was consumed.
     fn block_without_name(&mut self, end: &str) -> Result<Vec<Node>> {
         self.block(end)
     }
@@ -353,7 +354,7 @@ impl Parser {
         Ok(NodeKind::With { values, body })
     }
 
-    /// Filters behind `|`.
+    /// Parses filters after `|`.
     fn filters(&mut self) -> Result<Vec<Filter>> {
         let mut filters = Vec::new();
         while self.takes("|") {
@@ -362,7 +363,7 @@ impl Parser {
         Ok(filters)
     }
 
-    /// Where `set` and `for` put values.
+    /// Parses the target of `set` or `for`.
     fn target(&mut self, with_attributes: bool) -> Result<Target> {
         let (mut all, mut is_tuple) = (Vec::new(), false);
         loop {
@@ -422,7 +423,7 @@ impl Parser {
         Ok(parameters)
     }
 
-    /// The body of a macro, with the index of the macro.
+    /// Parses the body of a macro, and returns the index of the macro.
     fn macro_body(
         &mut self,
         name: String,
@@ -431,7 +432,7 @@ impl Parser {
     ) -> Result<usize> {
         let loops = std::mem::take(&mut self.loops);
         let begin = self.at;
-        // Tokens are moved out while they are parsed, so names are looked for before.
+        // Parsing moves the tokens out, so names are searched before.
         let reads = |name: &str, tokens: &[(Token, u32)]| {
             let mut open = 0_usize;
             for (at, (token, _)) in tokens.iter().enumerate().skip(begin) {

@@ -11,7 +11,7 @@ use super::{
     value::{SeqKind, Value},
 };
 
-/// What an `attribute` argument names: the parts of a path, or nothing.
+/// An attribute path; empty without an `attribute` argument.
 type Path = Vec<Value>;
 
 impl Machine<'_> {
@@ -150,7 +150,7 @@ impl Machine<'_> {
             parts.push(Value::Str(item.to_text(&meter)?))?;
         }
         let is_markup = |value: &Value| value.as_text().is_some_and(|text| text.is_markup);
-        // As in jinja2 without autoescape, markup among the items is text.
+        // Without autoescape, jinja2 treats markup among the items as plain text.
         let mut builder = Builder::new(&meter)?;
         for (at, part) in parts.as_slice().iter().enumerate() {
             if at > 0 {
@@ -204,7 +204,7 @@ impl Machine<'_> {
         Value::iter(mapped)
     }
 
-    /// `select`, `reject`, `selectattr` and `rejectattr`.
+    /// Implements `select`, `reject`, `selectattr` and `rejectattr`.
     fn select(
         &mut self,
         value: &Value,
@@ -245,7 +245,7 @@ impl Machine<'_> {
         Value::iter(kept)
     }
 
-    /// The value at the end of a path. What is undefined becomes `default` where there is one.
+    /// Returns the value at the end of a path. An undefined value becomes `default`, if given.
     fn along(&mut self, item: &Value, path: &[Value], default: Option<&Value>) -> Result<Value> {
         let mut value = item.clone();
         for part in path {
@@ -257,7 +257,7 @@ impl Machine<'_> {
         Ok(value)
     }
 
-    /// What an element is sorted by.
+    /// Returns the sort key of an element.
     fn sort_key(&mut self, item: &Value, paths: &[Path], is_case_sensitive: bool) -> Result<Value> {
         let meter = Rc::clone(&self.meter);
         let folded = |value: Value| match &value {
@@ -384,7 +384,7 @@ impl Machine<'_> {
         list(sorted, &meter)
     }
 
-    /// `batch`: lists of `n` elements. `slice`: `n` lists.
+    /// Implements `batch`, which makes lists of `n` elements, and `slice`, which makes `n` lists.
     fn chunks(&mut self, name: &str, value: &Value, args: Args) -> Result<Value> {
         let meter = Rc::clone(&self.meter);
         let [n, fill] = args.bind(name, ["n", "fill_with"], 1)?;
@@ -437,7 +437,7 @@ pub fn any_equals(all: &[Value], value: &Value, meter: &Rc<Meter>) -> Result<boo
     Ok(false)
 }
 
-/// The paths of an `attribute` argument such as `function.name`; several, with commas between them, where `is_multiple`.
+/// Parses the paths of an `attribute` argument such as `function.name`; several separated by commas if `is_multiple`.
 fn paths(attribute: Option<Value>, is_multiple: bool, meter: &Rc<Meter>) -> Result<Vec<Path>> {
     let text = match attribute {
         None | Some(Value::None) => return Ok(Vec::new()),

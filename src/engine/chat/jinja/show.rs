@@ -9,7 +9,7 @@ use super::{
 };
 
 impl Value {
-    /// `str(self)` of Python, in the place of which a dict that came as JSON is that JSON.
+    /// Returns Python's `str(self)`. A dict parsed from JSON returns that JSON instead.
     pub fn to_text(&self, meter: &Rc<Meter>) -> Result<Rc<Text>> {
         if let Self::Str(text) = self {
             return Ok(Rc::clone(text));
@@ -114,7 +114,7 @@ fn write_seq(seq: &Seq, to: &mut Builder, meter: &Rc<Meter>) -> Result<()> {
     }
 }
 
-/// `repr` of a float: the shortest digits that give it back, with an exponent for very large and small ones.
+/// Formats a float like `repr`: the shortest digits that round-trip, with an exponent for very large and very small numbers.
 pub fn float(value: f64) -> String {
     if value.is_nan() {
         return "nan".to_owned();
@@ -136,7 +136,7 @@ pub fn float(value: f64) -> String {
     format!("{digits}e{sign}{:02}", exponent.abs())
 }
 
-/// `repr` of a text.
+/// Appends `repr` of a text.
 fn quoted(text: &str, to: &mut Builder) -> Result<()> {
     let quote = match text.contains('\'') && !text.contains('"') {
         true => '"',
@@ -168,16 +168,16 @@ fn quoted(text: &str, to: &mut Builder) -> Result<()> {
 }
 
 fn is_printable(c: char) -> bool {
-    // Behind another character, Rust escapes what is not printable and no combining mark.
+    // After another character, Rust escapes unprintable characters but not combining marks.
     let mut text = String::from("a");
     text.push(c);
     c == '"' || c == '\'' || !text.escape_debug().skip(1).any(|c| c == '\\')
 }
 
-/// How `json.dumps` writes.
+/// Style of `json.dumps`.
 pub struct JsonStyle {
     pub is_ascii: bool,
-    /// What a level is indented by; on one line where there is none.
+    /// Indentation per level; `None` writes one line.
     pub indent: Option<Rc<Text>>,
     pub item_separator: Rc<Text>,
     pub key_separator: Rc<Text>,
@@ -185,7 +185,7 @@ pub struct JsonStyle {
 }
 
 impl JsonStyle {
-    /// Appends `value` as JSON, at `level` levels of indentation.
+    /// Appends `value` as JSON, at indentation level `level`.
     pub fn write(
         &self,
         value: &Value,
@@ -202,7 +202,7 @@ impl JsonStyle {
             Value::Int(value) => to.push_str(&value.to_string()),
             Value::Float(value) => to.push_str(&json_float(*value)),
             Value::Str(text) => {
-                // Each character is looked at.
+                // Reads each character.
                 meter.scan(text.len().saturating_mul(8))?;
                 self.string(text, to)
             }
@@ -316,7 +316,7 @@ fn json_float(value: f64) -> String {
     }
 }
 
-/// Sorts by `is_less` alone, as Python does: equal elements keep their order, and an error of a comparison ends the sort.
+/// Sorts with `is_less` alone, as Python does: the sort is stable, and an error of a comparison ends it.
 pub fn sort<T>(
     mut items: Vec<T>,
     is_less: &mut impl FnMut(&T, &T) -> Result<bool>,
@@ -339,7 +339,7 @@ pub fn sort<T>(
     Ok(merged)
 }
 
-/// A text in which the characters that HTML reads are written out, by the rules of markupsafe.
+/// Appends a text with HTML's special characters escaped, by the rules of markupsafe.
 pub fn escape(text: &str, to: &mut Builder) -> Result<()> {
     let mut plain = 0;
     for (at, c) in text.char_indices() {

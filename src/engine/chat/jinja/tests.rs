@@ -12,7 +12,7 @@ use super::{
 };
 
 impl Machine<'_> {
-    /// `value is name(…)`
+    /// Evaluates `value is name(…)`.
     pub fn test(&mut self, name: &str, value: &Value, args: Args) -> Result<bool> {
         self.meter.work(1)?;
         let meter = Rc::clone(&self.meter);
@@ -79,7 +79,7 @@ impl Machine<'_> {
     }
 }
 
-/// The result of a test of a value's type, if `name` is one.
+/// Returns the result of a test without arguments, if `name` is one.
 fn without_arguments(name: &str, value: &Value) -> Option<Result<bool>> {
     Some(Ok(match name {
         "defined" => !matches!(value, Value::Undefined(_)),
@@ -123,7 +123,7 @@ fn without_arguments(name: &str, value: &Value) -> Option<Result<bool>> {
     }))
 }
 
-/// `is` of Python.
+/// Implements Python's `is`.
 fn same(a: &Value, b: &Value) -> Result<bool> {
     match (a, b) {
         (Value::None, Value::None) => Ok(true),

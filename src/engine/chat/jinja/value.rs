@@ -8,13 +8,13 @@ use super::{
     meter::{Builder, Charge, Items, Meter},
 };
 
-/// Max nesting of lists and dicts.
+/// Maximum nesting of lists and dicts.
 const MAX_DEPTH: u32 = 200;
 
-/// A value. Lists, dicts and texts do not change once they are made.
+/// A value. Lists, dicts and texts are immutable.
 #[derive(Clone, Debug)]
 pub enum Value {
-    /// Nothing was found; the text says where.
+    /// An undefined value, with the error message for its use.
     Undefined(Rc<Text>),
     None,
     Bool(bool),
@@ -23,15 +23,15 @@ pub enum Value {
     Str(Rc<Text>),
     Seq(Rc<Seq>),
     Dict(Rc<Dict>),
-    /// A generator or reversed iterator, which is read once.
+    /// A generator or reversed iterator, which can be read once.
     Iter(Rc<Iter>),
-    /// A namespace, by its place in the interpreter.
+    /// Index of a namespace in the interpreter.
     Namespace(usize),
     Loop(Rc<LoopState>),
     Macro(MacroRef),
     Global(Global),
     Method(Rc<Method>),
-    /// Objects of `cycler` and `joiner`, by their place in the interpreter.
+    /// Indices of `cycler` and `joiner` objects in the interpreter.
     Cycler(usize),
     Joiner(usize),
 }
@@ -39,7 +39,7 @@ pub enum Value {
 #[derive(Debug)]
 pub struct Text {
     text: String,
-    /// Whether it is markup, which Python's markupsafe escapes other text for.
+    /// Whether the text is markup. Python's markupsafe escapes other text that is combined with it.
     pub is_markup: bool,
     _charge: Charge,
 }
@@ -56,7 +56,7 @@ pub struct Seq {
 pub enum SeqKind {
     List,
     Tuple,
-    /// An element of `groupby`: a tuple whose items are `grouper` and `list`.
+    /// An element of `groupby`: a tuple with the attributes `grouper` and `list`.
     Group,
     Range {
         start: i128,
@@ -72,7 +72,7 @@ pub enum SeqKind {
 #[derive(Debug)]
 pub struct Dict {
     pub entries: Vec<(Value, Value)>,
-    /// The JSON that a client sent for it, which is its text.
+    /// The JSON that a client sent for the dict, which is its text.
     pub source: Option<Rc<Text>>,
     pub depth: u32,
     pub _charge: Charge,
@@ -84,19 +84,19 @@ pub struct Iter {
     pub next: Cell<usize>,
 }
 
-/// What a loop is at; `changed` is kept by the interpreter.
+/// State of a loop; the interpreter stores `changed`.
 #[derive(Debug)]
 pub struct LoopState {
     pub items: Rc<Seq>,
     pub index: Cell<usize>,
     pub depth: usize,
-    /// The place of the loop in the interpreter, and what tells it from others that had that place.
+    /// Index of the loop in the interpreter, and an id that distinguishes it from earlier loops with that index.
     pub place: usize,
     pub id: u64,
     pub _charge: Charge,
 }
 
-/// A macro of the template, with the scope that it was defined in.
+/// A macro of the template, with the scope in which it was defined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MacroRef {
     pub index: usize,
@@ -193,7 +193,7 @@ impl Value {
         Self::seq(SeqKind::Tuple, items)
     }
 
-    /// A dict of entries with distinct keys.
+    /// Creates a dict of entries with distinct keys.
     pub fn dict(meter: &Rc<Meter>, entries: Vec<(Value, Value)>) -> Result<Self> {
         Self::dict_from(meter, entries, None)
     }
@@ -212,7 +212,7 @@ impl Value {
         })))
     }
 
-    /// The value of JSON.
+    /// Converts a JSON value.
     pub fn from_json(meter: &Rc<Meter>, json: &Json) -> Result<Self> {
         let _level = meter.enter()?;
         meter.work(1)?;
@@ -251,7 +251,7 @@ impl Value {
         }
     }
 
-    /// Python's name of the type.
+    /// Returns Python's name of the type.
     pub fn type_name(&self) -> &'static str {
         match self {
             Self::Undefined(_) => "Undefined",
@@ -286,7 +286,7 @@ impl Value {
         }
     }
 
-    /// Refuses to use what is undefined.
+    /// Refuses an undefined value.
     pub fn defined(&self) -> Result<&Self> {
         match self {
             Self::Undefined(message) => Err(Error::failed(&***message)),
@@ -294,7 +294,7 @@ impl Value {
         }
     }
 
-    /// A whole number; true and false are 1 and 0.
+    /// Returns an integer; true and false are 1 and 0.
     pub fn int(&self) -> Option<i128> {
         match self {
             Self::Bool(value) => Some(i128::from(*value)),
@@ -317,7 +317,7 @@ impl Value {
         }
     }
 
-    /// `==` of Python.
+    /// Implements Python's `==`.
     pub fn equals(&self, other: &Self, meter: &Rc<Meter>) -> Result<bool> {
         let _level = meter.enter()?;
         meter.work(1)?;
@@ -355,7 +355,7 @@ impl Value {
                 }
                 true
             }
-            // The text of a dict that came as JSON is equal to it, as the client sent text.
+            // A dict parsed from JSON equals its text, since the client sent text.
             (Self::Dict(dict), Self::Str(text)) | (Self::Str(text), Self::Dict(dict)) => dict
                 .source
                 .as_ref()
@@ -375,7 +375,7 @@ impl Value {
         })
     }
 
-    /// `<` and the like of Python.
+    /// Implements Python's `<` and similar operators.
     pub fn compare(&self, other: &Self, sign: &str, meter: &Rc<Meter>) -> Result<Option<Ordering>> {
         let _level = meter.enter()?;
         meter.work(1)?;
@@ -384,7 +384,7 @@ impl Value {
         match (self, other) {
             (Self::Str(a), Self::Str(b)) => {
                 meter.scan(a.len().min(b.len()))?;
-                // Code points are in the order of their bytes.
+                // UTF-8 bytes sort like code points.
                 Ok(Some(a.as_bytes().cmp(b.as_bytes())))
             }
             (Self::Seq(a), Self::Seq(b))
@@ -410,12 +410,12 @@ impl Value {
         }
     }
 
-    /// `self < other` of Python.
+    /// Evaluates Python's `self < other`.
     pub fn is_less(&self, other: &Self, meter: &Rc<Meter>) -> Result<bool> {
         Ok(self.compare(other, "<", meter)? == Some(Ordering::Less))
     }
 
-    /// Refuses a value that cannot be a key of a dict.
+    /// Refuses a value that cannot be a dict key.
     pub fn check_key(&self, meter: &Rc<Meter>) -> Result<()> {
         meter.work(1)?;
         match self {
@@ -430,7 +430,7 @@ impl Value {
         }
     }
 
-    /// Elements of anything that Python iterates over. A generator is used up.
+    /// Returns the elements of any iterable. A generator is consumed.
     pub fn elements(&self, meter: &Rc<Meter>) -> Result<Rc<Seq>> {
         let mut items = Items::new(meter)?;
         match self {
@@ -462,7 +462,7 @@ impl Value {
         Ok(Rc::new(Seq::new(SeqKind::List, items)?))
     }
 
-    /// `len` of Python.
+    /// Implements Python's `len`.
     pub fn length(&self, meter: &Rc<Meter>) -> Result<usize> {
         match self {
             Self::Undefined(_) => Ok(0),
@@ -480,7 +480,7 @@ impl Value {
         }
     }
 
-    /// `needle in self` of Python.
+    /// Implements Python's `needle in self`.
     pub fn contains(&self, needle: &Self, meter: &Rc<Meter>) -> Result<bool> {
         match (self, needle) {
             (Self::Str(text), Self::Str(needle)) => {

@@ -2,16 +2,16 @@
 
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 
-/// What a tokenizer class of transformers reads.
+/// A tokenizer class of transformers.
 pub(super) struct Class {
-    /// Names in `tokenizer_class`, without `Fast` at the end.
+    /// Names in `tokenizer_class`, without the suffix `Fast`.
     pub(super) names: &'static [&'static str],
     pub(super) settings: &'static [Setting],
-    /// Special tokens that the class puts around texts, whatever tokenizer.json says.
+    /// Special tokens that the class puts around texts, regardless of tokenizer.json.
     pub(super) around: &'static [&'static str],
 }
 
-/// A setting, or several that belong together.
+/// A setting, or several related ones.
 #[derive(Clone, Copy)]
 pub(super) enum Setting {
     /// `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of BERT's normalizer.
@@ -20,9 +20,9 @@ pub(super) enum Setting {
     LowerCase,
     /// `keep_accents`.
     Accents,
-    /// `add_prefix_space`; without it, Metaspace has this scheme.
+    /// `add_prefix_space`. If false, Metaspace gets this scheme.
     PrefixSpace(PrependScheme),
-    /// `add_prefix_space` and `legacy`, where Metaspace may be written as normalizers.
+    /// `add_prefix_space` and `legacy`, for a Metaspace that may be written as normalizers.
     LegacySpace,
     /// `split_by_punct`.
     Punctuation,
@@ -30,20 +30,20 @@ pub(super) enum Setting {
     Language(Around),
 }
 
-/// Where the token of a language stands.
+/// Position of the language token.
 #[derive(Clone, Copy)]
 pub(super) enum Around {
     /// Before the text.
     Before,
-    /// Behind the text and the token that ends it.
-    Behind,
-    /// Before the text, or behind it by `legacy_behaviour`.
+    /// After the text and its end token.
+    After,
+    /// Before or after the text, depending on `legacy_behaviour`.
     ByLegacyBehaviour,
-    /// Before the text, as `__en__`.
+    /// Before the text, in the form `__en__`.
     Underscored,
 }
 
-/// Classes with settings of their own. One that is not here takes tokenizer.json as it is.
+/// Classes with settings of their own. Any other class uses tokenizer.json unchanged.
 pub(super) const CLASSES: &[Class] = &[
     Class {
         names: &[
@@ -119,7 +119,7 @@ pub(super) const CLASSES: &[Class] = &[
     },
     Class {
         names: &["MBartTokenizer"],
-        settings: &[Setting::Language(Around::Behind)],
+        settings: &[Setting::Language(Around::After)],
         around: &["eos_token"],
     },
     Class {
@@ -139,10 +139,11 @@ pub(super) const CLASSES: &[Class] = &[
     },
 ];
 
-/// The class that takes tokenizer.json as it is.
+/// The class that uses tokenizer.json unchanged.
 const GENERIC: &str = "TokenizersBackend";
 
-/// Classes that transformers takes for a `model_type` whose folder names none. It takes the generic one whatever the folder names.
+/// Class that transformers uses for a `model_type` if the folder names none. The generic class is used even if the folder
+/// names another.
 const MODEL_CLASSES: &[(&str, &str)] = &[
     ("albert", "AlbertTokenizer"),
     ("bart", "RobertaTokenizer"),
@@ -166,8 +167,8 @@ const MODEL_CLASSES: &[(&str, &str)] = &[
     ("xlm-roberta-xl", GENERIC),
 ];
 
-/// The class that transformers makes of a model's tokenizer; `named` is the one that the folder names. `None` for a class without
-/// settings of its own.
+/// Returns the class that transformers uses for a model's tokenizer. `named` is the class in the folder's files. `None` for a
+/// class without settings of its own.
 pub(super) fn class_of(model_type: Option<&str>, named: Option<&str>) -> Option<&'static Class> {
     let mut registered = MODEL_CLASSES.iter();
     let registered = registered.find(|(model, _)| Some(*model) == model_type);

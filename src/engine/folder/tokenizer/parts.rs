@@ -1,4 +1,4 @@
-//! Parts of a tokenizer, to read and to change.
+//! Accessors for the parts of a tokenizer.
 
 use tokenizers::{
     DecoderWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer, decoders,
@@ -12,7 +12,7 @@ pub(super) fn set_normalizer(
     tokenizer.with_normalizer(normalizer).map(drop)
 }
 
-/// The normalizers of a sequence, or the one that there is.
+/// Returns the normalizers of a sequence, or the only normalizer.
 pub(super) fn normalizers_of(tokenizer: &Tokenizer) -> Vec<NormalizerWrapper> {
     match tokenizer.get_normalizer().cloned() {
         Some(NormalizerWrapper::Sequence(all)) => all.into_iter().collect(),
@@ -20,7 +20,7 @@ pub(super) fn normalizers_of(tokenizer: &Tokenizer) -> Vec<NormalizerWrapper> {
     }
 }
 
-/// BERT's normalizer, by itself or in a sequence.
+/// Returns BERT's normalizer, on its own or in a sequence.
 pub(super) fn bert_in(normalizer: &mut NormalizerWrapper) -> Option<&mut BertNormalizer> {
     match normalizer {
         NormalizerWrapper::BertNormalizer(bert) => Some(bert),
@@ -45,13 +45,13 @@ pub(super) fn strips_accents(normalizer: &NormalizerWrapper) -> bool {
     }
 }
 
-/// The place before SentencePiece's normalizer, which comes last.
+/// Returns the index before SentencePiece's normalizer, which comes last.
 pub(super) fn before_precompiled(all: &[NormalizerWrapper]) -> usize {
     let is_precompiled = |n: &NormalizerWrapper| matches!(n, NormalizerWrapper::Precompiled(_));
     all.iter().position(is_precompiled).unwrap_or(all.len())
 }
 
-/// Sets whether a space stands before texts, and returns the number of places where it was set.
+/// Sets whether a space is put before texts. Returns the number of parts that were set.
 pub(super) fn set_space(
     pre_tokenizer: &mut PreTokenizerWrapper,
     adds: bool,
@@ -82,7 +82,7 @@ pub(super) fn has_byte_level(pre_tokenizer: &PreTokenizerWrapper) -> bool {
     }
 }
 
-/// Makes a decoder drop the space that Metaspace puts before texts, and no other.
+/// Makes the decoder drop exactly the space that Metaspace puts before texts.
 pub(super) fn set_decoder_space(tokenizer: &mut Tokenizer, scheme: PrependScheme) {
     let decoder = match tokenizer.get_decoder().cloned() {
         Some(DecoderWrapper::Metaspace(mut space)) => {

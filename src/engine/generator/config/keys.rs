@@ -1,10 +1,10 @@
-//! Keys of `generation_config.json`, as `GenerationConfig` of transformers 5 has them, by what they mean here.
+//! Keys of `generation_config.json`, from `GenerationConfig` of transformers 5, grouped by effect.
 
 use serde_json::Value;
 
 use crate::names::nearest;
 
-/// Keys that change the tokens and are computed.
+/// Keys that change the tokens and are supported.
 pub(super) const COMPUTED: [&str; 24] = [
     "bad_words_ids",
     "begin_suppress_tokens",
@@ -32,9 +32,9 @@ pub(super) const COMPUTED: [&str; 24] = [
     "top_p",
 ];
 
-/// Keys that cannot change the tokens: they choose what is returned, how a cache is stored, or how the computation is sped up.
-/// Assisted and multi-token decoding keep the tokens of plain decoding. The token that begins a prompt is the tokenizer's, batches
-/// have no padding, and a logit that is no number is an error.
+/// Keys that cannot change the tokens. They select return values, cache storage or speedups; assisted and multi-token
+/// decoding produce the tokens of plain decoding. The tokenizer adds the token that begins a prompt, batches have no padding,
+/// and a NaN logit is an error.
 const WITHOUT_EFFECT: [&str; 31] = [
     "_commit_hash",
     "_from_model_config",
@@ -69,7 +69,7 @@ const WITHOUT_EFFECT: [&str; 31] = [
     "use_mtp",
 ];
 
-/// Keys that change the tokens and are not computed.
+/// Keys that change the tokens and are not supported.
 const NOT_COMPUTED: [&str; 20] = [
     "assistant_ensemble_weight",
     "cache_implementation",
@@ -93,10 +93,10 @@ const NOT_COMPUTED: [&str; 20] = [
     "watermarking_config",
 ];
 
-/// Keys that change how tokens are drawn, and nothing else, and are not computed.
+/// Keys that only change how tokens are sampled, and are not supported.
 const DRAWS: [&str; 4] = ["epsilon_cutoff", "eta_cutoff", "top_h", "typical_p"];
 
-/// Keys of settings of generation that older folders have in config.json, among those of the model.
+/// Generation settings that older folders have in config.json, among the settings of the model.
 pub(super) const IN_CONFIG: [&str; 37] = [
     "bad_words_ids",
     "begin_suppress_tokens",
@@ -137,15 +137,15 @@ pub(super) const IN_CONFIG: [&str; 37] = [
     "typical_p",
 ];
 
-/// Meaning of a key with its value.
+/// Effect of a key with its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
     /// The value cannot change the tokens.
     Nothing,
     Computed,
-    /// The value changes the tokens, and is not computed.
+    /// The value changes the tokens and is not supported.
     NotComputed,
-    /// The value changes how tokens are drawn, and is not computed.
+    /// The value changes how tokens are sampled and is not supported.
     Draws,
     Unknown,
 }
@@ -164,7 +164,7 @@ pub(super) fn meaning(key: &str, value: &Value) -> Meaning {
     }
 }
 
-/// Whether transformers computes the same with this value as without the key.
+/// Whether this value has the same effect in transformers as a missing key.
 fn is_neutral(key: &str, value: &Value) -> bool {
     let number = value.as_f64();
     match key {
@@ -175,7 +175,7 @@ fn is_neutral(key: &str, value: &Value) -> bool {
         "encoder_repetition_penalty" | "guidance_scale" | "num_return_sequences" => {
             number == Some(1.0)
         }
-        // Its second number is the base of a power.
+        // The second number is the base of a power.
         "exponential_decay_length_penalty" => value[1].as_f64() == Some(1.0),
         "force_bos_token_to_be_generated" | "is_assistant" | "token_healing" => value == false,
         "bad_words_ids" | "constraints" | "force_words_ids" | "forced_decoder_ids"
@@ -185,13 +185,13 @@ fn is_neutral(key: &str, value: &Value) -> bool {
             Value::String(text) => text.is_empty(),
             _ => false,
         },
-        // Of the caches one stores rounded keys and values.
+        // The quantized cache rounds keys and values.
         "cache_implementation" => value != "quantized",
         _ => false,
     }
 }
 
-/// The known key that is most like an unknown one.
+/// Returns the known key most similar to an unknown one.
 pub(super) fn similar(key: &str) -> Option<&'static str> {
     let all = COMPUTED.into_iter().chain(NOT_COMPUTED).chain(DRAWS);
     nearest(key, all)

@@ -1,11 +1,11 @@
-//! Pieces of long texts have the tokens that the whole text has.
+//! Long texts have the same tokens in pieces as when they are tokenized whole.
 
 use std::{collections::HashSet, fs, path::Path};
 
 use super::*;
 use crate::engine::Folder;
 
-/// Prose, code, other scripts and runs of spaces, of about this many bytes.
+/// Returns prose, code, other scripts and runs of spaces, of about this many bytes.
 fn text(bytes: usize) -> String {
     let parts = [
         include_str!("../../../../README.md"),
@@ -25,7 +25,7 @@ fn text(bytes: usize) -> String {
     text
 }
 
-/// Every folder of the small checkpoints that has a tokenizer.
+/// Returns all small checkpoint folders with a tokenizer.
 fn encoders() -> Vec<(String, TextEncoder)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints");
     let mut folders: Vec<_> = fs::read_dir(root)
@@ -98,7 +98,7 @@ fn a_long_text_has_the_tokens_of_the_whole() {
 }
 
 #[test]
-fn a_pair_with_one_long_text_is_cut_as_the_whole_is() {
+fn a_pair_with_one_long_text_is_cut_as_when_tokenized_whole() {
     let long = text(LONG);
     let mut compared = 0;
     for (name, encoder) in encoders() {
@@ -120,7 +120,7 @@ fn a_pair_with_one_long_text_is_cut_as_the_whole_is() {
 }
 
 #[test]
-fn a_long_text_that_cannot_be_parted_is_an_error_unless_it_is_short_enough() {
+fn a_long_text_without_token_boundaries_is_an_error() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let encoder = TextEncoder::open(&root.join("tests/checkpoints/st-mean")).unwrap();
     let word = "a".repeat(MAX_PIECE);
@@ -131,9 +131,9 @@ fn a_long_text_that_cannot_be_parted_is_an_error_unless_it_is_short_enough() {
         .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "text 0 cannot be tokenized: it has 524288 bytes, of which no 262144 in a row have a place where the tokenizer would part them; shorten it or add spaces"
+        "text 0 cannot be tokenized: it has 524288 bytes, with no token boundary within 262144 consecutive bytes; shorten it or add spaces"
     );
-    // Another text that is too long ends before that.
+    // The other text also exceeds the limit before that.
     let both = format!("{} {}", text(LONG), word.repeat(2));
     let cut = encoder.long(0, &both, true, CutSide::Right);
     assert!(cut.unwrap().is_cut);
@@ -141,7 +141,7 @@ fn a_long_text_that_cannot_be_parted_is_an_error_unless_it_is_short_enough() {
     let error = encoder.pair(0, texts.clone(), &texts, CutSide::Right);
     let error = error.unwrap_err().to_string();
     assert!(
-        error.contains("bytes that the tokenizer has to see together; expected at most 524288"),
+        error.contains("bytes that must be tokenized at once; expected at most 524288"),
         "{error}"
     );
 }

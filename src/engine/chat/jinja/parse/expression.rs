@@ -23,7 +23,7 @@ impl Parser {
         })
     }
 
-    /// One expression, or several with commas between them, which are a tuple.
+    /// Parses one expression, or a tuple of several separated by commas.
     pub(super) fn tuple(&mut self, with_condition: bool) -> Result<Expr> {
         let line = self.line();
         let one = |parser: &mut Self| match with_condition {
@@ -127,7 +127,7 @@ impl Parser {
         }
     }
 
-    /// Binary operators of one level, which associate to the left.
+    /// Parses left-associative binary operators of one level.
     fn level(
         &mut self,
         operators: &[Operator],
@@ -238,7 +238,7 @@ impl Parser {
         self.make(line, kind)
     }
 
-    /// Expressions up to `end`, which is taken.
+    /// Parses expressions up to `end`, which is consumed.
     fn expressions(&mut self, end: &str) -> Result<Vec<Expr>> {
         let mut all = Vec::new();
         while !self.takes(end) {
@@ -281,7 +281,7 @@ impl Parser {
                     }
                     _ => {
                         self.at -= 1;
-                        return self.unexpected("a name behind `.`");
+                        return self.unexpected("a name after `.`");
                     }
                 }
             } else if self.takes("[") {
@@ -366,7 +366,7 @@ impl Parser {
         Ok(found)
     }
 
-    /// Filters, tests and calls behind a value.
+    /// Parses filters, tests and calls after a value.
     fn filtered(&mut self, mut value: Expr) -> Result<Expr> {
         loop {
             let line = self.line();
@@ -390,7 +390,7 @@ impl Parser {
         }
     }
 
-    /// A filter without the `|` before it.
+    /// Parses a filter after its `|`.
     pub(super) fn filter(&mut self) -> Result<Filter> {
         let mut name = self.name()?;
         while self.takes(".") {
@@ -403,7 +403,7 @@ impl Parser {
         Ok(Filter { name, arguments })
     }
 
-    /// A test without the `is` before it. It may have one argument without parentheses.
+    /// Parses a test after its `is`. It may have one argument without parentheses.
     fn test(&mut self) -> Result<Filter> {
         let name = self.name()?;
         let has_argument = match self.peek() {
