@@ -1,9 +1,9 @@
 use super::*;
 
-/// The most probable tokens by the rules and then the diversity, as the device does it, are those by the diversity and then
-/// the rules.
+/// The device applies the rules first and the diversity penalty afterwards. This gives the same most probable tokens as
+/// the reverse order of the definition.
 #[test]
-fn a_diversity_behind_the_rules_is_the_one_before_them() {
+fn diversity_after_the_rules_equals_diversity_before_them() {
     let forced = |rules: &mut Rules| (rules.forced_first, rules.max_new_tokens) = (Some(3), 9);
     let last = |rules: &mut Rules| {
         (rules.forced_last, rules.max_new_tokens) = (vec![2, 3, 9], 3);
