@@ -29,8 +29,8 @@ pub enum Variance {
     TwoPass,
 }
 
-/// Max bytes read and written by a LayerNorm whose result is kept in L2: half of an H200's L2. Of a larger result, the next
-/// kernel would find little in L2 anyway.
+/// Max bytes read and written by a LayerNorm whose result is kept in L2: half of an H200's L2. The next kernel would find
+/// little of a larger result in L2 anyway.
 const KEPT_BYTES: u64 = 25_000_000;
 
 /// `x [rows, width]`, `gamma`, `beta [width]` → `out [rows, width]`.

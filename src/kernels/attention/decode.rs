@@ -95,7 +95,7 @@ impl MhaDecode {
         group.div_ceil(group.div_ceil(most))
     }
 
-    /// 16-byte packs of a row per lane. Of keys a lane holds every fourth pack, of values every eighth.
+    /// 16-byte packs of a row per lane. A lane holds every fourth pack of keys, and every eighth pack of values.
     fn key_packs(&self) -> u32 {
         self.packs().div_ceil(4)
     }

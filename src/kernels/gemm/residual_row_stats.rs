@@ -61,8 +61,8 @@ impl SlicedK {
     /// Max steps of a warpgroup whose weights move to registers before x arrives.
     pub const MAX_RESIDENT: u32 = 6;
 
-    /// Number of steps whose weights x does not overwrite: all, or as many as leave room for x. Weights of later steps are in the
-    /// second warpgroup's registers before x is loaded. `None` if there is no room.
+    /// Number of steps whose weights x does not overwrite: all, or as many as leave room for x. The weights of later steps are in
+    /// the second warpgroup's registers before x is loaded. `None` if there is no room.
     pub fn unaliased_steps(&self) -> Option<u32> {
         let of_group = self.steps.div_ceil(2);
         let kept = of_group.saturating_sub(Self::MAX_RESIDENT);
