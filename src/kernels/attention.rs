@@ -2,7 +2,7 @@
 //! WGMMA on Hopper), three kernels of grouped GEMMs for long sequences, and three with a KV cache (plain, decode, prefill).
 //!
 //! A token attends to the tokens of its own sequence only, so scores are ragged: head `h`, query
-//! `i` and key `j` of sequence `b` with length `n` lie at
+//! `i` and key `j` of sequence `b` with length `n` are stored at
 //! `h·pairs + pair_offsets[b] + i·n + j`, with `pairs = Σ n²`.
 
 mod attending;

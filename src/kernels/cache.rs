@@ -49,6 +49,9 @@ pub struct AppendCache {
 
 impl AppendCache {
     /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         let width = u64::from(self.heads) * u64::from(self.head);
         let HeadView::TokenMajor { offset, stride } = self.x else {

@@ -11,7 +11,7 @@ mod tests;
 
 pub use choice::{Beam, Choice, Chosen};
 pub(super) use logit_rows::{
-    Groups, LogitRows, MOST_GROUPS, best_of_group, raw_of_group, sum_of_group,
+    Groups, LogitRows, MAX_GROUPS, best_of_group, raw_of_group, sum_of_group,
 };
 
 use serde::{Deserialize, Serialize};
@@ -76,7 +76,7 @@ const THREADS: u32 = 512;
 const CTAS_PER_SM: u64 = 1;
 impl ChooseToken {
     /// Number of groups that a row has room for.
-    pub const GROUPS: usize = MOST_GROUPS as usize;
+    pub const GROUPS: usize = MAX_GROUPS as usize;
 
     fn rows(&self) -> LogitRows {
         LogitRows {

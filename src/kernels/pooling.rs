@@ -243,13 +243,13 @@ impl Kernel for MeanPool {
 
 impl MaxPool {
     /// Max packs of a row per thread that its registers hold.
-    const MOST_PACKS: u32 = 8;
+    const MAX_PACKS: u32 = 8;
 
     /// CTAs per sequence: one, or if a row is wider than its registers hold, one for each pack of a thread.
     fn ctas(&self) -> u32 {
         let packs = self.width / vector_width(self.dtype, &[self.width]);
         match packs.div_ceil(POOL_THREADS) {
-            ctas if ctas > Self::MOST_PACKS => ctas,
+            ctas if ctas > Self::MAX_PACKS => ctas,
             _ => 1,
         }
     }

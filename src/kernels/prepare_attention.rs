@@ -52,11 +52,14 @@ impl PrepareAttention {
     /// Number of tokens up to which one CTA per token would leave SMs idle.
     const FEW_TOKENS: u64 = 1024;
     /// Max tokens per CTA. Their angles are computed in parallel.
-    const MOST_TOKENS: u64 = 8;
+    const MAX_TOKENS: u64 = 8;
     /// Min resident CTAs per SM.
     const CTAS_PER_SM: u64 = 4;
 
     /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         if !(1..=Self::MAX_HEAD).contains(&self.head) {
             return Err(format!(
@@ -182,7 +185,7 @@ impl Kernel for PrepareAttention {
             ("lanes", lanes.into()),
             ("items", items.into()),
             ("units", self.units().into()),
-            ("most_tokens", Self::MOST_TOKENS.into()),
+            ("most_tokens", Self::MAX_TOKENS.into()),
             ("rounds", (if pack * items <= 8 { 2u32 } else { 1 }).into()),
             ("cached", self.stride.is_some().into()),
             (
@@ -239,7 +242,7 @@ impl Kernel for PrepareAttention {
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let tokens = extents.tokens.max(1);
         let at_once = u64::from(machine.sms) * Self::CTAS_PER_SM;
-        let share = (tokens / at_once.max(1)).clamp(1, Self::MOST_TOKENS);
+        let share = (tokens / at_once.max(1)).clamp(1, Self::MAX_TOKENS);
         let grid = match tokens > Self::FEW_TOKENS {
             // At most 2^24 tokens, so this fits.
             true => [tokens.div_ceil(share) as u32, 1, 1],
@@ -282,7 +285,7 @@ impl Kernel for PrepareAttention {
                     if let (Some(rotation), Some(positions), 0 | 1) =
                         (&self.rotation, positions, part)
                     {
-                        rotation.turn(&mut of, positions[token] as f32);
+                        rotation.rotate(&mut of, positions[token] as f32);
                     }
                     let of = of.into_iter().map(|v| v as f32);
                     match (part, cached) {

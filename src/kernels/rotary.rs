@@ -39,6 +39,9 @@ impl Rotation {
     pub const MAX_PAIRS: usize = 1024;
 
     /// Checks that a kernel can rotate heads of `head` columns.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self, head: u32) -> Result<(), String> {
         let n = self.frequencies.len();
         if n == 0 || n > Self::MAX_PAIRS || 2 * n > head as usize {
@@ -70,7 +73,7 @@ impl Rotation {
     }
 
     /// Rotates one head.
-    pub(super) fn turn(&self, head: &mut [f64], position: f32) {
+    pub(super) fn rotate(&self, head: &mut [f64], position: f32) {
         let n = self.frequencies.len();
         for (c, &frequency) in self.frequencies.iter().enumerate() {
             // The product is rounded to f32, as in published implementations. Far from 0, this gives other angles than the exact
@@ -87,6 +90,9 @@ impl Rotation {
 
 impl Rotary {
     /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         self.rotation.check(self.head)
     }
@@ -160,7 +166,7 @@ impl Kernel for Rotary {
             let columns = &row[self.from as usize..][..self.width() as usize];
             for head in columns.chunks_exact(self.head as usize) {
                 let mut head: Vec<f64> = head.iter().map(|&v| v.into()).collect();
-                self.rotation.turn(&mut head, position as f32);
+                self.rotation.rotate(&mut head, position as f32);
                 out.extend(head.into_iter().map(|v| v as f32));
             }
         }

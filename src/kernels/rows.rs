@@ -56,7 +56,7 @@ pub struct Teams {
 impl Teams {
     /// Max elements per thread of the default sharing. Together with gamma, beta and addresses they fit 128 registers, at which
     /// an SM holds 16 warps.
-    const USUAL_PER_THREAD: u32 = 32;
+    const DEFAULT_PER_THREAD: u32 = 32;
     /// Max elements per thread, over all rows of its team, without spills.
     const MAX_PER_THREAD: u32 = 64;
     /// Resident narrow rows per SM, measured at a width of 384.
@@ -72,7 +72,7 @@ impl Teams {
     pub fn usual(width: u32, dtype: DType) -> Self {
         let elements = |warps| Self { warps, x_rows: 1 }.per_thread(width, dtype);
         let mut warps = 1;
-        while warps < 32 && elements(warps) > Self::USUAL_PER_THREAD {
+        while warps < 32 && elements(warps) > Self::DEFAULT_PER_THREAD {
             warps *= 2;
         }
         let x_rows = match elements(1) {

@@ -72,6 +72,9 @@ const WARPS: u32 = 4;
 
 impl MhaCached {
     /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         check_head(self.head)?;
         check_scale(self.scale)?;

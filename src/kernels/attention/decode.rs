@@ -39,19 +39,22 @@ pub enum DecodeCtas {
 }
 
 /// Max query heads per CTA: the columns of an MMA. Larger groups read their keys several times.
-const MOST_ROWS: u32 = 8;
+const MAX_ROWS: u32 = 8;
 /// Min elements per head. Smaller heads would leave lanes without a part of the key.
-const FEWEST_ELEMENTS: u32 = 32;
+const MIN_ELEMENTS: u32 = 32;
 
 impl MhaDecode {
     /// Max CTAs per cluster: the portable cluster size.
     pub const MOST_SPLITS: u32 = 8;
 
     /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         let MhaCached { head, q, .. } = self.plain;
         self.plain.check()?;
-        if head < FEWEST_ELEMENTS {
+        if head < MIN_ELEMENTS {
             return Err(AttentionError::DecodeHead { head });
         }
         if q == HeadView::HeadMajor {
@@ -89,8 +92,8 @@ impl MhaDecode {
         let group = heads / kv_heads;
         // Each lane of the f32 kernel holds 16 bytes of the value row for every query head.
         let most = match self.plain.dtype {
-            DType::F32 => (16 / self.value_packs()).clamp(1, MOST_ROWS),
-            DType::F16 | DType::BF16 => MOST_ROWS,
+            DType::F32 => (16 / self.value_packs()).clamp(1, MAX_ROWS),
+            DType::F16 | DType::BF16 => MAX_ROWS,
         };
         group.div_ceil(group.div_ceil(most))
     }

@@ -27,6 +27,9 @@ pub struct MhaDecodeAppend {
 
 impl MhaDecodeAppend {
     /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         self.decode.check()?;
         if self.decode.plain.keys == Keys::Source {

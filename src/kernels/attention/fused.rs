@@ -63,6 +63,9 @@ impl MhaShort {
     }
 
     /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         self.operands().check()?;
         if !self.of.is_full() {
@@ -108,6 +111,9 @@ impl MhaShort {
 
 impl MhaOnline {
     /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         self.operands().check()
     }

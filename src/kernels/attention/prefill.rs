@@ -27,6 +27,9 @@ pub struct MhaPrefill {
 
 impl MhaPrefill {
     /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         self.plain.check()?;
         match self.plain.dtype {

@@ -77,6 +77,9 @@ const LADDER: [(u32, u32, u32); 5] = [
 
 impl SoftmaxForm {
     /// Checks that a kernel of this form can be generated for elements of `dtype`.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(self, dtype: DType) -> Result<(), AttentionError> {
         let fits = match self {
             Self::Streamed => true,

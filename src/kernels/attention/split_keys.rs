@@ -37,6 +37,9 @@ impl MhaSplitKeys {
     pub const MAX_LEN: u32 = WARPS * ROWS;
 
     /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         let MhaOnline { of, dtype } = self.plain;
         let head = of.head;

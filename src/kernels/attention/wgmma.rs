@@ -55,7 +55,7 @@ const SHARED_OF_BLOCK: u32 = 227 * 1024;
 /// Alignment of TMA boxes in shared memory, in bytes.
 const BOX_ALIGNMENT: u32 = 1024;
 /// Max K/V stages. More would hide no more latency.
-const MOST_STAGES: u32 = 8;
+const MAX_STAGES: u32 = 8;
 /// Bytes of a stage's barriers (keys full, values full, empty); of the scheduler's tile record; of a record and the empty
 /// barrier of a Q stage.
 const STAGE_BARRIERS: u32 = 3 * 8;
@@ -301,7 +301,7 @@ impl MhaTile {
             false => (SHARED_OF_SM / self.blocks - SHARED_OF_SYSTEM).min(SHARED_OF_BLOCK),
         };
         let fits = |&stages: &u32| self.bytes(head, stages) <= room;
-        (1..=MOST_STAGES).rev().find(fits).unwrap_or_default()
+        (1..=MAX_STAGES).rev().find(fits).unwrap_or_default()
     }
 
     /// Bytes of shared memory of a CTA with `stages` stages per pipeline.
@@ -370,6 +370,9 @@ impl MhaWgmma {
     }
 
     /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         self.plain().check()?;
         if !Self::serves(&self.of) {

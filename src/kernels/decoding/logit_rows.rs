@@ -12,9 +12,9 @@ use crate::{
 };
 
 /// Max number of token groups.
-pub(in crate::kernels) const MOST_GROUPS: u32 = 1024;
+pub(in crate::kernels) const MAX_GROUPS: u32 = 1024;
 /// Max number of CTAs of a row: one for each piece.
-const MOST_CTAS: u64 = 32;
+const MAX_CTAS: u64 = 32;
 /// Max number of tokens from which one is sampled without further passes over the row.
 pub(in crate::kernels) const MOST_CANDIDATES: u32 = 1024;
 
@@ -34,7 +34,7 @@ impl LogitRows {
 
     /// Accesses of a lane to its group.
     fn packs(self) -> u32 {
-        self.vocabulary.div_ceil(MOST_GROUPS * self.vector())
+        self.vocabulary.div_ceil(MAX_GROUPS * self.vector())
     }
 
     /// Number of pieces of a row. A piece has one group for every lane of a warp.
@@ -48,7 +48,7 @@ impl LogitRows {
             ("vocabulary", self.vocabulary.into()),
             ("vector", self.vector().into()),
             ("packs", self.packs().into()),
-            ("most_groups", MOST_GROUPS.into()),
+            ("most_groups", MAX_GROUPS.into()),
             ("most_candidates", MOST_CANDIDATES.into()),
             ("width", Choice::WIDTH.into()),
         ])
@@ -63,7 +63,7 @@ impl LogitRows {
         machine: &Machine,
     ) -> Launch {
         let rows = rows.max(1);
-        let of_row = (ctas_per_sm * u64::from(machine.sms) / rows).clamp(1, MOST_CTAS) as u32;
+        let of_row = (ctas_per_sm * u64::from(machine.sms) / rows).clamp(1, MAX_CTAS) as u32;
         Launch {
             grid: [of_row.min(self.pieces()), rows as u32, 1],
             threads,
@@ -123,7 +123,7 @@ pub(in crate::kernels) struct Groups {
 
 impl Groups {
     pub(in crate::kernels) fn none() -> Self {
-        let n = MOST_GROUPS as usize;
+        let n = MAX_GROUPS as usize;
         Self {
             best: vec![-1; n],
             sum: vec![f32::NAN; n],
@@ -142,7 +142,7 @@ pub(in crate::kernels) fn best_of_group() -> Param {
     write(
         "best_of_group",
         Element::I64,
-        rows_by(Symbol::Batch, MOST_GROUPS),
+        rows_by(Symbol::Batch, MAX_GROUPS),
     )
 }
 
@@ -150,7 +150,7 @@ pub(in crate::kernels) fn sum_of_group() -> Param {
     write(
         "sum_of_group",
         DType::F32,
-        rows_by(Symbol::Batch, MOST_GROUPS),
+        rows_by(Symbol::Batch, MAX_GROUPS),
     )
 }
 
@@ -158,6 +158,6 @@ pub(in crate::kernels) fn raw_of_group() -> Param {
     write(
         "raw_of_group",
         DType::F32,
-        rows_by(Symbol::Batch, 2 * MOST_GROUPS),
+        rows_by(Symbol::Batch, 2 * MAX_GROUPS),
     )
 }

@@ -34,7 +34,10 @@ pub struct DeferredLayerNormGemm {
 const THREADS: u32 = 384;
 
 impl DeferredLayerNormGemm {
-    /// Checks that the kernel can be generated as described. Fails with the reason.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
         if self.epilogue.residual {

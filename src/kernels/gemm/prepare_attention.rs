@@ -60,8 +60,8 @@ impl GemmPrepareAttention {
             && are_slow
             && prepare.stride.is_none()
             && tile.stores_directly(prepare.row)
-            && tile.outputs_of_warpgroup() <= Self::MOST_OUTPUTS
-            && tile.n <= Self::MOST_COLUMNS
+            && tile.outputs_of_warpgroup() <= Self::MAX_OUTPUTS
+            && tile.n <= Self::MAX_COLUMNS
             && is_whole
                 .into_iter()
                 .all(|columns| columns.is_multiple_of(prepare.head))
@@ -72,10 +72,13 @@ impl GemmPrepareAttention {
 
     /// Max accumulators of a consumer warpgroup and max columns of a tile that leave its threads registers for a head and its
     /// angles.
-    const MOST_OUTPUTS: u32 = 128 * 128;
-    const MOST_COLUMNS: u32 = 192;
+    const MAX_OUTPUTS: u32 = 128 * 128;
+    const MAX_COLUMNS: u32 = 192;
 
     /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         self.gemm().check()?;
         self.prepare.check()?;

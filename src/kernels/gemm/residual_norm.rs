@@ -38,13 +38,13 @@ const SHARED_LIMIT: u32 = 227 * 1024;
 /// Alignment of stages in shared memory, in bytes.
 const STAGE_ALIGNMENT: u32 = 1024;
 /// Max stages. More would hide no more latency.
-const MOST_STAGES: u32 = 8;
+const MAX_STAGES: u32 = 8;
 /// A depth k small enough to check tens of thousands of rows quickly.
 const FEW_PRODUCTS: u32 = 72;
 /// More CTAs than any GPU has SMs. With more tiles than this, some persistent cluster has several.
-const MOST_CTAS: u32 = 160;
+const MAX_CTAS: u32 = 160;
 /// The portable cluster size, which every GPU with clusters supports.
-const MOST_CTAS_OF_CLUSTER: u32 = 8;
+const MAX_CTAS_PER_CLUSTER: u32 = 8;
 /// One producer and two consumer warpgroups.
 const THREADS: u32 = 384;
 
@@ -68,7 +68,7 @@ impl GemmResidualNorm {
     /// Tiles that serve rows of `n` columns: two to eight whole tiles side by side.
     pub fn tiles(n: u32) -> Vec<WgmmaTile> {
         let serves = |t: &WgmmaTile| {
-            n.is_multiple_of(t.n) && (2..=MOST_CTAS_OF_CLUSTER).contains(&(n / t.n))
+            n.is_multiple_of(t.n) && (2..=MAX_CTAS_PER_CLUSTER).contains(&(n / t.n))
         };
         Self::TILES.into_iter().filter(serves).collect()
     }
@@ -81,7 +81,10 @@ impl GemmResidualNorm {
         }
     }
 
-    /// Checks that the kernel can be generated as described. Fails with the reason.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
         match Self::tiles(self.n).contains(&self.tile) {
@@ -197,8 +200,8 @@ impl GemmResidualNorm {
 
     /// Pipeline stages for k tiles and the residual: as many as fit.
     fn stages(&self) -> u32 {
-        let rest = SHARED_LIMIT - self.declared_bytes() - self.bytes_beside(MOST_STAGES);
-        (rest / self.stage_bytes()).min(MOST_STAGES)
+        let rest = SHARED_LIMIT - self.declared_bytes() - self.bytes_beside(MAX_STAGES);
+        (rest / self.stage_bytes()).min(MAX_STAGES)
     }
 
     /// Bytes of dynamic shared memory besides the stages.
@@ -339,7 +342,7 @@ impl Kernel for GemmResidualNorm {
         if self.k <= FEW_PRODUCTS {
             // Gives some CTA five tiles whatever the tile size, so that both warpgroups reuse barriers and stages.
             let rows = |tile: &WgmmaTile| {
-                let at_once = MOST_CTAS / (self.n / tile.n);
+                let at_once = MAX_CTAS / (self.n / tile.n);
                 u64::from(4 * at_once * tile.m) + 1
             };
             let most = Self::tiles(self.n).iter().map(rows).max().unwrap_or(1);

@@ -83,7 +83,10 @@ pub(super) fn row_stats_shape(columns: u32) -> Shape {
 }
 
 impl GemmResidualRowStats {
-    /// Checks that the kernel can be generated as described. Fails with the reason.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
         let SplitKTile { tokens, splits } = self.tile;

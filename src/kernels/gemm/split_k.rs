@@ -198,7 +198,10 @@ impl GemmSplitK {
             .collect()
     }
 
-    /// Checks that the kernel can be generated as described. Fails with the reason.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         let SplitKTile { tokens, splits } = self.tile;
         GemmWgmma::check_serves(self.n, self.k, self.dtype)?;

@@ -66,10 +66,10 @@ const SHARED: [u32; 2] = [224 * 1024, 112 * 1024];
 /// Max bytes of barriers and other static arrays without a norm.
 const STATICS: u32 = 1024;
 /// Max stages. More would hide no more latency.
-const MOST_STAGES: u32 = 16;
+const MAX_STAGES: u32 = 16;
 /// Max bytes of partial accumulators that are stored beside the ring. Larger ones reuse the ring's memory, at the cost of a later
 /// cluster barrier.
-const MOST_BESIDE: u32 = 16 * 1024;
+const MAX_BESIDE: u32 = 16 * 1024;
 /// For rows of an odd number of columns: octets of rows that go through shared memory at once, and words by which a row is padded
 /// there, so that eight rows written at once are in different banks.
 const STAGED_OCTETS: u32 = 2;
@@ -94,7 +94,10 @@ impl GemmStream {
         StreamTile::candidates().filter(with).collect()
     }
 
-    /// Checks that the kernel can be generated as described. Fails with the reason.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         let Self { n, k, dtype, .. } = *self;
         let tile = self.tile;
@@ -230,7 +233,7 @@ impl GemmStream {
                 (tile.rows / 8).div_ceil(splits) * splits * partial + vectors
             }
         };
-        let is_aliased = received > MOST_BESIDE;
+        let is_aliased = received > MAX_BESIDE;
         // Row statistics of warps, normals, gamma · w and beta · w.
         let statics = match self.norm {
             StreamNorm::None => 0,
@@ -244,8 +247,8 @@ impl GemmStream {
         let beside = ALIGNMENT + statics + staged + if is_aliased { 0 } else { received };
         let room = SHARED[tile.per_sm as usize - 1].checked_sub(beside)?;
         let most = match tile.splits {
-            1 => MOST_STAGES,
-            _ => MOST_STAGES.min(steps),
+            1 => MAX_STAGES,
+            _ => MAX_STAGES.min(steps),
         };
         let stages = (room / stage_bytes).min(most);
         let has_room = stages >= 2.min(steps) && !(is_aliased && stages * stage_bytes < received);

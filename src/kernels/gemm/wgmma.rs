@@ -54,7 +54,7 @@ const SHARED_LIMIT: u32 = 227 * 1024;
 /// Elements of k per stage: 128 bytes, the span of the widest swizzle.
 const BLOCK_K: u32 = 64;
 /// Max stages. More would hide no more latency.
-const MOST_STAGES: u32 = 8;
+const MAX_STAGES: u32 = 8;
 /// Fewer stages than this expose the latency of the loads.
 const ENOUGH_STAGES: u32 = 4;
 /// Rows of one warp within the 64 rows of a warpgroup's MMA.
@@ -180,8 +180,8 @@ impl WgmmaTile {
     }
 
     fn stages_beside(self, buffers: u32) -> u32 {
-        let rest = SHARED_LIMIT - self.bytes_besides_stages(buffers, MOST_STAGES);
-        (rest / self.stage_bytes()).min(MOST_STAGES)
+        let rest = SHARED_LIMIT - self.bytes_besides_stages(buffers, MAX_STAGES);
+        (rest / self.stage_bytes()).min(MAX_STAGES)
     }
 
     /// Bytes of subtiles, barriers, and the bias of both consumer warpgroups.
@@ -305,7 +305,10 @@ impl GemmWgmma {
         }
     }
 
-    /// Checks that the kernel can be generated as described. Fails with the reason.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         Self::check_serves(self.n, self.k, self.dtype)?;
         if !WgmmaTile::CANDIDATES.contains(&self.tile) || !self.tile.serves(self.n) {

@@ -44,6 +44,9 @@ pub(in super::super) struct Plan {
 
 impl MhaLongContext {
     /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         check_head(self.head)?;
         check_views(self.head, &[("v", self.v, self.heads)])

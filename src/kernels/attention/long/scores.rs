@@ -48,6 +48,9 @@ struct Plan {
 
 impl MhaLongScores {
     /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         check_head(self.head)?;
         check_scale(self.scale)?;

@@ -13,7 +13,7 @@ fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
         } {
             let store = *store;
             assert!(tile.shared_bytes(store) <= 227 * 1024, "{tile:?}");
-            assert!((3..=MOST_STAGES).contains(&tile.stages(store)), "{tile:?}");
+            assert!((3..=MAX_STAGES).contains(&tile.stages(store)), "{tile:?}");
         }
         // A consumer thread has 240 registers. The accumulators use most of them.
         let rows = if tile.cooperative { tile.m / 2 } else { tile.m };
