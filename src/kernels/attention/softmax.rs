@@ -370,7 +370,7 @@ impl Kernel for AttentionSoftmax {
         Tolerance {
             absolute: 1e-6,
             relative: rounding(self.dtype),
-            reason: "one rounding to the stored type, of which small probabilities have less than all bits",
+            reason: "one rounding to the stored type, in which small probabilities are subnormal",
         }
     }
 }

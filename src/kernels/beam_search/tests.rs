@@ -42,9 +42,9 @@ fn diversity_after_the_rules_equals_diversity_before_them() {
         choice.rules.apply(&mut before, &there, n_prompt);
         let want = largest(&before, of.kept(0));
 
-        let mut behind = plain;
-        choice.rules.apply(&mut behind, &there, n_prompt);
-        let mut found = largest(&behind, of.candidates(0));
+        let mut after = plain;
+        choice.rules.apply(&mut after, &there, n_prompt);
+        let mut found = largest(&after, of.candidates(0));
         let there: Vec<i64> = there.into_iter().map(i64::from).collect();
         diversify(&mut found, &taken, &choice, &there);
         found.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));

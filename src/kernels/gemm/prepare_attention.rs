@@ -229,7 +229,7 @@ impl Kernel for GemmPrepareAttention {
                     2.0
                 },
             relative: 1.5 * relative,
-            reason: "the errors of the sums, of two that are turned with each other, and times a gamma of a few; sines and cosines within 2^-20; one rounding to storage",
+            reason: "errors of the sums of two columns that are rotated together, times a gamma of a few; sines and cosines within 2^-20; one rounding to storage",
         }
     }
 }

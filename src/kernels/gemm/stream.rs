@@ -106,7 +106,7 @@ impl GemmStream {
                 "the streaming GEMM does not support n = {n} and k = {k} in {dtype}; expected k in multiples of 8, in f16 or bf16"
             ));
         }
-        let is_centred = self.behind().is_some_and(|(_, centred)| centred);
+        let is_centred = self.input_norm().is_some_and(|(_, centred)| centred);
         // Two CTAs of 224 threads with accumulators of 136 rows would spill.
         let has_registers = !(tile.per_sm > 1 && is_centred && tile.rows > 64);
         let is_tile = has_registers
@@ -158,7 +158,7 @@ impl GemmStream {
     }
 
     /// Epsilon and centring of the norm whose rows are x: see [`StreamNorm::Behind`].
-    fn behind(&self) -> Option<(f32, bool)> {
+    fn input_norm(&self) -> Option<(f32, bool)> {
         match self.norm {
             StreamNorm::Behind { eps, centred } => Some((eps, centred)),
             _ => None,
@@ -190,7 +190,7 @@ impl GemmStream {
 
     fn x_rows(&self) -> Size {
         let more = self
-            .behind()
+            .input_norm()
             .map_or(0, |(_, centred)| Self::more_rows(centred));
         &Size::from(Symbol::Rows) + &more.into()
     }
@@ -215,14 +215,14 @@ impl GemmStream {
 
     /// Threads that read row statistics, in whole warps.
     fn stats_threads(&self) -> u32 {
-        self.behind()
+        self.input_norm()
             .map_or(0, |_| 32 * self.tile.rows.div_ceil(64))
     }
 
     fn layout(&self) -> Option<Layout> {
         let tile = self.tile;
         let steps = tile.steps(self.k);
-        let is_centred = self.behind().is_some_and(|(_, centred)| centred);
+        let is_centred = self.input_norm().is_some_and(|(_, centred)| centred);
         let mma_n = tile.rows + if is_centred { 8 } else { 0 };
         let stage_bytes = (tile.weight_rows() + mma_n) * BLOCK_K * 2;
         let partial = tile.groups * 128 * 16;
@@ -354,7 +354,7 @@ impl Kernel for GemmStream {
             ]
             .contains(name)
         });
-        let (eps, is_centred) = self.behind().unwrap_or((1.0, false));
+        let (eps, is_centred) = self.input_norm().unwrap_or((1.0, false));
         let cluster = match splits {
             // The attribute costs time even if a cluster is one CTA.
             1 => String::new(),
@@ -371,7 +371,7 @@ impl Kernel for GemmStream {
             ("per_sm", per_sm.into()),
             ("early", (per_sm > 1 && rows <= EARLY_ROWS).into()),
             ("gated", self.gated.into()),
-            ("normed", self.behind().is_some().into()),
+            ("normed", self.input_norm().is_some().into()),
             ("centred", is_centred.into()),
             ("eps", f32_literal(eps).into()),
             (
@@ -485,7 +485,7 @@ impl Kernel for GemmStream {
     /// often, and no more rows than were timed.
     fn most_rows(&self) -> Option<u64> {
         let rows = u64::from(self.tile.rows);
-        Some(match self.behind() {
+        Some(match self.input_norm() {
             Some((_, true)) => rows,
             _ => (2 * rows).min(SMALL_M),
         })
@@ -507,7 +507,7 @@ impl Kernel for GemmStream {
         // Octets and tiles of rows that are full, partial and empty, with gamma and beta in one octet or two.
         let rows = [7, 8, 15, 30, 31, 32, 33, 62, 64, 65, 127, 128];
         cases.extend(rows.map(|rows| Case::new("few_rows", &[rows])));
-        if let Some((_, true)) = self.behind() {
+        if let Some((_, true)) = self.input_norm() {
             let tokens = |case: &Case| case.lens.iter().map(|&len| u64::from(len)).sum::<u64>();
             cases.retain(|case| tokens(case) <= u64::from(self.tile.rows));
         }

@@ -68,7 +68,7 @@ impl GemmStream {
             true => 0.0,
             false => f64::from(self.n % 2) * cost.odd_output,
         };
-        let normals = match self.behind() {
+        let normals = match self.input_norm() {
             Some(_) => f64::from(tile_rows) * cost.normal,
             None => 0.0,
         };

@@ -15,7 +15,7 @@ impl GemmStream {
         let rows = extents.rows as usize;
         let (mut of_product, more) = (reads.to_vec(), reads.len());
         let normal;
-        if let Some((eps, centred)) = self.behind() {
+        if let Some((eps, centred)) = self.input_norm() {
             let stats = of_product
                 .pop()
                 .expect("row statistics are read last")
