@@ -1,8 +1,8 @@
 //! Attention over packed sequences: three unfused kernels, fused kernels (short, online, split keys for few tokens, and
-//! WGMMA on Hopper), three kernels of grouped GEMMs for long sequences, and three to a KV cache (plain, decode, prefill).
+//! WGMMA on Hopper), three kernels of grouped GEMMs for long sequences, and three with a KV cache (plain, decode, prefill).
 //!
 //! A token attends to the tokens of its own sequence only, so scores are ragged: head `h`, query
-//! `i` and key `j` of sequence `b` with length `n` lie at
+//! `i` and key `j` of sequence `b` with length `n` are stored at
 //! `h·pairs + pair_offsets[b] + i·n + j`, with `pairs = Σ n²`.
 
 mod attending;
@@ -47,7 +47,7 @@ pub use wgmma::{MhaTile, MhaWgmma};
 use super::KernelSpec;
 use crate::tensor::DType;
 
-/// Why a fused attention kernel cannot be made for these operands.
+/// The reason that a fused attention kernel cannot be generated for these operands.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AttentionError {
     #[error(
@@ -68,7 +68,7 @@ pub enum AttentionError {
     )]
     Distance { distance: u32 },
     #[error(
-        "positions of a source have no distance to a query; attention to them takes neither window nor bias"
+        "attention to a source supports neither window nor bias, because its positions have no distance to a query"
     )]
     DistanceToSource,
     #[error(
@@ -83,7 +83,7 @@ pub enum AttentionError {
         offset: u32,
         stride: u32,
     },
-    #[error("`{operand}` is {width} columns from column {offset} on, but a row has {stride}")]
+    #[error("`{operand}` is {width} columns from column {offset}, but a row has {stride}")]
     Columns {
         operand: &'static str,
         offset: u32,
@@ -104,7 +104,7 @@ pub enum AttentionError {
     )]
     WarpgroupHead { head: u32 },
     #[error(
-        "warpgroup attention takes no windows and biases of causal attention; use the online kernel"
+        "warpgroup attention does not support causal attention with windows or biases; use the online kernel"
     )]
     WarpgroupMask,
     #[error("warpgroup attention over {dtype} elements; expected f16 or bf16")]
@@ -122,7 +122,7 @@ pub enum AttentionError {
         stride: u32,
         columns: u32,
     },
-    #[error("{} is no tile of warpgroup attention with head size {head}", .tile.name())]
+    #[error("{} is not a tile of warpgroup attention with head size {head}", .tile.name())]
     WarpgroupTile { tile: MhaTile, head: u32 },
     #[error(
         "warpgroup attention is for cards of compute capability 9.0, and not all targets are; use the online kernel"
@@ -148,16 +148,16 @@ pub enum AttentionError {
     DecodeView,
     #[error("decode attention splits keys over a cluster of {splits} CTAs; expected 2 to 8")]
     DecodeSplits { splits: u32 },
-    #[error("attention to a source adds nothing to its cache")]
+    #[error("attention to a source does not append to its cache")]
     AppendToSource,
-    #[error("decode attention cannot add to the cache: {0}")]
+    #[error("decode attention cannot append to the cache: {0}")]
     Append(String),
     #[error(
         "prefill attention over {dtype} elements; expected f16 or bf16, use the plain kernel for a cache"
     )]
     PrefillStorage { dtype: DType },
     #[error(
-        "a softmax over {dtype} cannot be {form:?}; expected f32, f16 or bf16, a power of two from 4 to 1024 lanes, 1, 2 or 4 rows together, and rows of which a lane holds at most 64 elements"
+        "a softmax over {dtype} cannot be {form:?}; expected f32, f16 or bf16, a power of two from 4 to 1024 lanes, 1, 2 or 4 rows together, and at most 64 elements per lane"
     )]
     SoftmaxForm { form: SoftmaxForm, dtype: DType },
 }
@@ -170,7 +170,7 @@ fn storage(dtype: DType) -> &'static str {
     }
 }
 
-/// Instances of every kernel here that cover every tiling, view and storage type, for tests that compile or run them.
+/// Instances of every attention kernel that cover all tilings, views and storage types, for tests that compile or run them.
 pub fn representative() -> Vec<KernelSpec> {
     let mut all: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -232,7 +232,7 @@ pub fn representative() -> Vec<KernelSpec> {
             };
             all.push(KernelSpec::from(MhaOnline { of, dtype }));
         }
-        // What distances do, in every tiling, full and causal.
+        // Position biases and windows in every tiling, full and causal.
         for (heads, head) in [(12, 64), (3, 256), (2, 80)] {
             let column = |i| HeadView::TokenMajor {
                 offset: i * heads * head,
@@ -240,7 +240,7 @@ pub fn representative() -> Vec<KernelSpec> {
             };
             let full = Attending::full(heads, head, usual_scale(head), [0, 1, 2].map(column));
             for (causal, by) in by_distance::examples() {
-                // Other heads differ in their tiles alone.
+                // Other head sizes differ only in their tiles.
                 if head != 64 && by.window.is_some() != by.bias.is_some() {
                     continue;
                 }

@@ -1,7 +1,7 @@
-//! Beams on the device: the most probable tokens behind each beam, and the step of a search that takes them.
+//! Beam search on the device: the most probable continuations of each beam, and the search step that selects among them.
 //!
-//! The beams of a request lie in neighbouring rows, each with a table of its tokens and one of its slots. A beam that goes on
-//! behind another takes over its tables; keys and values stay where they are.
+//! The beams of a request are in consecutive rows, each with a table of tokens and a table of slots. A beam that continues
+//! another one copies its tables; keys and values are not moved.
 
 mod data;
 #[cfg(test)]
@@ -26,20 +26,21 @@ use crate::{
 };
 
 /// `logits [batch, vocabulary]`, `requests [batch, 256]` ([`Choice::encode`]), `known [batch]`, `tokens [slots]`,
-/// `slot_starts [batch]` → `n_candidates [batch]`, `candidate_ids` and `candidate_values [batch, 64]`: the most probable tokens
-/// behind each beam that can count ([`Beams::candidates`]), the best first, with their log-probabilities after the request's rules.
-/// Rows without a beam are left out. In the place of the number stands [`Chosen::NotANumber`] where a logit is none, whose token is
-/// the first then. Between the two it leaves what `ChooseToken` leaves of groups of tokens, but a token that is to be
-/// penalised is no group's best: it is looked at by itself.
+/// `slot_starts [batch]` → `n_candidates [batch]`, `candidate_ids` and `candidate_values [batch, 64]`: the most probable
+/// continuations of each beam ([`Beams::candidates`]), best first, with their log-probabilities after the request's rules.
+///
+/// Rows without a beam are skipped. If a logit is NaN or +∞, the number of candidates is [`Chosen::NotANumber`] and the first
+/// candidate is that token. The kernel also writes the per-group results of `ChooseToken`, except that a token subject to the
+/// repetition penalty is never a group's best; such tokens are evaluated separately.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Candidates {
     pub vocabulary: u32,
     pub dtype: DType,
 }
 
-/// Candidates of a row that there is room for.
+/// Room for candidates in each row.
 const STRIDE: u32 = Beam::MOST_CANDIDATES as u32;
-/// Threads of a CTA that looks for candidates, and CTAs of an SM at once.
+/// Threads of a CTA of [`Candidates`], and resident CTAs per SM.
 const THREADS: u32 = 256;
 const CTAS_PER_SM: u32 = 3;
 
@@ -183,25 +184,26 @@ impl Kernel for Candidates {
 /// `requests`, `known [batch]`, `slot_starts [batch]`, `n_candidates [batch]`, `candidate_ids` and `candidate_values [batch, 64]`
 /// ([`Candidates`]), `scores_before [batch, 2]`, `states_before [batch, 4]`, `tokens_before [slots]`, `slots_before [slots]` →
 /// `chosen [batch]`, `log_probability [batch]`, `scores`, `states`, `tokens`, `slots`, `found [slots]`, `found_scores`,
-/// `found_lens`, `found_places [batch]`: a step of [`Standing`] for each request with beams. What is read before and written after
-/// may be the same memory.
+/// `found_lens`, `found_places [batch]`: one search step ([`Standing`]) for each request with beams. A tensor read as
+/// `…_before` and its written counterpart may share memory.
 ///
-/// A beam's scores are those of the beam and of the best sequence in its place; its states, whether that one has ended, how many
-/// tokens it has, the row among the request's that has them in `found`, and whether its group is done. `tokens` and `slots` are
-/// written from the prompt on, and only while the search goes on. The last three are written when it is done; `found` before.
+/// The scores of a row are the running beam's and the best sequence's at the row's index. The states are: whether that best
+/// sequence has ended, its number of tokens, the row of the request whose `found` holds its tokens, and whether the row's
+/// group is done. `tokens` and `slots` are written from the end of the prompt on, and only while the search continues. The last
+/// three tensors are written when the search is done; `found` is written before that.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BeamStep;
 
 impl BeamStep {
-    /// Numbers of `scores` and of `states` for a row.
+    /// Elements of `scores` and of `states` per row.
     pub const SCORES: usize = 2;
     pub const STATES: usize = 4;
-    /// Threads of a CTA: each has a number of every beam in the memory of the candidates.
+    /// Threads of a CTA. Each has an entry for every beam in the shared memory of the candidates.
     const THREADS: u32 = 128;
-    /// A vocabulary for checks.
+    /// Vocabulary size in checks.
     const VOCABULARY: u32 = 1003;
 
-    /// What a search begins with, by row: its scores and its states.
+    /// Returns the scores and states of each row at the start of a search.
     pub fn start(beams: &Beams) -> (Vec<f32>, Vec<i32>) {
         let standing = Standing::new(beams);
         let scores = standing.running.iter().zip(&standing.best);
@@ -211,8 +213,8 @@ impl BeamStep {
     }
 }
 
-/// Takes from candidates what their diversity costs, which transformers takes before the rules: what the repetition penalty
-/// multiplies loses as many times more, and a forced token loses nothing.
+/// Applies the diversity penalty to candidates. transformers applies it before the rules, so a candidate scaled by the
+/// repetition penalty loses the same multiple of it, and a forced token loses nothing.
 fn diversify(candidates: &mut [(u32, f32)], taken: &[u32], choice: &Choice, there: &[i64]) {
     let (rules, n_new) = (&choice.rules, there.len() + 1 - choice.n_prompt);
     let diversity = choice.beam.map_or(0.0, |beam| beam.of.diversity);
@@ -325,7 +327,7 @@ impl Kernel for BeamStep {
         let [states_before, tokens_before, slots_before] = [7, 8, 9].map(|i| reads[i].index());
         let width = Choice::WIDTH as usize;
         let n_rows = extents.batch as usize;
-        // Whole numbers that are not written stay −1, others NaN.
+        // Integers that are not written stay −1, floats NaN.
         let [mut chosen, mut lens, mut places] = [(); 3].map(|()| vec![-1i64; n_rows]);
         let [mut logs, mut found_scores] = [(); 2].map(|()| vec![f32::NAN; n_rows]);
         let mut scores = vec![f32::NAN; n_rows * Self::SCORES];
@@ -401,7 +403,7 @@ impl Kernel for BeamStep {
                 (own[1], own[2]) = match *kept {
                     Kept::Before(place) => (state(first + place, 1), state(first + place, 2)),
                     Kept::New(step) => {
-                        // The first place of the group that nothing is in.
+                        // First free place of the group.
                         let of_group = i / of_group * of_group..(i / of_group + 1) * of_group;
                         let free = of_group.map(|place| place as i64);
                         let place = free.into_iter().find(|place| !used.contains(place));
@@ -451,7 +453,7 @@ impl Kernel for BeamStep {
         ]
     }
 
-    /// All beams of a request have as many tokens.
+    /// All beams of a request have the same number of tokens.
     fn cases(&self) -> Vec<Case> {
         let of = |name, rows: usize, known: u32| Case {
             cached: vec![known; rows],
@@ -474,7 +476,7 @@ impl Kernel for BeamStep {
     }
 }
 
-/// A vocabulary smaller than a warp, odd ones, and common ones.
+/// Vocabularies smaller than a warp, odd ones, and common ones.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of =
         |dtype| [7, 1003, 50257, 58_101].map(|vocabulary| Candidates { vocabulary, dtype }.into());

@@ -1,8 +1,8 @@
 //! The KV cache: keys and values of earlier positions, in blocks of positions (PagedAttention, Kwon et al. 2023).
 //!
-//! A block holds [`BLOCK`] positions of one sequence, of all caches of a program: cache after cache, in each
-//! `[heads, BLOCK, head]`, so that a head's keys are one piece. Position `p` of a sequence lies in a *slot*, `block · BLOCK + p
-//! % BLOCK`; a table says which.
+//! A block holds [`BLOCK`] positions of one sequence for all caches of a program: one cache after another, each
+//! `[heads, BLOCK, head]`, so that a head's keys are contiguous. Position `p` of a sequence is stored in *slot* `block · BLOCK +
+//! p % BLOCK`, which is looked up in a table.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,48 +17,51 @@ use super::{
 use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Shape, Symbol};
 
-/// Positions of a block.
+/// Positions per block.
 pub const BLOCK: u32 = 32;
 
-/// `[blocks, stride]`: a pool of blocks of `stride` elements, seen from the first element of one cache.
+/// `[blocks, stride]`: a pool of blocks of `stride` elements, addressed from the first element of one cache.
 pub(super) fn pool(stride: u64) -> Shape {
     Shape::new([Symbol::Blocks.into(), stride.into()])
 }
 
-/// Index of a slot's elements of one head, from the first element of its cache on.
+/// Index of a slot's elements for one head, relative to the first element of its cache.
 pub(crate) fn index(slot: usize, nth: usize, head: usize, stride: usize) -> usize {
     let block = BLOCK as usize;
     slot / block * stride + (nth * block + slot % block) * head
 }
 
-/// `x [tokens, x.stride]`, `token_slots [tokens]` → `cache [blocks, stride]`: the heads of each token into its slot. With one row
-/// for each sequence, `x [batch, x.stride]`, `slots`, `slot_starts [batch]`: the heads of each into its sequence's first slot.
-/// Nothing else of the cache is written.
+/// `x [tokens, x.stride]`, `token_slots [tokens]` → `cache [blocks, stride]`: stores the heads of each token in its slot. With
+/// one row per sequence, `x [batch, x.stride]`, `slots`, `slot_starts [batch]`: stores the heads of each row in its sequence's
+/// first slot. Nothing else in the cache is written.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct AppendCache {
     pub heads: u32,
     pub head: u32,
-    /// Columns of rows of tokens, or of sequences.
+    /// Location of the heads in the rows of `x`.
     pub x: HeadView,
-    /// Whether there is one row for each sequence, which has one position then.
+    /// Whether `x` has one row per sequence instead of one per token. The sequence then has a single position.
     pub of_sequence: bool,
-    /// Elements of a block.
+    /// Elements per block.
     pub stride: u64,
     pub dtype: DType,
 }
 
 impl AppendCache {
-    /// Whether the kernel can be generated as described.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         let width = u64::from(self.heads) * u64::from(self.head);
         let HeadView::TokenMajor { offset, stride } = self.x else {
-            return Err("heads apart, expected columns of rows of tokens".to_owned());
+            return Err("`x` is head-major; expected columns of token-major rows".to_owned());
         };
         let fits = u64::from(offset) + width <= u64::from(stride);
         match fits && width * u64::from(BLOCK) <= self.stride {
             true => Ok(()),
             false => Err(format!(
-                "{width} columns from column {offset} of rows of {stride}, in blocks of {}",
+                "{width} columns from column {offset} do not fit rows of {stride}, or cache blocks of {}",
                 self.stride
             )),
         }
@@ -73,7 +76,7 @@ impl AppendCache {
 
     fn vector(&self) -> u32 {
         let (column, stride) = (self.x.column(), self.x.stride(self.head));
-        // Caches begin at multiples of a head's rows.
+        // The offset of a cache is a multiple of `head`.
         vector_width(self.dtype, &[column, stride, self.head])
     }
 
@@ -180,7 +183,7 @@ impl Kernel for AppendCache {
     }
 }
 
-/// Merged projections, with grouped heads, a single head, and heads that no pack divides.
+/// Merged projections, with grouped heads, a single head, and head sizes that no wide access divides.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

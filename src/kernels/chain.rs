@@ -1,19 +1,19 @@
-//! Chains of launches on shared tensors, which are timed as one.
+//! Chains of launches on shared tensors, timed as one unit.
 
 use super::{Fill, Kernel, KernelSpec, Role};
 use crate::tensor::{Element, Shape};
 
-/// Kernels that together compute one thing, e.g. scores, softmax and context.
+/// Kernels that together compute one operation, e.g. scores, softmax and context.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chain {
     pub tensors: Vec<ChainTensor>,
-    /// Launches in the order of execution.
+    /// Launches in execution order.
     pub launches: Vec<ChainLaunch>,
-    /// Tensors that hold the result, by index.
+    /// Indices of the tensors that hold the result.
     pub results: Vec<usize>,
 }
 
-/// A tensor of a chain. Tensors of one name and size hold the same values in every chain.
+/// A tensor of a chain. Tensors of equal name and size hold the same values in every chain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChainTensor {
     pub name: &'static str,
@@ -27,12 +27,12 @@ pub struct ChainTensor {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChainLaunch {
     pub kernel: KernelSpec,
-    /// Tensors of the kernel's `Read` and `Write` parameters, in the order of the signature.
+    /// Indices of the tensors bound to the kernel's `Read` and `Write` parameters, in the order of the signature.
     pub operands: Vec<usize>,
 }
 
 impl Chain {
-    /// A chain without launches.
+    /// Creates a chain without launches.
     pub fn new() -> Self {
         Self {
             tensors: Vec::new(),
@@ -41,14 +41,13 @@ impl Chain {
         }
     }
 
-    /// A kernel alone, with a tensor of its own for each parameter.
+    /// Creates a chain of one kernel, with a separate tensor for each parameter.
     pub fn of(kernel: impl Into<KernelSpec>) -> Self {
         Self::new().then(kernel, &[])
     }
 
-    /// Appends a launch, whose outputs become the results. A parameter is bound to the tensor that `names` pairs it
-    /// with, as `(parameter, tensor)`, else to the tensor of its own name; tensors that do not exist yet are created as
-    /// the parameter describes.
+    /// Appends a launch, whose outputs become the results. `names` holds pairs `(parameter, tensor)`; a parameter without a pair
+    /// is bound to the tensor of its own name. Tensors that do not exist yet are created as the parameter describes.
     pub fn then(
         mut self,
         kernel: impl Into<KernelSpec>,
@@ -88,7 +87,7 @@ impl Chain {
         self
     }
 
-    /// Merges tensors of the same kind into one, as a merged projection writes them.
+    /// Merges tensors of the same kind into one, as if written by a merged projection.
     pub fn sharing(mut self, names: &[&str], tensor: &'static str) -> Self {
         let shared = self.tensors.iter().position(|t| names.contains(&t.name));
         let Some(shared) = shared else { return self };
@@ -115,7 +114,7 @@ impl Chain {
         self
     }
 
-    /// The kernel that writes the result.
+    /// Kernel that writes the result.
     pub fn last(&self) -> Option<&dyn Kernel> {
         self.launches.last().map(|l| l.kernel.as_kernel())
     }
@@ -137,7 +136,7 @@ mod tests {
     use crate::tensor::DType;
 
     #[test]
-    fn tensors_that_are_shared_are_one() {
+    fn shared_tensors_are_merged() {
         let add = Combine {
             how: How::Sum,
             width: 96,
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn launches_meet_in_the_tensors_that_are_named() {
+    fn launches_share_the_named_tensors() {
         let dtype = DType::F16;
         let gemm = Gemm::of(96, 64, dtype, Epilogue::default());
         let activation = Activation::GeluExact;

@@ -1,4 +1,4 @@
-//! What part of a run a kernel belongs to, and how much it computes.
+//! Classes of kernels for time breakdowns, and the work that kernels compute.
 
 use std::fmt;
 
@@ -8,16 +8,16 @@ use super::{
 };
 use crate::tensor::{Size, Symbol};
 
-/// The parts that ByteTransformer's figure 3 divides a run into.
+/// Classes of kernels by which ByteTransformer's figure 3 breaks down a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// GEMMs of tokens by a weight, whatever their epilogues.
+    /// Products of tokens and a weight, including their epilogues.
     Gemm,
     /// Matrix products of attention (scores and context), or fused attention including softmax.
     Attention,
-    /// Softmax as a kernel of its own.
+    /// Softmax as a separate kernel.
     Softmax,
-    /// LayerNorm, with everything fused into its kernel.
+    /// LayerNorm, including everything fused into its kernel.
     LayerNorm,
     /// Copies and pointwise kernels: lookups, sums, biases, activations, transposes, pooling.
     Other,
@@ -50,7 +50,7 @@ impl fmt::Display for Class {
 }
 
 impl KernelSpec {
-    /// The part of a run that includes the kernel's time.
+    /// Class that the kernel's time is attributed to.
     pub fn class(&self) -> Class {
         match self {
             Self::Gemm(_)
@@ -111,7 +111,7 @@ impl KernelSpec {
         }
     }
 
-    /// Outputs and inputs of the linear layer that a kernel computes for each row, if it is one, alone or with more.
+    /// Outputs and inputs of the linear layer that the kernel computes for each row; `None` if it does not include one.
     pub fn weight(&self) -> Option<[u32; 2]> {
         match self {
             Self::Gemm(k) => Some([k.n, k.k]),
@@ -127,7 +127,7 @@ impl KernelSpec {
     }
 
     /// Floating-point operations of the matrix products in one launch, two per multiply-add, as in ByteTransformer's
-    /// table II: 0 for memory-bound kernels.
+    /// table II. 0 for memory-bound kernels.
     pub fn flop(&self) -> Size {
         let product = |a: u32, b: u32, symbol: Symbol| {
             let each = 2u64.saturating_mul(u64::from(a).saturating_mul(b.into()));

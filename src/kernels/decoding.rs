@@ -1,8 +1,8 @@
-//! The end of a step on the device: the next token of each sequence, and the batch data of the next step, so that the device
-//! goes on without the host.
+//! The end of a decode step on the device: selects each sequence's next token and prepares the next step's batch data, so
+//! that the device continues without the host.
 //!
-//! Sequences lie in *rows*, the batch of a step. Where a row's sequence has its tokens and slots is batch data, too: the table
-//! [`Meta::Slots`], and a table of tokens beside it, which both begin at [`Meta::SlotStarts`].
+//! Each row of a step's batch holds one sequence. [`Meta::SlotStarts`] gives the offset of a row's sequence in two tables:
+//! the slots ([`Meta::Slots`]) and the tokens.
 
 mod choice;
 mod logit_rows;
@@ -11,7 +11,7 @@ mod tests;
 
 pub use choice::{Beam, Choice, Chosen};
 pub(super) use logit_rows::{
-    Groups, LogitRows, MOST_GROUPS, best_of_group, raw_of_group, sum_of_group,
+    Groups, LogitRows, MAX_GROUPS, best_of_group, raw_of_group, sum_of_group,
 };
 
 use serde::{Deserialize, Serialize};
@@ -28,13 +28,13 @@ use crate::{
 };
 
 impl Fill {
-    /// [`Choice`]s, one for each sequence, which differ.
+    /// Returns distinct [`Choice`]s, one for each sequence.
     pub(super) fn choices(case: &Case, vocabulary: u32) -> Vec<i64> {
         let known = Self::known(case).into_iter().enumerate();
         known
             .flat_map(|(row, known)| {
                 let mut choice = Choice::of_row(row, vocabulary);
-                // A last token is one behind all that are known, and a first one is behind the prompt.
+                // Makes the next token the first or the last one in rows whose rules are about first or last tokens.
                 choice.n_prompt = match choice.rules.suppressed_first.is_empty() {
                     true => known as usize / 2,
                     false => known as usize,
@@ -48,7 +48,7 @@ impl Fill {
             .collect()
     }
 
-    /// Tokens that are known of each sequence: all its keys but one, so that another has room.
+    /// Number of known tokens of each sequence: one less than its keys, so that there is room for another token.
     pub(super) fn known(case: &Case) -> Vec<i64> {
         let past = case.lens.iter().zip(&case.cached);
         past.map(|(&len, &cached)| i64::from(len + cached) - 1)
@@ -57,23 +57,26 @@ impl Fill {
 }
 
 /// `logits [batch, vocabulary]`, `requests [batch, 256]` ([`Choice::encode`]), `known [batch]`, `tokens [slots]`,
-/// `slot_starts [batch]` → `chosen [batch]` ([`Chosen::code`]), `log_probability [batch]`: the token behind the `known` ones of
-/// each row; a row of which none is known has no sequence, and beams are not this kernel's. Between the two it leaves, for each group of tokens, the best
-/// one (`best_of_group`), the sum of exponentials where a row is drawn without top-k (`sum_of_group`), the maximum and the sum of
-/// its logits before rules where log-probabilities are asked for (`raw_of_group`); `n_arrived [batch]` is −1 before and after.
+/// `slot_starts [batch]` → `chosen [batch]` ([`Chosen::code`]), `log_probability [batch]`: selects the token that follows the
+/// `known` tokens of each row. Rows with no known token hold no sequence. Beams are handled by
+/// [`Candidates`](super::beam_search::Candidates).
+///
+/// The kernel also writes, for each group of tokens: the best token (`best_of_group`); the sum of exponentials, if a row is
+/// sampled without top-k (`sum_of_group`); and the maximum and the sum of the logits before rules, if log-probabilities are
+/// requested (`raw_of_group`). `n_arrived [batch]` is −1 before and after a launch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ChooseToken {
     pub vocabulary: u32,
     pub dtype: DType,
 }
 
-/// Threads of a CTA. More would leave a thread fewer registers than its sums take.
+/// Threads of a CTA. With more threads, each would have too few registers for its sums.
 const THREADS: u32 = 512;
-/// CTAs that a launch has for each SM, where its rows are fewer: as many as run at once.
+/// CTAs launched per SM when there are fewer rows: as many as run concurrently.
 const CTAS_PER_SM: u64 = 1;
 impl ChooseToken {
-    /// Groups that a row has room for.
-    pub const GROUPS: usize = MOST_GROUPS as usize;
+    /// Number of groups that a row has room for.
+    pub const GROUPS: usize = MAX_GROUPS as usize;
 
     fn rows(&self) -> LogitRows {
         LogitRows {
@@ -82,7 +85,7 @@ impl ChooseToken {
         }
     }
 
-    /// What the kernel leaves of each group of a row.
+    /// Results that the kernel writes for each group of a row.
     fn groups_of_row(&self, logits: &[f32], choice: &Choice, there: &[u32]) -> Groups {
         let mut ruled = logits.to_vec();
         let rules = without_forced(&choice.rules);
@@ -94,7 +97,8 @@ impl ChooseToken {
     }
 }
 
-/// Rules but those that leave few tokens, which need not look at groups, and but what comes after all tokens are known.
+/// Returns the rules that apply to groups of tokens: without forced tokens and without renormalisation, which is applied
+/// after all tokens are known.
 pub(super) fn without_forced(rules: &Rules) -> Rules {
     Rules {
         forced_first: None,
@@ -232,20 +236,21 @@ impl Kernel for ChooseToken {
 
 /// `chosen`, `log_probability`, `requests`, `known_before`, `tokens_before [slots]`, `slots`, `slot_starts`, `step_before [1]` →
 /// `known`, `tokens`, `token_ids`, `positions`, `key_lens`, `token_slots`, `ring_ids` and `ring_values [RING, ROWS]`,
-/// `ring_steps [RING]`, `step [1]`: the batch data of the next step, and what the host learns of this one. What is read before
-/// and written after may be the same memory. Where nothing was chosen ([`Chosen::Idle`]) of a row that has tokens, it is new.
+/// `ring_steps [RING]`, `step [1]`: the batch data of the next step, and the results of this step for the host. A tensor read
+/// as `…_before` and its written counterpart may share memory. A row that has tokens but for which nothing was chosen
+/// ([`Chosen::Idle`]) holds a new sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Advance;
 
 impl Advance {
-    /// Steps whose results the ring holds.
+    /// Number of steps whose results the ring holds.
     pub const RING: usize = 16;
-    /// Rows of a step at most.
+    /// Max number of rows of a step.
     pub const ROWS: usize = 1024;
-    /// A vocabulary for checks.
+    /// Vocabulary size in checks.
     const VOCABULARY: u32 = 11;
 
-    /// The slot of rows without a sequence, of a cache of so many blocks: the first of the last block.
+    /// Slot assigned to rows without a sequence, in a cache of `blocks` blocks: the first slot of the last block.
     fn spare_slot(blocks: u64) -> i64 {
         (blocks as i64 - 1) * i64::from(BLOCK)
     }
@@ -323,7 +328,7 @@ impl Kernel for Advance {
         let n = extents.batch as usize;
         let width = Choice::WIDTH as usize;
         let entry = step[0] as usize % Self::RING;
-        // Whole numbers that are not written stay −1.
+        // Integers that are not written stay −1.
         let mut tokens = vec![-1; tokens_before.len()];
         let [
             mut known,
@@ -343,7 +348,7 @@ impl Kernel for Advance {
                 Chosen::Token(id) if len > 0 => {
                     let most = choice.n_prompt + choice.rules.max_new_tokens;
                     let ends = choice.rules.ends(id) || len + 1 >= most;
-                    // A search of beams says itself when it is done.
+                    // A beam search decides itself when it is done.
                     match ends && choice.beam.is_none() {
                         true => len = 0,
                         false => {
@@ -390,7 +395,7 @@ impl Kernel for Advance {
     }
 }
 
-/// A vocabulary smaller than a warp, odd ones, and common ones.
+/// Vocabularies smaller than a warp, odd ones, and common ones.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of = |dtype| {
         [7, 1003, 50257, 151_936].map(|vocabulary| ChooseToken { vocabulary, dtype }.into())

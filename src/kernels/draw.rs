@@ -1,5 +1,5 @@
-//! Draws of a latent variable: `mean + exp(log_variance / 2) · noise`, a variational autoencoder's (Kingma and Welling 2014, section
-//! 2.4).
+//! Samples of a latent variable: `mean + exp(log_variance / 2) · noise`, as in a variational autoencoder (Kingma and Welling
+//! 2014, section 2.4).
 
 use serde::{Deserialize, Serialize};
 
@@ -11,16 +11,16 @@ use crate::machine::Machine;
 use crate::search::Philox;
 use crate::tensor::{DType, Extents, Shape, Size, Symbol};
 
-/// `mean [batch, width]`, `log_variance [batch, width]`, `seeds [2·batch]` → `out [batch, width]`: `mean + exp(log_variance / 2) ·`
-/// [`noise`] of the sequence's seed and the column.
+/// `mean [batch, width]`, `log_variance [batch, width]`, `seeds [2·batch]` → `out [batch, width]`: `mean + exp(log_variance / 2) ·
+/// noise`, with [`noise`] of the sequence's seed and the column.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Draw {
     pub width: u32,
     pub dtype: DType,
 }
 
-/// A standard normal number for a column, by Box and Muller from two numbers of Philox. They depend on the seed and the column
-/// alone, and are other numbers than those by which tokens are drawn.
+/// Returns a standard normal number for a column, by the Box-Muller transform of two Philox numbers. It depends only on
+/// the seed and the column, and its Philox counter differs from those used to sample tokens.
 pub fn noise(seed: u64, column: u32) -> f64 {
     let [radius, angle, ..] = Philox::new(seed).numbers([column / 2, 0, 0, LATENT]);
     let unit = |bits: u32| f64::from(bits) / f64::from(1 << 24);
@@ -33,10 +33,10 @@ pub fn noise(seed: u64, column: u32) -> f64 {
     }
 }
 
-/// The last word of the counter, which the counters of tokens reach after 2⁶³ sequences.
+/// Last word of the Philox counter. The counters used to sample tokens reach it only after 2⁶³ sequences.
 const LATENT: u32 = 1 << 31;
 
-/// The seed of a sequence, of [`Meta::Seeds`]: its low and its high half.
+/// Combines the low and high halves of a sequence's seed ([`Meta::Seeds`]).
 pub fn seed_of(halves: [i32; 2]) -> u64 {
     let [low, high] = halves.map(|half| u64::from(half as u32));
     high << 32 | low
@@ -115,7 +115,7 @@ impl Kernel for Draw {
     }
 }
 
-/// Odd and even numbers of columns, and a model's.
+/// Odd and even numbers of columns, and a realistic one.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of = |dtype| [1, 7, 64].map(|width| Draw { width, dtype }.into());
     let dtypes = [DType::F32, DType::F16, DType::BF16];

@@ -29,7 +29,7 @@ pub struct AddBias {
     pub dtype: DType,
 }
 
-/// `a, b [rows, width]` → `out [rows, width]`: two tensors element by element.
+/// `a, b [rows, width]` → `out [rows, width]`: combines two tensors element by element.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Combine {
     pub how: How,
@@ -37,7 +37,7 @@ pub struct Combine {
     pub dtype: DType,
 }
 
-/// What two elements become.
+/// Operation that combines two elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum How {
     Sum,
@@ -45,7 +45,7 @@ pub enum How {
 }
 
 impl How {
-    /// The kernel's name.
+    /// Name of the kernel.
     pub const fn name(self) -> &'static str {
         match self {
             How::Sum => "add",
@@ -70,13 +70,13 @@ pub struct Scale {
     pub dtype: DType,
 }
 
-/// Elements of one access if a tensor is read as one flat array, whatever its width: a tail shorter than an access goes
+/// Elements per access if a tensor is read as one flat array, whatever its width. A tail shorter than an access is processed
 /// element by element.
 fn stream_vector(dtype: DType) -> u32 {
     vector_width(dtype, &[])
 }
 
-/// A launch over a flat array.
+/// Returns a launch over a flat array.
 fn flat_launch(extents: &Extents, width: u32, dtype: DType) -> Launch {
     let elements = extents.rows * u64::from(width);
     stream_launch(elements.div_ceil(stream_vector(dtype).into()))
@@ -211,7 +211,7 @@ impl Kernel for Activate {
 
     fn params(&self) -> Vec<Param> {
         let rows = rows_by(Symbol::Rows, self.width);
-        // Wide enough that both tails are reached.
+        // The deviation is large enough to reach both tails.
         let fill = Fill::Normal {
             mean: 0.0,
             deviation: 3.0,
@@ -315,7 +315,7 @@ fn sum(a: f32, b: f32) -> f32 {
 
 const ONE_OPERATION: &str = "one f32 operation, rounded to storage";
 
-/// Instances for the device check and the compile tests, copies included.
+/// Instances for the device check and the compile tests, including copies.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = copies::representative();
     kernels.extend(concat::representative());
@@ -336,7 +336,7 @@ pub fn representative() -> Vec<KernelSpec> {
                 }));
             }
         }
-        // The width is the number of heads if scores are scaled.
+        // When scores are scaled, the width is the number of heads.
         for (by, width) in [(0.125, 12), (0.176_776_7, 5), (-2.0, 768), (1.5, 1003)] {
             kernels.push(KernelSpec::from(Scale { by, width, dtype }));
         }
@@ -402,11 +402,11 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_takes_one_access_whether_or_not_the_width_is_aligned() {
+    fn a_thread_has_one_access_whether_or_not_the_width_is_aligned() {
         let extents = Extents::of(&[3]).unwrap();
         let threads = |launch: Launch| u64::from(launch.grid[0]) * u64::from(launch.threads);
         let dtype = DType::F16;
-        // 3 · 1003 elements are 377 accesses of 8; with a bias an odd width allows one element per access.
+        // 3 · 1003 elements are 377 accesses of 8. With a bias, an odd width allows only one element per access.
         assert_eq!(
             threads(
                 Combine {

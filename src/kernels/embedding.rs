@@ -1,4 +1,4 @@
-//! Embedding lookups, alone, and several summed and fused with LayerNorm.
+//! Embedding lookups: a single one, and a sum of several fused with LayerNorm.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,18 +13,18 @@ use super::{
 use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Shape, Symbol};
 
-/// One table `[rows, width]`, and which ids of the batch index it.
+/// An embedding table `[rows, width]`, and the batch data that indexes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Table {
     /// [`Meta::TokenIds`], [`Meta::TypeIds`] or [`Meta::Positions`].
     pub ids: Meta,
-    /// Added to every id: some models count positions from `padding index + 1`.
+    /// Offset added to every id. Some models count positions from `padding index + 1`.
     pub offset: u32,
     pub rows: u32,
 }
 
-/// `ids [rows]`, `table [table.rows, width]` → `out [rows, width]`. An id plus the table's offset
-/// must be below the table's rows: whoever makes the ids checks that.
+/// `ids [rows]`, `table [table.rows, width]` → `out [rows, width]`. An id plus the table's offset must be below the table's
+/// rows; the code that creates the ids checks this.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Embedding {
     pub table: Table,
@@ -32,11 +32,11 @@ pub struct Embedding {
     pub dtype: DType,
 }
 
-/// One `ids [rows]` per table, then one `[table.rows, width]` per table, then `gamma`, `beta
-/// [width]` → `out [rows, width]`: LayerNorm of the sum of the tables' rows.
+/// One `ids [rows]` per table, then one `[table.rows, width]` per table, then `gamma`, `beta [width]` → `out [rows, width]`:
+/// LayerNorm of the sum of the tables' rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EmbeddingLayerNorm {
-    /// From one to [`EmbeddingLayerNorm::MAX_TABLES`].
+    /// Tables that are summed: 1 to [`EmbeddingLayerNorm::MAX_TABLES`] of them.
     pub tables: Vec<Table>,
     pub width: u32,
     pub eps: f32,
@@ -44,7 +44,7 @@ pub struct EmbeddingLayerNorm {
 }
 
 impl Table {
-    /// `token1003`, or `position514o2` with an offset of 2.
+    /// Name in symbols: `token1003`, or `position514o2` with an offset of 2.
     fn word(&self) -> String {
         let ids = match self.ids {
             Meta::TokenIds => "token",
@@ -69,7 +69,7 @@ impl Table {
         }
     }
 
-    /// The parameter for ids. Test data are ids that are valid rows after adding the offset.
+    /// Parameter for ids. In tests, ids are valid rows after adding the offset.
     fn ids_param(&self, name: &'static str) -> Param {
         let ids = self.rows.saturating_sub(self.offset).max(1);
         read(
@@ -85,7 +85,7 @@ impl Table {
         read(name, dtype, shape, fill)
     }
 
-    /// The row of `values` for `id`.
+    /// Returns the row of `values` for `id`.
     fn row<'a>(&self, values: &'a HostTensor, id: i64, width: usize) -> &'a [f32] {
         let start = (id + i64::from(self.offset)) as usize * width;
         &values.real()[start..start + width]
@@ -146,7 +146,7 @@ impl Kernel for Embedding {
     }
 }
 
-/// Names of the arguments of each table.
+/// Names of each table's parameters.
 const TABLES: [(&str, &str); EmbeddingLayerNorm::MAX_TABLES] = [
     ("ids_0", "table_0"),
     ("ids_1", "table_1"),
@@ -155,14 +155,14 @@ const TABLES: [(&str, &str); EmbeddingLayerNorm::MAX_TABLES] = [
 ];
 
 impl EmbeddingLayerNorm {
-    /// Upper bound on tables that one kernel sums.
+    /// Max number of tables that one kernel sums.
     pub const MAX_TABLES: usize = 4;
 
-    /// Each table with the names of its arguments.
+    /// Returns each table with the names of its parameters.
     ///
     /// # Panics
     ///
-    /// If there are no tables, or more than [`Self::MAX_TABLES`]: such a sum must not be fused.
+    /// Panics if there are no tables, or more than [`Self::MAX_TABLES`]. Such sums must not be fused.
     fn named(&self) -> impl Iterator<Item = (&Table, &'static str, &'static str)> {
         assert!(
             (1..=Self::MAX_TABLES).contains(&self.tables.len()),
@@ -264,8 +264,7 @@ impl Kernel for EmbeddingLayerNorm {
     }
 }
 
-/// Instances for the device check and the compile tests: one to four tables, with and without
-/// offsets.
+/// Instances for the device check and the compile tests: one to four tables, with and without offsets.
 pub fn representative() -> Vec<KernelSpec> {
     let table = |ids, offset, rows| Table { ids, offset, rows };
     let token = table(Meta::TokenIds, 0, 211);
@@ -335,7 +334,7 @@ mod tests {
         let table_0 = real(&[1.0, 2.0, 3.0, 4.0]);
         let table_1 = real(&[100.0, 200.0, 0.0, 5.0, 9.0, 0.0]);
         let (gamma, beta) = (real(&[1.0, 2.0]), real(&[0.5, 0.0]));
-        // Row 0 is [3, 4] + [0, 5], row 1 is [1, 2] + [9, 0]: two values are −1 and 1 deviations.
+        // Row 0 is [3, 4] + [0, 5], row 1 is [1, 2] + [9, 0]: the two values normalise to −1 and 1.
         let reads = [&tokens, &positions, &table_0, &table_1, &gamma, &beta];
         let out = kernel.reference(&Extents::of(&[2]).unwrap(), &reads);
         assert_eq!(out[0].real(), [-0.5, 2.0, 1.5, -2.0]);
@@ -375,7 +374,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "sums from 1 to 4 tables, this one has 5")]
-    fn no_table_is_dropped_where_there_are_too_many() {
+    fn too_many_tables_are_rejected() {
         let kernel = EmbeddingLayerNorm {
             tables: vec![table(Meta::TokenIds, 0, 2); 5],
             width: 8,

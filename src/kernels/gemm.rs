@@ -33,12 +33,12 @@ use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance}
 use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Shape, Size, Symbol};
 
-/// A pointwise function of one value.
+/// A pointwise function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Activation {
-    /// `x·Φ(x)` with the error function, as BERT's checkpoints use it.
+    /// `x·Φ(x)` with the error function, as in BERT's checkpoints.
     GeluExact,
-    /// The tanh approximation of GELU: another function, at most about 5e-4 away.
+    /// The tanh approximation of GELU. It differs from the exact function by at most about 5e-4.
     GeluTanh,
     Relu,
     Tanh,
@@ -46,7 +46,7 @@ pub enum Activation {
     Silu,
     /// `x / (1 + exp(−1.702 x))`, the approximation of GELU by a sigmoid (Hendrycks and Gimpel 2016, section 2).
     QuickGelu,
-    /// `ln(1 + max(x, 0))`: the weights of SPLADE (Formal et al. 2021, section 3.1).
+    /// `ln(1 + max(x, 0))`, the term weights of SPLADE (Formal et al. 2021, section 3.1).
     Log1pRelu,
 }
 
@@ -61,7 +61,7 @@ impl Activation {
         Activation::Log1pRelu,
     ];
 
-    /// Its name in symbols.
+    /// Name in symbols.
     pub const fn name(self) -> &'static str {
         match self {
             Activation::GeluExact => "gelu",
@@ -74,7 +74,7 @@ impl Activation {
         }
     }
 
-    /// Error bound of its form for 16-bit results where they are smallest, and the bound is absolute: for GELU 0.18 · 2⁻¹⁶.
+    /// Absolute error bound of the 16-bit form near 0, where results are smallest. For GELU: 0.18 · 2⁻¹⁶.
     pub const fn error_at_zero(self) -> f32 {
         match self {
             Activation::GeluExact | Activation::GeluTanh => 2.8e-6,
@@ -86,7 +86,7 @@ impl Activation {
         }
     }
 
-    /// The device function in `partials/activation.cu`.
+    /// Name of the device function in `partials/activation.cu`.
     pub const fn function(self) -> &'static str {
         match self {
             Activation::GeluExact => "gelu_exact",
@@ -100,14 +100,14 @@ impl Activation {
     }
 }
 
-/// What is applied to the accumulators while they are still in registers.
+/// Operations applied to the accumulators while they are still in registers.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 pub struct Epilogue {
     pub bias: bool,
     pub activation: Option<Activation>,
-    /// Whether a tensor of the result's shape is added last, before the sum is rounded.
+    /// Whether a tensor of the result's shape is added last, before rounding.
     pub residual: bool,
 }
 
@@ -120,7 +120,7 @@ impl Epilogue {
         }
     }
 
-    /// The same, and then a residual.
+    /// Returns this epilogue with a residual added last.
     pub const fn with_residual(self) -> Self {
         Self {
             residual: true,
@@ -128,12 +128,12 @@ impl Epilogue {
         }
     }
 
-    /// Operands besides `x` and the weight.
+    /// Number of operands besides `x` and the weight.
     pub const fn operands(self) -> usize {
         self.bias as usize + self.residual as usize
     }
 
-    /// The computation in words: `gemm`, `gemm_bias`, `gemm_bias_gelu`, `gemm_bias_residual`, …
+    /// Name of the computation: `gemm`, `gemm_bias`, `gemm_bias_gelu`, `gemm_bias_residual`, …
     pub fn name(self) -> String {
         let mut name = String::from("gemm");
         if self.bias {
@@ -150,8 +150,7 @@ impl Epilogue {
     }
 }
 
-/// The CTA tile `m × n × k`, computed by `warps_m × warps_n` warps with a pipeline of `stages` k tiles in
-/// shared memory.
+/// CTA tile `m × n × k`, computed by `warps_m × warps_n` warps with a pipeline of `stages` k tiles in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Tile {
     pub m: u32,
@@ -173,11 +172,11 @@ pub struct Gemm {
 }
 
 impl Gemm {
-    /// Row tiles of a rasterisation group. A wave of CTAs is then about as tall as wide, which reads the
-    /// fewest distinct bytes into L2.
+    /// Row tiles of a rasterisation group. A wave of CTAs then covers a roughly square part of the output, which minimises
+    /// the distinct bytes read into L2.
     const GROUP_M: u32 = 8;
 
-    /// The GEMM with the first candidate tile, for where the tile does not matter.
+    /// Creates a GEMM with the first candidate tile, for uses where the tile does not matter.
     pub fn of(n: u32, k: u32, dtype: DType, epilogue: Epilogue) -> Self {
         Self {
             n,
@@ -228,10 +227,10 @@ impl Kernel for Gemm {
     }
 
     fn constants(&self) -> Constants {
-        // On tensor cores a lane has at most four neighbouring columns to store, in 8 bytes.
+        // On tensor cores a lane stores at most four neighbouring columns, in 8 bytes.
         let store = if self.on_tensor_cores() { 8 } else { 16 };
         let activation = self.epilogue.activation;
-        // With the few columns of a classifier, ptxas might otherwise spill to fit more CTAs.
+        // For a classifier's few columns, ptxas might otherwise spill registers to fit more CTAs.
         let min_ctas = if self.n < 8 { ", 1" } else { "" };
         Constants::from([
             ("storage", self.dtype.name().into()),
@@ -303,7 +302,7 @@ impl Kernel for Gemm {
         let shared_bytes = if self.on_tensor_cores() {
             self.tile.shared_bytes(self.dtype)
         } else {
-            0 // Static in the source, below the 48 KB that need no opt-in.
+            0 // Static in the source, within the 48 KB that need no opt-in.
         };
         Launch::of_ctas(ctas, self.threads(), shared_bytes)
     }
@@ -341,8 +340,8 @@ impl Kernel for Gemm {
     }
 
     fn tolerance(&self) -> Tolerance {
-        // Partial sums are of size 1 with the given fills, and k of them are rounded to f32, at
-        // random or, in tensor cores, downwards, at every 8 or 16 products.
+        // With the given fills, partial sums have magnitude 1. They are rounded to f32 k times (at random), or truncated at
+        // every 8 or 16 products in tensor cores.
         let k = f64::from(self.k);
         match self.dtype {
             DType::F16 => Tolerance {
@@ -364,7 +363,7 @@ impl Kernel for Gemm {
     }
 }
 
-/// `Σ aᵢbᵢ` in f64, in eight interleaved sums.
+/// Computes `Σ aᵢbᵢ` in f64, in eight interleaved sums.
 fn dot(a: &[f32], b: &[f32]) -> f64 {
     let (a_chunks, b_chunks) = (a.chunks_exact(8), b.chunks_exact(8));
     let rest = a_chunks.remainder().iter().zip(b_chunks.remainder());

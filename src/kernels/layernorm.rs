@@ -15,22 +15,22 @@ use crate::tensor::{DType, Extents, Shape, Symbol};
 
 pub use super::rows::Teams;
 
-/// How a row's variance is computed; TurboTransformers figure 5 compares the two.
+/// Algorithm for a row's variance. TurboTransformers figure 5 compares the two.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 pub enum Variance {
-    /// Mean and variance from one reduction of `x − s` and `(x − s)²`, with `s` the row's first element. The paper
-    /// takes `E(x²) − E(x)²`, which cancels if the mean is large compared to the deviation; the variance does not
-    /// depend on a shift.
+    /// Mean and variance from one reduction of `x − s` and `(x − s)²`, with `s` the row's first element. The paper uses
+    /// `E(x²) − E(x)²`, which cancels if the mean is large compared to the deviation. The shift by `s` avoids this and does not
+    /// change the variance.
     #[default]
     OnePassShifted,
     /// The mean first, then the mean of `(x − mean)²`: two dependent reductions.
     TwoPass,
 }
 
-/// Upper bound on bytes read and written by a LayerNorm whose result is kept in L2: half of an H200's. Of more, the
-/// next kernel would find little there anyway.
+/// Max bytes read and written by a LayerNorm whose result is kept in L2: half of an H200's L2. The next kernel would find
+/// little of a larger result in L2 anyway.
 const KEPT_BYTES: u64 = 25_000_000;
 
 /// `x [rows, width]`, `gamma`, `beta [width]` → `out [rows, width]`.
@@ -50,21 +50,21 @@ pub struct BiasResidualLayerNorm {
     pub width: u32,
     pub eps: f32,
     pub dtype: DType,
-    /// Whether there is a bias; without it the kernel is `residual_layernorm`.
+    /// Whether there is a bias. Without it the kernel is called `residual_layernorm`.
     pub bias: bool,
     pub teams: Teams,
     pub variance: Variance,
 }
 
-/// Rows that a norm without a residual reads and writes, over those of one with it.
+/// Ratio of the rows that a norm reads and writes without a residual to those with one.
 pub(super) const NO_RESIDUAL: f64 = 2.0 / 3.0;
 
-/// Dispatch, cost and candidates, which both kernels share.
+/// Dispatch, cost and candidates, shared by both kernels.
 macro_rules! choices {
     ($kernel:ident, $by_rows:path, $accesses:expr) => {
         impl $kernel {
-            /// Default dispatch by rows: each kernel with its upper bound on rows, inclusive; the last has none. Few
-            /// rows take several warps each.
+            /// Default dispatch by rows: each kernel with its max number of rows (inclusive). The last one has no max. With few
+            /// rows, each row takes several warps.
             pub fn by_rows(&self, machine: &Machine) -> Vec<(Option<u64>, Self)> {
                 $by_rows(self.width, self.dtype, machine)
                     .into_iter()
@@ -78,8 +78,8 @@ macro_rules! choices {
                     .collect()
             }
 
-            /// Cycles of the launch and per element, and a little more if another sharing is the default: the kernel is
-            /// bound by memory, so that sharings differ by little.
+            /// Cycles of the launch and per element, slightly more if another sharing is the default. The kernel is memory-bound,
+            /// so sharings differ only slightly.
             fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
                 const OTHER_SHARING: f64 = 1.03;
                 let ranges = $by_rows(self.width, self.dtype, machine);
@@ -104,8 +104,8 @@ macro_rules! choices {
                 }
             }
 
-            /// Every kernel that may replace this one, including its own sharing with both variances. Results differ by
-            /// f32 rounding at most.
+            /// Every kernel that can replace this one, including this sharing with both variances. Results differ by at most f32
+            /// rounding.
             pub fn candidates(&self) -> Vec<Self> {
                 let teams = Teams::candidates(self.width, self.dtype).into_iter();
                 teams
@@ -126,7 +126,7 @@ choices!(LayerNorm, Teams::by_rows, NO_RESIDUAL);
 choices!(BiasResidualLayerNorm, Teams::by_rows_with_residual, 1.0);
 
 impl LayerNorm {
-    /// The default sharing for many rows, with one reduction.
+    /// Creates the default sharing for many rows, with one reduction.
     pub fn new(width: u32, eps: f32, dtype: DType) -> Self {
         Self {
             width,
@@ -139,7 +139,7 @@ impl LayerNorm {
 }
 
 impl BiasResidualLayerNorm {
-    /// The default sharing for many rows, with one reduction.
+    /// Creates the default sharing for many rows, with one reduction.
     pub fn new(width: u32, eps: f32, dtype: DType, bias: bool) -> Self {
         Self {
             width,
@@ -312,7 +312,7 @@ impl Kernel for BiasResidualLayerNorm {
     }
 }
 
-/// `(row − mean) / √(variance + eps) · gamma + beta`, in two passes.
+/// Returns `(row − mean) / √(variance + eps) · gamma + beta`, computed in two passes.
 pub(super) fn layernorm_row(row: &[f64], gamma: &[f32], beta: &[f32], eps: f32) -> Vec<f32> {
     let n = row.len() as f64;
     let mean = row.iter().sum::<f64>() / n;
@@ -338,7 +338,7 @@ pub(super) fn constants(
     constants
 }
 
-/// `gamma` and `beta`, as every LayerNorm takes them.
+/// Parameters `gamma` and `beta`, common to all LayerNorm kernels.
 pub(super) fn affine_params(width: u32, dtype: DType) -> [Param; 2] {
     let width = Shape::fixed(&[width.into()]);
     let gamma = Fill::Normal {
@@ -355,8 +355,8 @@ pub(super) fn affine_params(width: u32, dtype: DType) -> [Param; 2] {
     ]
 }
 
-/// In f32 the mean is large compared to the deviation, which exposes cancellation in the variance. The 16-bit types
-/// would round such an input to a few values.
+/// In f32 the mean is large compared to the deviation, which exposes cancellation in the variance. The 16-bit types would round
+/// such an input to a few values.
 pub(super) fn input_fill(dtype: DType) -> Fill {
     let mean = if dtype == DType::F32 { 10.0 } else { 0.0 };
     Fill::Normal {
@@ -365,7 +365,7 @@ pub(super) fn input_fill(dtype: DType) -> Fill {
     }
 }
 
-/// Bound for every LayerNorm over sums of at most a few operands of deviation 1 and mean 10.
+/// Tolerance of every LayerNorm over sums of at most a few operands of deviation 1 and mean 10.
 pub(super) fn tolerance(dtype: DType) -> Tolerance {
     rounded_once(
         dtype,
@@ -375,8 +375,8 @@ pub(super) fn tolerance(dtype: DType) -> Tolerance {
     )
 }
 
-/// Instances for the device check and the compile tests: every storage type, common and odd widths, the sharings for
-/// few and for many rows, and at one width every candidate.
+/// Instances for the device check and the compile tests: every storage type, common and odd widths, the sharings for few and
+/// for many rows, and every candidate at one width.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

@@ -1,4 +1,4 @@
-//! Log-probabilities of the tokens that are there: what a language model gives a text.
+//! Log-probabilities that a language model assigns to the tokens of a text.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,17 +9,16 @@ use super::{
 use crate::machine::Machine;
 use crate::tensor::{DType, Element, Extents, Shape, Symbol};
 
-/// `logits [tokens, width]`, `token_ids [tokens]`, `positions [tokens]` → `out [tokens, 1]` in f32: the logarithm of the
-/// probability of each token, given those before it in its sequence, by the softmax of the row before; 0 for a
-/// sequence's first token, which nothing precedes.
+/// `logits [tokens, width]`, `token_ids [tokens]`, `positions [tokens]` → `out [tokens, 1]` in f32: the log-probability of each
+/// token given the preceding tokens of its sequence, by the softmax of the previous row. 0 for a sequence's first token.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LogProbability {
-    /// Entries of the vocabulary.
+    /// Size of the vocabulary.
     pub width: u32,
     pub dtype: DType,
 }
 
-/// Threads of the one CTA per row.
+/// Threads per CTA. Each row has one CTA.
 const THREADS: u32 = 256;
 
 impl Kernel for LogProbability {
@@ -95,7 +94,7 @@ impl Kernel for LogProbability {
     }
 }
 
-/// A row that is no multiple of the threads, one shorter than a CTA, and a vocabulary.
+/// Rows shorter than a CTA, rows that are not a multiple of the threads, and a realistic vocabulary.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of = |dtype| [7, 1003, 50257].map(|width| LogProbability { width, dtype }.into());
     let dtypes = [DType::F32, DType::F16, DType::BF16];

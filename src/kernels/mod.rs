@@ -1,7 +1,7 @@
 //! One file per kernel: its parameters, launch geometry, CPU reference and cases.
 //!
 //! A kernel is plain data: a struct such as [`BiasResidualLayerNorm`](layernorm::BiasResidualLayerNorm) whose fields
-//! are all that its source depends on. [`Kernel::params`] is the only list of parameters: the signature in the
+//! are everything that its source depends on. [`Kernel::params`] is the only list of parameters: the signature in the
 //! generated source, the launch and the tests all read it. [`Kernel::reference`] is the definition in f32/f64 that the
 //! CUDA kernel and the fast CPU code are checked against.
 
@@ -48,7 +48,7 @@ pub struct Param {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Role {
-    /// `const T* name`, a tensor of this shape. `fill` says what a test puts there.
+    /// `const T* name`, a tensor of this shape. Tests fill it according to `fill`.
     Read {
         element: Element,
         shape: Shape,
@@ -65,19 +65,19 @@ pub enum Role {
 pub enum Fill {
     /// Normal values.
     Normal { mean: f32, deviation: f32 },
-    /// Integers from 0 to below this.
+    /// Integers in `0..limit`.
     Below(u32),
     /// Data that describes the batch.
     Meta(Meta),
-    /// A row of logits for each sequence: normal values, in every third row rounded, so that many are equal.
+    /// One row of logits per sequence: normal values, rounded in every third row to produce ties.
     Logits { vocabulary: u32 },
     /// A [`Choice`](decoding::Choice) for each sequence.
     Choices { vocabulary: u32 },
-    /// Tokens that are known of each sequence.
+    /// Number of known tokens of each sequence.
     Known,
-    /// What was chosen for each sequence: tokens, and what may stand in their place.
+    /// Codes of [`Chosen`](decoding::Chosen) for each sequence: token ids and other outcomes.
     Chosen { vocabulary: u32 },
-    /// What is known of beams that are searched.
+    /// State of a beam search.
     Beams(beam_search::BeamData),
 }
 
@@ -87,14 +87,14 @@ impl Fill {
         mean: 0.0,
         deviation: 1.0,
     };
-    /// Weights of a matrix: small, so that results of a GEMM have the magnitude of its input.
+    /// Weights of a matrix: small, so that a GEMM's results have the magnitude of its input.
     pub const WEIGHT: Fill = Fill::Normal {
         mean: 0.0,
         deviation: 0.05,
     };
 }
 
-/// Tensors that describe a batch and are computed by the runtime.
+/// Tensors that describe a batch. The runtime computes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Meta {
     /// i32 `[tokens]`: vocabulary ids.
@@ -103,31 +103,31 @@ pub enum Meta {
     TypeIds,
     /// i32 `[tokens]`: index of the token in its sequence, from 0.
     Positions,
-    /// i32 `[batch + 1]`: first token of each sequence; the last entry is the number of tokens.
+    /// i32 `[batch + 1]`: first token of each sequence. The last entry is the number of tokens.
     CuLens,
     /// i64 `[batch + 1]`: offset of each sequence's scores in a head's `pairs`, the prefix sum of squared lengths.
     PairOffsets,
-    /// i32 `[batch, longest]`: 1 where a padded input holds a token.
+    /// i32 `[batch, longest]`: 1 where the padded input holds a token.
     Mask,
-    /// i32 `[batch]`: tokens of a sequence that are not masked as keys, from 1 to its length; the length if nothing is
-    /// padded.
+    /// i32 `[batch]`: tokens of each sequence that are not masked as keys, from 1 to the sequence's length. Equal to the
+    /// length if nothing is padded.
     ValidLens,
-    /// i32 `[tokens]`: the slot of a KV cache that a token's keys and values are written to.
+    /// i32 `[tokens]`: the slot of the KV cache that a token's keys and values are written to.
     TokenSlots,
     /// i32 `[slots]`: the slots of each sequence's keys by position, one sequence after another.
     Slots,
-    /// i32 `[batch]`: where in [`Meta::Slots`] a sequence begins.
+    /// i32 `[batch]`: index in [`Meta::Slots`] of each sequence's first slot.
     SlotStarts,
-    /// i32 `[batch]`: keys of a sequence: its tokens in the batch, and those in the cache before.
+    /// i32 `[batch]`: keys of each sequence: its cached tokens plus its tokens in the batch.
     KeyLens,
-    /// i32 `[source_slots]`: the slots of the keys of each sequence's source by position, one sequence after another.
-    /// Sequences of one source repeat them.
+    /// i32 `[source_slots]`: the slots of each sequence's source keys by position, one sequence after another. Sequences
+    /// that share a source repeat them.
     SourceSlots,
-    /// i32 `[batch]`: where in [`Meta::SourceSlots`] a sequence begins.
+    /// i32 `[batch]`: index in [`Meta::SourceSlots`] of each sequence's first slot.
     SourceStarts,
-    /// i32 `[batch]`: keys of a sequence's source.
+    /// i32 `[batch]`: number of keys of each sequence's source.
     SourceLens,
-    /// i32 `[2·batch]`: the low and the high half of the seed of each sequence's noise.
+    /// i32 `[2·batch]`: the low and high halves of each sequence's noise seed.
     Seeds,
 }
 
@@ -140,15 +140,14 @@ impl Meta {
     }
 }
 
-/// A matrix that a kernel copies by TMA: its parameter is a tensor map instead of a pointer.
+/// A matrix that a kernel copies with TMA. Its parameter is a tensor map instead of a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorMap {
-    /// Name of the parameter: a tensor `[rows, columns]` of 16-bit elements, with rows of a
-    /// multiple of 16 bytes.
+    /// Name of the parameter: a tensor `[rows, columns]` of 16-bit elements whose rows are a multiple of 16 bytes long.
     pub param: &'static str,
     pub box_rows: u32,
-    /// 64 or 32 columns use the 128-byte or the 64-byte swizzle in shared memory. Boxes of another multiple of 8
-    /// columns are not swizzled.
+    /// 64 or 32 columns use the 128-byte or 64-byte swizzle in shared memory. Boxes of another multiple of 8 columns are not
+    /// swizzled.
     pub box_columns: u32,
     pub order: RowOrder,
 }
@@ -158,25 +157,25 @@ pub struct TensorMap {
 pub enum RowOrder {
     /// The matrix's order.
     Plain,
-    /// In each [`RowOrder::GROUP`] rows, row 8q + 2j + e lies at place 8j + 2q + e (q, j < 4, e < 2). As the N extent
-    /// of an MMA such rows give a lane accumulators of 8 neighbouring columns. Matrix and box have a multiple of that
-    /// many rows; coordinates are a column, three zeros, and the group.
+    /// In each group of [`RowOrder::GROUP`] rows, row 8q + 2j + e is stored at index 8j + 2q + e (q, j < 4, e < 2). With these
+    /// rows as the N extent of an MMA, a lane's accumulators are 8 neighbouring columns. Matrix and box have a multiple of
+    /// `GROUP` rows. Coordinates are a column, three zeros, and the group.
     Quads,
-    /// The matrix's order, in this many boxes side by side, which one copy places one behind the other. The matrix has
-    /// a multiple of `box_columns` columns; coordinates are a zero, a row, and the first box's number.
+    /// The matrix's order, in this many boxes side by side. One copy stores the boxes one after another. The matrix has a
+    /// multiple of `box_columns` columns. Coordinates are a zero, a row, and the index of the first box.
     Boxes(u32),
-    /// In each [`RowOrder::BLOCK`] rows, row 32w + 4g + 2i + h lies at place 64i + 16w + 8h + g (w < 4, g < 8; i,
-    /// h < 2). As the M extent of MMAs such rows give a lane accumulators of 4 neighbouring rows. The matrix has a
-    /// multiple of [`RowOrder::GROUP`] rows, and a box [`RowOrder::BLOCK`]; coordinates are a column, two zeros, the
+    /// In each block of [`RowOrder::BLOCK`] rows, row 32w + 4g + 2i + h is stored at index 64i + 16w + 8h + g (w < 4, g < 8; i,
+    /// h < 2). With these rows as the M extent of MMAs, a lane's accumulators are 4 neighbouring rows. The matrix has a
+    /// multiple of [`RowOrder::GROUP`] rows, and a box has [`RowOrder::BLOCK`]. Coordinates are a column, two zeros, the
     /// group, and zero.
     Fours,
-    /// In each sixteen rows, eight of the matrix's first half, and the same eight of its second half. The matrix has a multiple
-    /// of sixteen rows, and so has a box; coordinates are a column, two zeros, and the number of the first eight.
+    /// Each 16 rows are eight rows of the matrix's first half and the same eight rows of its second half. Matrix and box have
+    /// a multiple of 16 rows. Coordinates are a column, two zeros, and the index of the eight rows.
     Halves,
 }
 
 impl RowOrder {
-    /// Rows that are permuted among themselves.
+    /// Rows of a group, which [`RowOrder::Quads`] permutes.
     pub const GROUP: u32 = 32;
     /// Rows of a box in the order of [`RowOrder::Fours`].
     pub const BLOCK: u32 = 128;
@@ -186,14 +185,14 @@ impl RowOrder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
     pub grid: [u32; 3],
-    /// Threads of a CTA, which is one-dimensional.
+    /// Threads of a CTA. CTAs are one-dimensional.
     pub threads: u32,
     /// Dynamic shared memory of a CTA, in bytes.
     pub shared_bytes: u32,
 }
 
 impl Launch {
-    /// A one-dimensional grid. Saturates beyond 32 bits, which the driver then refuses.
+    /// Returns a launch with a one-dimensional grid. A count that exceeds 32 bits saturates, and the driver then rejects it.
     pub(crate) fn of_ctas(ctas: u64, threads: u32, shared_bytes: u32) -> Self {
         Self {
             grid: [u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1],
@@ -203,13 +202,13 @@ impl Launch {
     }
 }
 
-/// A value that a template reads.
+/// A value that a template is rendered with.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Constant {
     Bool(bool),
     Int(u64),
-    /// Text already formatted as CUDA, e.g. `1e-12f`.
+    /// Text that is already formatted as CUDA, e.g. `1e-12f`.
     Text(String),
 }
 
@@ -239,10 +238,10 @@ impl From<&str> for Constant {
     }
 }
 
-/// Values that a template is rendered with, ordered by name, so that rendering is deterministic.
+/// Template constants, ordered by name so that rendering is deterministic.
 pub type Constants = BTreeMap<&'static str, Constant>;
 
-/// Shortest literal that reads back as the same f32, e.g. `1e-12f`.
+/// Returns the shortest literal that reads back as the same f32, e.g. `1e-12f`.
 pub fn f32_literal(value: f32) -> String {
     let text = format!("{value:?}");
     if text.contains(['.', 'e']) {
@@ -262,7 +261,7 @@ pub enum HostTensor {
 }
 
 impl HostTensor {
-    /// The real elements. A kernel's params fix which of its arguments are real.
+    /// Returns the real elements. Panics if the elements are integers: [`Kernel::params`] determines the type of an argument.
     pub fn real(&self) -> &[f32] {
         match self {
             HostTensor::Real(v) => v,
@@ -270,7 +269,7 @@ impl HostTensor {
         }
     }
 
-    /// The whole-number elements.
+    /// Returns the integer elements. Panics if the elements are real.
     pub fn index(&self) -> &[i64] {
         match self {
             HostTensor::Index(v) => v,
@@ -279,12 +278,12 @@ impl HostTensor {
     }
 }
 
-/// Bound on the difference of a result from its reference: `|got − want| ≤ absolute + relative·|want|`.
+/// Bound on the difference between a result and its reference: `|got − want| ≤ absolute + relative·|want|`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tolerance {
     pub absolute: f32,
     pub relative: f32,
-    /// The error analysis behind the numbers.
+    /// Error analysis that justifies the bounds.
     pub reason: &'static str,
 }
 
@@ -294,14 +293,14 @@ pub struct Case {
     /// Name in reports: `tiny`, `ragged`, `model`.
     pub name: &'static str,
     pub lens: Vec<u32>,
-    /// Tokens of each sequence that lie in a KV cache.
+    /// Number of tokens of each sequence that are already in the KV cache.
     pub cached: Vec<u32>,
-    /// Tokens of the source of each sequence, for kernels that attend to one; none otherwise.
+    /// Number of source tokens of each sequence, for kernels with cross-attention; empty otherwise.
     pub sources: Vec<u32>,
 }
 
 impl Case {
-    /// Sequences of which nothing is cached.
+    /// Creates a batch of sequences without cached tokens.
     pub fn new(name: &'static str, lens: &[u32]) -> Self {
         Self {
             name,
@@ -311,7 +310,8 @@ impl Case {
         }
     }
 
-    /// Batches for kernels that use a KV cache: fresh sequences, steps of one token, and parts of sequences among steps.
+    /// Batches for kernels that use a KV cache: new sequences, decode steps of one token, and chunks of sequences mixed with
+    /// decode steps.
     pub fn cached() -> Vec<Case> {
         let of = |name, lens: &[u32], cached: &[u32]| Case {
             cached: cached.to_vec(),
@@ -325,7 +325,7 @@ impl Case {
         ]
     }
 
-    /// Batches for kernels that attend to sources in a KV cache: steps of one token, whole sequences, and both.
+    /// Batches for kernels that attend to cached sources: decode steps of one token, whole sequences, and both.
     pub fn with_sources() -> Vec<Case> {
         let of = |name, lens: &[u32], cached: &[u32], sources: &[u32]| Case {
             cached: cached.to_vec(),
@@ -350,7 +350,7 @@ impl Case {
         ]
     }
 
-    /// Batches for any kernel: one token, ragged, and one of a model's size.
+    /// Batches for any kernel: one token, ragged lengths, and one of realistic size.
     pub fn standard() -> Vec<Case> {
         vec![
             Case::new("one_token", &[1]),
@@ -366,14 +366,14 @@ impl Case {
     }
 }
 
-/// The description of a kernel. All of it is pure and needs no device.
+/// The description of a kernel. It is pure and needs no device.
 pub trait Kernel {
-    /// Symbol of the `__global__` function; spells the specialisation in words, e.g.
-    /// `bias_residual_layernorm_f16_w768`. Equal kernels, and only they, have equal symbols.
+    /// Symbol of the `__global__` function. It spells out the specialisation, e.g. `bias_residual_layernorm_f16_w768`. Two
+    /// kernels have the same symbol if and only if they are equal.
     fn symbol(&self) -> String;
 
-    /// Name of the function computed, whatever the tiling: kernels with equal definitions have equal parameters, cases
-    /// and references.
+    /// Name of the function that the kernel computes, regardless of tiling. Kernels with equal definitions have equal
+    /// parameters, cases and references.
     fn definition(&self) -> String {
         self.symbol()
     }
@@ -381,49 +381,49 @@ pub trait Kernel {
     /// Stem of the template: `bias_residual_layernorm` is `templates/bias_residual_layernorm.cu.tera`.
     fn template(&self) -> &'static str;
 
-    /// Constants for the template. `symbol`, `signature` and `threads` are added by `codegen`.
+    /// Constants for the template. `codegen` adds `symbol`, `signature` and `threads`.
     fn constants(&self) -> Constants;
 
-    /// Every argument, in the order of the signature.
+    /// All parameters, in the order of the signature.
     fn params(&self) -> Vec<Param>;
 
-    /// The instructions that a card must support.
+    /// Instructions that a GPU must support to run the kernel.
     fn instructions(&self) -> Instructions {
         Instructions::Ampere
     }
 
-    /// The parameters that are passed as tensor maps.
+    /// Parameters that are passed as tensor maps.
     fn tensor_maps(&self) -> Vec<TensorMap> {
         Vec::new()
     }
 
-    /// Launch for a batch on a card. `extents.rows` is set by the step that launches.
+    /// Launch for a batch on a GPU. The launching step sets `extents.rows`.
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch;
 
-    /// The cost model's estimate of a launch over `rows` rows, in cycles of [`Machine::clock_mhz`], infinite if the
-    /// card cannot run it; `None` for kernels that are not chosen by cost.
+    /// The cost model's estimate for a launch over `rows` rows, in cycles of [`Machine::clock_mhz`]. Infinite if the GPU
+    /// cannot run the kernel; `None` for kernels that are not selected by cost.
     fn cycles(&self, _rows: u64, _machine: &Machine) -> Option<f64> {
         None
     }
 
-    /// Upper bound on rows; `None` if there is none.
+    /// Max number of rows; `None` if unlimited.
     fn most_rows(&self) -> Option<u64> {
         None
     }
 
-    /// Upper bound on threads of a CTA, for `__launch_bounds__`.
+    /// Max number of threads of a CTA, for `__launch_bounds__`.
     fn threads(&self) -> u32;
 
-    /// The definition: takes the parameters of role `Read`, in the order of the signature, and returns those of role
-    /// `Write`, in order, before rounding to their storage type, with NaN for elements that the kernel does not write.
+    /// The kernel's definition. Takes the `Read` parameters in the order of the signature and returns the `Write` parameters
+    /// in order, before rounding to their storage type. Elements that the kernel does not write are NaN.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor>;
 
-    /// Batches for checks of the kernel.
+    /// Batches that the kernel is checked on.
     fn cases(&self) -> Vec<Case> {
         Case::standard()
     }
 
-    /// `extents.rows` in a check: tokens, unless the kernel runs over something else.
+    /// `extents.rows` in a check: the number of tokens, unless the kernel runs over other rows.
     fn check_rows(&self, extents: &Extents) -> u64 {
         extents.tokens
     }

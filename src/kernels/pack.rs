@@ -1,8 +1,8 @@
-//! The prefix-sum packing of a padded batch (ByteTransformer III.D, figure 4).
+//! Packing of a padded batch by prefix sums (ByteTransformer III.D, figure 4).
 //!
-//! Two launches: [`PackScan`] counts every sentence's tokens and turns the counts into offsets, [`PackTokens`] moves
-//! the tokens there. `longest` is the padded length, the number of columns of the mask. Both support any mask, holes
-//! included; callers decide whether a mask may have holes.
+//! There are two launches: [`PackScan`] counts every sequence's tokens and turns the counts into offsets, and [`PackTokens`]
+//! moves the tokens there. `longest` is the padded length, the number of columns of the mask. Both kernels support any mask,
+//! including holes; callers decide whether a mask may have holes.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,20 +13,20 @@ use super::{
 use crate::machine::Machine;
 use crate::tensor::{Element, Extents, Shape, Symbol};
 
-/// `mask [batch, longest]` → `cu_lens [batch + 1]`, `pair_offsets [batch + 1]`. One warp counts a sentence, one CTA
-/// scans the counts.
+/// `mask [batch, longest]` → `cu_lens [batch + 1]`, `pair_offsets [batch + 1]`. One warp counts a sequence, and one CTA scans
+/// the counts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PackScan;
 
-/// `mask`, `padded_ids`, `padded_types [batch, longest]`, `cu_lens [batch + 1]` → `ids`, `types`,
-/// `positions [tokens]`. One warp moves a sentence.
+/// `mask`, `padded_ids`, `padded_types [batch, longest]`, `cu_lens [batch + 1]` → `ids`, `types`, `positions [tokens]`. One warp
+/// moves a sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PackTokens;
 
-/// Threads of the scan: the limit of a CTA, as one CTA counts the whole mask.
+/// Threads of the scan: the limit of a CTA, because one CTA counts the whole mask.
 const SCAN_THREADS: u32 = 1024;
 
-/// Threads of a CTA that moves tokens: one warp for each of four sentences.
+/// Threads of a CTA that moves tokens: one warp for each of four sequences.
 const MOVE_THREADS: u32 = 128;
 
 /// `[batch, longest]`.
@@ -34,13 +34,13 @@ fn padded() -> Shape {
     Shape::new([Symbol::Batch.into(), Symbol::Longest.into()])
 }
 
-/// The mask's rows.
+/// Rows of the mask.
 fn sentences<'a>(mask: &'a HostTensor, extents: &Extents) -> impl Iterator<Item = &'a [i64]> {
     mask.index().chunks_exact(extents.longest as usize)
 }
 
-/// Standard batches; more sentences than the scan has threads, so that a chunk carries into the next; and row lengths
-/// around the 32 lanes of a warp and the 128 columns of a step.
+/// Standard batches; more sequences than the scan has threads, so that a chunk carries into the next; and row lengths around
+/// the 32 lanes of a warp and the 128 columns of a step.
 fn cases() -> Vec<Case> {
     let many: Vec<u32> = (0..2500).map(|i| 1 + i * 7 % 5).collect();
     let mut cases = Case::standard();
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn the_batch_of_figure_4_is_packed() {
-        // Sentences of 5, 2 and 4 words, padded to 5 (ByteTransformer, figure 4).
+        // Sequences of 5, 2 and 4 tokens, padded to 5 (ByteTransformer, figure 4).
         let extents = Extents::of(&[5, 2, 4]).unwrap();
         let mask = HostTensor::Index(vec![1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0]);
         let out = PackScan.reference(&extents, &[&mask]);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_has_a_warp_and_the_scan_has_one_cta() {
+    fn a_sequence_has_one_warp_and_the_scan_has_one_cta() {
         let extents = Extents::of(&[1; 9]).unwrap();
         assert_eq!(
             PackTokens

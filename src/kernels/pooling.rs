@@ -1,4 +1,4 @@
-//! Pooling: from tokens to one row per sequence.
+//! Pooling of tokens to one row per sequence.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,7 @@ pub struct TokenOfSequence {
     pub dtype: DType,
 }
 
-/// Which token of a sequence.
+/// Selects a token of each sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Which {
     First,
@@ -29,7 +29,7 @@ pub enum Which {
 }
 
 impl Which {
-    /// The first part of the kernel's symbol.
+    /// First part of the kernel's symbol.
     pub const fn name(self) -> &'static str {
         match self {
             Self::First => "first_token",
@@ -61,7 +61,7 @@ pub struct L2Normalize {
     pub dtype: DType,
 }
 
-/// [`MeanPool`] and [`L2Normalize`] fused.
+/// [`MeanPool`] fused with [`L2Normalize`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeanPoolNormalize {
     pub width: u32,
@@ -69,7 +69,7 @@ pub struct MeanPoolNormalize {
     pub dtype: DType,
 }
 
-/// Threads of the one CTA per sequence: enough loads in flight for an SM to itself.
+/// Threads of the CTA of a sequence: enough loads in flight for one CTA per SM.
 const POOL_THREADS: u32 = 512;
 
 /// `x`, `cu_lens`, `out`, `batch`: the parameters of every pooling kernel.
@@ -82,7 +82,7 @@ fn pool_params(width: u32, dtype: DType) -> Vec<Param> {
     ]
 }
 
-/// One CTA per sequence.
+/// Returns a launch of one CTA per sequence.
 fn pool_launch(extents: &Extents) -> Launch {
     Launch {
         grid: [blocks(extents.batch, 1), 1, 1],
@@ -107,7 +107,7 @@ fn pool_cases() -> Vec<Case> {
     cases
 }
 
-/// Splits the reads of a pooling kernel: rows of `x`, and the sequences as ranges of tokens.
+/// Splits the inputs of a pooling kernel into rows of `x` and offsets of sequences.
 fn pool_reads<'a>(reads: &[&'a HostTensor]) -> (&'a [f32], &'a [i64]) {
     let [x, cu_lens] = reads else {
         unreachable!("the parameter list has two operands")
@@ -115,7 +115,7 @@ fn pool_reads<'a>(reads: &[&'a HostTensor]) -> (&'a [f32], &'a [i64]) {
     (x.real(), cu_lens.index())
 }
 
-/// The mean of each sequence's rows.
+/// Mean of each sequence's rows.
 fn means(x: &[f32], cu_lens: &[i64], width: usize) -> Vec<Vec<f64>> {
     cu_lens
         .windows(2)
@@ -134,12 +134,12 @@ fn means(x: &[f32], cu_lens: &[i64], width: usize) -> Vec<Vec<f64>> {
         .collect()
 }
 
-/// Maximum that propagates NaN, unlike `f32::max`.
+/// Returns the maximum. Propagates NaN, unlike `f32::max`.
 pub(crate) fn larger(a: f32, b: f32) -> f32 {
     if b > a || b.is_nan() { b } else { a }
 }
 
-/// `row / max(‖row‖₂, eps)`.
+/// Returns `row / max(‖row‖₂, eps)`.
 fn normalized(row: &[f64], eps: f32) -> impl Iterator<Item = f32> {
     let norm = row.iter().map(|v| v * v).sum::<f64>().sqrt();
     let divisor = norm.max(f64::from(eps));
@@ -242,14 +242,14 @@ impl Kernel for MeanPool {
 }
 
 impl MaxPool {
-    /// Packs of a row for each thread of a CTA, up to which its registers hold them all.
-    const MOST_PACKS: u32 = 8;
+    /// Max packs of a row per thread that its registers hold.
+    const MAX_PACKS: u32 = 8;
 
-    /// CTAs of a sequence: one, or one for each pack of a thread where a row is wider than registers hold.
+    /// CTAs per sequence: one, or if a row is wider than its registers hold, one for each pack of a thread.
     fn ctas(&self) -> u32 {
         let packs = self.width / vector_width(self.dtype, &[self.width]);
         match packs.div_ceil(POOL_THREADS) {
-            ctas if ctas > Self::MOST_PACKS => ctas,
+            ctas if ctas > Self::MAX_PACKS => ctas,
             _ => 1,
         }
     }
@@ -455,7 +455,7 @@ pub fn representative() -> Vec<KernelSpec> {
 mod tests {
     use super::*;
 
-    /// Two sequences, of 1 and of 3 tokens, two wide.
+    /// Two sequences of 1 and of 3 tokens, with two columns.
     fn batch() -> (Extents, HostTensor, HostTensor) {
         (
             Extents::of(&[1, 3]).unwrap(),
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_has_a_block() {
+    fn a_sequence_has_one_cta() {
         let (width, dtype) = (768, DType::F16);
         let extents = Extents::of(&[5, 70, 9]).unwrap();
         let pool = MeanPool { width, dtype };

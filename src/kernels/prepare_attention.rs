@@ -1,5 +1,5 @@
-//! What attention reads, from the rows of merged projections, in one launch: queries normalised by heads and turned by their
-//! positions, and keys likewise; keys and values in their slots of a KV cache, where there is one.
+//! Prepares the inputs of attention from merged projections in one launch: RMS-normalises and rotates the heads of queries
+//! and keys, and stores keys and values in the KV cache if there is one.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,52 +15,55 @@ use crate::machine::{Machine, SMALL_M};
 use crate::tensor::{DType, Extents, Shape, Symbol};
 
 /// `x [tokens, row]`, (`q_gamma, k_gamma [head]`), (`positions [tokens]`), (`token_slots [tokens]`) → `queries
-/// [tokens, heads·head]`, `cache [blocks, stride]` or `keys [tokens, kv_heads·head]`: the heads of queries and keys over their
-/// root mean squares, then turned; with a cache, keys and then values into the slots of two caches, the second right behind the
-/// first, of which nothing else is written.
+/// [tokens, heads·head]`, `cache [blocks, stride]` or `keys [tokens, kv_heads·head]`: divides each head of queries and keys by
+/// its root mean square, then rotates it. With a cache, keys and values are stored in the slots of two adjacent caches, keys
+/// first; nothing else in them is written.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PrepareAttention {
     pub heads: u32,
     pub kv_heads: u32,
     pub head: u32,
-    /// First columns of queries, keys and values.
+    /// First column of queries, keys and values.
     pub columns: [u32; 3],
     /// Columns of `x`.
     pub row: u32,
-    /// The eps of the norms, if there are any.
+    /// Epsilon of the norms; `None` without norms.
     pub norm: Option<f32>,
-    /// How queries are turned, and keys likewise, if they are.
+    /// Rotation of queries and keys; `None` without one.
     pub rotation: Option<Rotation>,
-    /// Elements of a block of the cache, if keys and values go there. Without one, values stay where they are.
+    /// Elements per cache block if keys and values are cached. Without a cache, values are not copied.
     pub stride: Option<u64>,
     pub dtype: DType,
 }
 
-/// How the lanes of a warp share heads.
+/// Distribution of heads over the lanes of a warp.
 struct Lanes {
-    /// Neighbouring columns of a lane.
+    /// Neighbouring columns per access of a lane.
     pack: u32,
-    /// Lanes of a head, a power of two.
+    /// Lanes per head, a power of two.
     lanes: u32,
-    /// Packs of a lane, and as many of the columns that the first ones are turned with.
+    /// Packs per lane. A lane also holds the same number of packs of the columns that the first ones are rotated with.
     items: u32,
 }
 
 impl PrepareAttention {
-    /// Most columns of a head, which a warp keeps in registers.
+    /// Max columns per head. A warp keeps a head in registers.
     pub const MAX_HEAD: u32 = 256;
-    /// Tokens up to which a CTA for each would leave SMs without work.
+    /// Number of tokens up to which one CTA per token would leave SMs idle.
     const FEW_TOKENS: u64 = 1024;
-    /// Most tokens of a CTA, whose angles are computed side by side.
-    const MOST_TOKENS: u64 = 8;
-    /// CTAs that an SM has at once, at least.
+    /// Max tokens per CTA. Their angles are computed in parallel.
+    const MAX_TOKENS: u64 = 8;
+    /// Min resident CTAs per SM.
     const CTAS_PER_SM: u64 = 4;
 
-    /// Whether the kernel can be generated as described.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         if !(1..=Self::MAX_HEAD).contains(&self.head) {
             return Err(format!(
-                "a head of {} columns, expected 1 to {}",
+                "the head has {} columns; expected 1 to {}",
                 self.head,
                 Self::MAX_HEAD
             ));
@@ -69,7 +72,7 @@ impl PrepareAttention {
             let width = u64::from(heads) * u64::from(self.head);
             if u64::from(from) + width > u64::from(self.row) {
                 return Err(format!(
-                    "{width} columns from column {from} of rows of {}",
+                    "{width} columns from column {from} do not fit rows of {}",
                     self.row
                 ));
             }
@@ -79,15 +82,15 @@ impl PrepareAttention {
             && cached > stride
         {
             return Err(format!(
-                "keys and values of {cached} elements in blocks of {stride}"
+                "keys and values of {cached} elements do not fit cache blocks of {stride}"
             ));
         }
         if self.norm.is_none() && self.rotation.is_none() {
-            return Err("neither a norm nor a rotation".to_owned());
+            return Err("neither a norm nor a rotation; expected at least one".to_owned());
         }
         match &self.rotation {
             Some(rotation) if rotation.heads != self.heads => Err(format!(
-                "{} heads are turned, of {}",
+                "the rotation is for {} heads; expected {}",
                 rotation.heads, self.heads
             )),
             Some(rotation) => rotation.check(self.head),
@@ -95,12 +98,12 @@ impl PrepareAttention {
         }
     }
 
-    /// Heads of queries, keys and values.
+    /// Number of heads of queries, keys and values.
     pub(super) fn parts(&self) -> [u32; 3] {
         [self.heads, self.kv_heads, self.kv_heads]
     }
 
-    /// Heads of a token that are written.
+    /// Number of heads written per token.
     fn units(&self) -> u32 {
         let values = self.stride.map_or(0, |_| self.kv_heads);
         self.heads + self.kv_heads + values
@@ -124,7 +127,7 @@ impl PrepareAttention {
         }
     }
 
-    /// Heads that a CTA computes at once.
+    /// Number of heads that a CTA processes at once.
     fn at_once(&self) -> u32 {
         STREAM_THREADS / self.lanes().lanes
     }
@@ -182,7 +185,7 @@ impl Kernel for PrepareAttention {
             ("lanes", lanes.into()),
             ("items", items.into()),
             ("units", self.units().into()),
-            ("most_tokens", Self::MOST_TOKENS.into()),
+            ("most_tokens", Self::MAX_TOKENS.into()),
             ("rounds", (if pack * items <= 8 { 2u32 } else { 1 }).into()),
             ("cached", self.stride.is_some().into()),
             (
@@ -234,12 +237,12 @@ impl Kernel for PrepareAttention {
         Some(launch + elements * cost.element * NO_RESIDUAL)
     }
 
-    /// Where there are many tokens, a CTA has as many as leave every SM its CTAs; else one has as many heads of a token as it
-    /// computes at once.
+    /// For many tokens, each CTA takes several whole tokens, limited so that every SM still has its CTAs. For few tokens, each CTA
+    /// takes the heads of one token that it processes at once.
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let tokens = extents.tokens.max(1);
         let at_once = u64::from(machine.sms) * Self::CTAS_PER_SM;
-        let share = (tokens / at_once.max(1)).clamp(1, Self::MOST_TOKENS);
+        let share = (tokens / at_once.max(1)).clamp(1, Self::MAX_TOKENS);
         let grid = match tokens > Self::FEW_TOKENS {
             // At most 2^24 tokens, so this fits.
             true => [tokens.div_ceil(share) as u32, 1, 1],
@@ -282,7 +285,7 @@ impl Kernel for PrepareAttention {
                     if let (Some(rotation), Some(positions), 0 | 1) =
                         (&self.rotation, positions, part)
                     {
-                        rotation.turn(&mut of, positions[token] as f32);
+                        rotation.rotate(&mut of, positions[token] as f32);
                     }
                     let of = of.into_iter().map(|v| v as f32);
                     match (part, cached) {
@@ -301,7 +304,7 @@ impl Kernel for PrepareAttention {
         vec![HostTensor::Real(queries), HostTensor::Real(keys)]
     }
 
-    /// Also more tokens than have CTAs for parts of their heads, and than have one each.
+    /// Includes token counts above both thresholds: for whole tokens per CTA, and for more than one token per CTA.
     fn cases(&self) -> Vec<Case> {
         let mut cases = match self.stride {
             Some(_) => Case::cached(),
@@ -326,7 +329,7 @@ impl Kernel for PrepareAttention {
     }
 }
 
-/// Norms and turns, together and each alone; heads in groups; heads of which some columns are turned, or an odd number.
+/// Norms and rotations, together and alone; grouped heads; partly rotated heads; odd head sizes.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -370,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queries_and_keys_are_normalised_and_turned_and_values_kept() {
+    fn queries_and_keys_are_normalised_and_rotated_and_values_copied() {
         let kernel = PrepareAttention {
             heads: 1,
             kv_heads: 1,
@@ -388,13 +391,13 @@ mod tests {
         };
         assert_eq!(kernel.check(), Ok(()));
         let real = |values: &[f32]| HostTensor::Real(values.to_vec());
-        // Mean squares 15 and 1 added: a norm of 4.
+        // The mean squares are 15 and 1 including eps: one norm is 4.
         let x = real(&[5.0, 5f32.sqrt(), 5f32.sqrt(), 5.0, 7.0, 8.0]);
         let (q_gamma, k_gamma) = (real(&[4.0, 4.0]), real(&[4.0, 8.0]));
         let at = |v: i64| HostTensor::Index(vec![v]);
         let extents = Extents::continuing(&[1], &[1], 1).expect("a batch");
         let out = kernel.reference(&extents, &[&x, &q_gamma, &k_gamma, &at(1), &at(3)]);
-        // A quarter turn: (a, b) becomes (−b, a).
+        // A quarter turn maps (a, b) to (−b, a).
         let close = |got: &[f32], want: [f32; 2]| {
             let near = got.iter().zip(want).all(|(g, w)| (g - w).abs() < 1e-5);
             assert!(near, "{got:?} {want:?}");
@@ -407,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_does_not_take_is_refused_with_the_reason() {
+    fn unsupported_kernels_are_rejected_with_a_reason() {
         let KernelSpec::PrepareAttention(kernel) = representative().remove(0) else {
             unreachable!("all are of this kind")
         };
@@ -416,14 +419,14 @@ mod tests {
             head: 264,
             ..kernel.clone()
         };
-        assert_eq!(refused(wide), "a head of 264 columns, expected 1 to 256");
+        assert_eq!(refused(wide), "the head has 264 columns; expected 1 to 256");
         let narrow = PrepareAttention {
             row: 4095,
             ..kernel.clone()
         };
         assert_eq!(
             refused(narrow),
-            "1024 columns from column 3072 of rows of 4095"
+            "1024 columns from column 3072 do not fit rows of 4095"
         );
         let small = PrepareAttention {
             stride: Some(65_535),
@@ -431,15 +434,18 @@ mod tests {
         };
         assert_eq!(
             refused(small),
-            "keys and values of 65536 elements in blocks of 65535"
+            "keys and values of 65536 elements do not fit cache blocks of 65535"
         );
         let neither = PrepareAttention {
             norm: None,
             rotation: None,
             ..kernel.clone()
         };
-        assert_eq!(refused(neither), "neither a norm nor a rotation");
+        assert_eq!(
+            refused(neither),
+            "neither a norm nor a rotation; expected at least one"
+        );
         let heads = PrepareAttention { heads: 8, ..kernel };
-        assert_eq!(refused(heads), "16 heads are turned, of 8");
+        assert_eq!(refused(heads), "the rotation is for 16 heads; expected 8");
     }
 }

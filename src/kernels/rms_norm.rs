@@ -1,4 +1,4 @@
-//! RMSNorm (Zhang and Sennrich 2019): a row over its root mean square.
+//! RMSNorm (Zhang and Sennrich 2019): divides a row by its root mean square.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,8 +10,8 @@ use super::{
 use crate::machine::{Machine, SMALL_M};
 use crate::tensor::{DType, Extents, Shape, Size, Symbol};
 
-/// `x [rows, stride]`, `gamma [width]` → `out [rows, heads·width]`: `h / √(mean(h²) + eps) · gamma` of each head `h` of a row
-/// of `x`, which are side by side from column `from` on.
+/// `x [rows, stride]`, `gamma [width]` → `out [rows, heads·width]`: `h / √(mean(h²) + eps) · gamma` for each head `h` of a row.
+/// The heads are adjacent, from column `from` of `x`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RmsNorm {
     pub width: u32,
@@ -24,7 +24,7 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// The norm of whole rows.
+    /// Creates the norm of whole rows.
     pub fn of_rows(width: u32, eps: f32, dtype: DType) -> Self {
         Self {
             width,
@@ -36,7 +36,7 @@ impl RmsNorm {
         }
     }
 
-    /// Heads of all rows: what the kernel counts.
+    /// Number of heads in all rows. The kernel runs over these.
     fn all_heads(&self) -> Size {
         &Size::from(Symbol::Rows) * &Size::constant(self.heads.into())
     }
@@ -92,7 +92,7 @@ impl Kernel for RmsNorm {
             .launch(extents.rows.saturating_mul(self.heads.into()))
     }
 
-    /// Cycles of the launch and per element, as those of LayerNorm.
+    /// Cycles of the launch and per element, like those of LayerNorm.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
         let elements = rows as f64 * f64::from(self.heads * self.width);
@@ -134,7 +134,7 @@ impl Kernel for RmsNorm {
     }
 }
 
-/// The widths of models and an odd one; heads of a merged projection, also where no pack divides its columns.
+/// Realistic widths and an odd one; heads of a merged projection, also where no wide access divides its columns.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of = |dtype| {
         let rows = [64, 128, 1003, 1024, 2048, 4096];
@@ -160,7 +160,7 @@ mod tests {
     fn a_row_is_divided_by_its_root_mean_square() {
         let kernel = RmsNorm::of_rows(2, 1.0, DType::F32);
         let real = |values: &[f32]| HostTensor::Real(values.to_vec());
-        // Mean squares 15 and 3, and 1 added: norms 4 and 2.
+        // The mean squares are 15 and 3; with eps 1 added, the norms are 4 and 2.
         let x = real(&[5.0, 5f32.sqrt(), 6f32.sqrt(), 0.0]);
         let out = kernel.reference(
             &Extents::of(&[2]).expect("a batch"),

@@ -1,4 +1,4 @@
-//! Rotary position embedding (Su et al. 2021), with the two halves of a head as the coordinates that are turned.
+//! Rotary position embedding (RoPE; Su et al. 2021). It rotates pairs of columns, one from each half of a head.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,24 +9,24 @@ use super::{
 use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Shape, Symbol};
 
-/// By which angles the heads of a row are turned.
+/// Rotation angles for the heads of a row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rotation {
-    /// Heads of a row.
+    /// Number of heads per row.
     pub heads: u32,
-    /// Radians from a position to the next, for each pair of columns: column `c` and column `c + frequencies.len()` of a
-    /// head. The head's columns behind stay as they are.
+    /// Rotation angle per position, in radians, of each pair of columns: columns `c` and `c + frequencies.len()` of a head.
+    /// Later columns of the head are unchanged.
     pub frequencies: Vec<f32>,
-    /// Factor of the turned columns, which some scalings of frequencies ask for.
+    /// Factor applied to rotated columns. Some frequency scalings require it.
     pub factor: f32,
 }
 
-/// `x [tokens, stride]`, `positions [tokens]` → `out [tokens, heads·head]`: each head, side by side from column `from` of `x`
-/// on, turned by its token's position.
+/// `x [tokens, stride]`, `positions [tokens]` → `out [tokens, heads·head]`: rotates each head by its token's position. Heads
+/// are adjacent, from column `from` of `x`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rotary {
     pub rotation: Rotation,
-    /// Columns of a head.
+    /// Columns per head.
     pub head: u32,
     pub from: u32,
     /// Columns of `x`.
@@ -35,14 +35,20 @@ pub struct Rotary {
 }
 
 impl Rotation {
-    /// Most pairs of columns of a head: their frequencies lie in constant memory.
+    /// Max number of column pairs per head. Their frequencies are in constant memory.
     pub const MAX_PAIRS: usize = 1024;
 
-    /// Whether a kernel can turn heads of `head` columns.
+    /// Checks that a kernel can rotate heads of `head` columns.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self, head: u32) -> Result<(), String> {
         let n = self.frequencies.len();
         if n == 0 || n > Self::MAX_PAIRS || 2 * n > head as usize {
-            return Err(format!("{n} pairs of columns of a head of {head}"));
+            return Err(format!(
+                "{n} pairs of columns do not fit a head of {head}; expected 1 to {}",
+                (head / 2).min(Self::MAX_PAIRS as u32)
+            ));
         }
         let mut all = self.frequencies.iter().chain([&self.factor]);
         match all.all(|f| f.is_finite()) {
@@ -51,7 +57,7 @@ impl Rotation {
         }
     }
 
-    /// FNV-1a of the angles, which a symbol has no room for.
+    /// FNV-1a hash of the frequencies and the factor, which are too long for a symbol.
     pub(super) fn digest(&self) -> u32 {
         let all = self.frequencies.iter().chain([&self.factor]);
         let bytes = all.flat_map(|f| f.to_bits().to_le_bytes());
@@ -60,18 +66,18 @@ impl Rotation {
         })
     }
 
-    /// The frequencies as a CUDA initialiser.
+    /// Frequencies as a CUDA initialiser.
     pub(super) fn literals(&self) -> String {
         let literals = self.frequencies.iter().map(|&f| f32_literal(f));
         literals.collect::<Vec<_>>().join(", ")
     }
 
-    /// Turns one head.
-    pub(super) fn turn(&self, head: &mut [f64], position: f32) {
+    /// Rotates one head.
+    pub(super) fn rotate(&self, head: &mut [f64], position: f32) {
         let n = self.frequencies.len();
         for (c, &frequency) in self.frequencies.iter().enumerate() {
-            // The product is rounded to f32, as published implementations have it: far from 0 that turns by other
-            // angles than the exact one would.
+            // The product is rounded to f32, as in published implementations. Far from 0, this gives other angles than the exact
+            // product would.
             let (sin, cos) = f64::from(position * frequency).sin_cos();
             let factor = f64::from(self.factor);
             let (sin, cos) = (factor * sin, factor * cos);
@@ -83,7 +89,10 @@ impl Rotation {
 }
 
 impl Rotary {
-    /// Whether the kernel can be generated as described.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         self.rotation.check(self.head)
     }
@@ -92,7 +101,7 @@ impl Rotary {
         self.rotation.heads * self.head
     }
 
-    /// Elements of a row that one thread computes: a pair, or a column that stays.
+    /// Number of work items per row. A thread rotates a pair or copies an unchanged column.
     fn items(&self) -> u32 {
         self.rotation.heads * (self.head - self.rotation.frequencies.len() as u32)
     }
@@ -157,7 +166,7 @@ impl Kernel for Rotary {
             let columns = &row[self.from as usize..][..self.width() as usize];
             for head in columns.chunks_exact(self.head as usize) {
                 let mut head: Vec<f64> = head.iter().map(|&v| v.into()).collect();
-                self.rotation.turn(&mut head, position as f32);
+                self.rotation.rotate(&mut head, position as f32);
                 out.extend(head.into_iter().map(|v| v as f32));
             }
         }
@@ -178,14 +187,14 @@ impl Kernel for Rotary {
     }
 }
 
-/// Frequencies of so many pairs of columns, as published.
+/// Published frequencies for `n` pairs of columns.
 pub(super) fn frequencies(n: u32, theta: f64) -> Vec<f32> {
     let exponent = |i: u32| -f64::from(2 * i) / f64::from(2 * n);
     (0..n).map(|i| theta.powf(exponent(i)) as f32).collect()
 }
 
-/// Heads of which all columns are turned, or some; an odd number of columns that stay; with a factor; columns of a merged
-/// projection.
+/// Heads that are rotated fully or partly, with an odd number of unchanged columns, with a factor, and as columns of a
+/// merged projection.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -219,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quarter_turn_exchanges_the_halves_and_later_columns_stay() {
+    fn a_quarter_turn_exchanges_the_halves_and_keeps_later_columns() {
         let kernel = Rotary {
             rotation: Rotation {
                 heads: 1,

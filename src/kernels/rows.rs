@@ -1,5 +1,5 @@
-//! Shared by the kernels over rows: how rows are distributed over accesses, lanes and CTAs, and the parts of parameter
-//! lists and symbols that say so.
+//! Utilities shared by the kernels over rows: the distribution of rows over accesses, lanes and CTAs, and the corresponding
+//! parts of parameter lists and symbols.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,14 +9,14 @@ use crate::{
     tensor::{DType, Element, Shape, Size, Symbol},
 };
 
-/// Default threads of a CTA.
+/// Default number of threads per CTA.
 pub(super) const STREAM_THREADS: u32 = 256;
 
-/// Bytes of the widest access of a thread.
+/// Bytes of a thread's widest access.
 const ACCESS_BYTES: u32 = 16;
 
-/// Elements of one access if accesses start at multiples of each of `pitches` elements: the most that fit 16 bytes and
-/// keep every access aligned to its size. A power of two.
+/// Elements per access if accesses start at multiples of each of `pitches` elements: the max that fits 16 bytes and keeps
+/// every access aligned to its size. A power of two.
 pub(super) fn vector_width(dtype: DType, pitches: &[u32]) -> u32 {
     let widest = ACCESS_BYTES / dtype.bytes() as u32;
     pitches.iter().fold(widest, |n, &pitch| gcd(n, pitch))
@@ -26,13 +26,13 @@ fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// CTAs for `items` at `per_block` each: at least one, and at most the largest grid.
+/// Number of CTAs for `items` at `per_block` each: at least one, and at most the max grid.
 pub(super) fn blocks(items: u64, per_block: u64) -> u32 {
     items.div_ceil(per_block).clamp(1, i32::MAX as u64) as u32
 }
 
-/// A launch with one pack per thread, [`STREAM_THREADS`] per CTA. The kernels are grid-stride loops, so a grid clamped
-/// to the device's limit still covers all packs.
+/// Returns a launch with one pack per thread and [`STREAM_THREADS`] per CTA. The kernels are grid-stride loops, so a grid that is
+/// clamped to the device's limit still covers all packs.
 pub(super) fn stream_launch(packs: u64) -> Launch {
     Launch {
         grid: [blocks(packs, STREAM_THREADS.into()), 1, 1],
@@ -41,38 +41,38 @@ pub(super) fn stream_launch(packs: u64) -> Launch {
     }
 }
 
-/// How the kernels that keep whole rows in registers distribute rows over warps.
+/// Distribution of rows over warps in kernels that keep whole rows in registers.
 ///
-/// A team of warps takes `x_rows` rows at a time (TurboTransformers 4.1.2): the shuffles of the X rows overlap, and a
-/// team of several warps, which is then a CTA, exchanges partial results once for all of them.
+/// A team of warps processes `x_rows` rows at a time (TurboTransformers 4.1.2). The shuffles of the X rows overlap. A team of
+/// several warps is a CTA, and exchanges partial results once for all X rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Teams {
-    /// Warps of a team.
+    /// Warps per team.
     pub warps: u32,
-    /// Rows of a team, whose reductions interleave: 1, 2 or 4.
+    /// Rows per team, whose reductions interleave: 1, 2 or 4.
     pub x_rows: u32,
 }
 
 impl Teams {
-    /// Upper bound on elements per thread of the default sharing: with gamma, beta and addresses they fit 128
-    /// registers, at which an SM holds 16 warps.
-    const USUAL_PER_THREAD: u32 = 32;
-    /// Upper bound on elements per thread, over all rows of its team, without spills.
+    /// Max elements per thread of the default sharing. Together with gamma, beta and addresses they fit 128 registers, at which
+    /// an SM holds 16 warps.
+    const DEFAULT_PER_THREAD: u32 = 32;
+    /// Max elements per thread, over all rows of its team, without spills.
     const MAX_PER_THREAD: u32 = 64;
-    /// Narrow rows resident on an SM, measured at a width of 384.
+    /// Resident narrow rows per SM, measured at a width of 384.
     const FEW_ROWS_PER_SM: u64 = 27;
-    /// Resident warps of an SM, and 32-bit registers of each of its four partitions.
+    /// Resident warps per SM, and 32-bit registers of each of its four partitions.
     const WARPS_PER_SM: u32 = 64;
     const REGISTERS_PER_PARTITION: u32 = 16384;
-    /// Resident threads of an SM on every card.
+    /// Resident threads per SM on every GPU.
     const THREADS_PER_SM: u32 = 1024;
 
-    /// The default, for many rows: narrow rows share a warp, whose shuffles then overlap; a row too wide for the
+    /// Returns the default for many rows. Narrow rows share a warp, so that their shuffles overlap. A row that is too wide for the
     /// registers of a warp takes a CTA of several.
     pub fn usual(width: u32, dtype: DType) -> Self {
         let elements = |warps| Self { warps, x_rows: 1 }.per_thread(width, dtype);
         let mut warps = 1;
-        while warps < 32 && elements(warps) > Self::USUAL_PER_THREAD {
+        while warps < 32 && elements(warps) > Self::DEFAULT_PER_THREAD {
             warps *= 2;
         }
         let x_rows = match elements(1) {
@@ -83,8 +83,8 @@ impl Teams {
         Self { warps, x_rows }
     }
 
-    /// For rows so few that all are resident at once: one row per team, and as many warps as have a pack for every
-    /// lane, up to eight, so that a row is read, reduced and written in the fewest steps.
+    /// Returns the sharing for so few rows that all are resident at once: one row per team, and up to eight warps as long as each
+    /// lane has a pack, so that a row is read, reduced and written in the fewest steps.
     pub fn for_few_rows(width: u32, dtype: DType) -> Self {
         let packs = width / vector_width(dtype, &[width]);
         let usual = Self::usual(width, dtype);
@@ -94,11 +94,11 @@ impl Teams {
         }
     }
 
-    /// Default dispatch by rows for kernels with one row operand: each sharing with its upper bound on rows, inclusive;
-    /// the last has none.
+    /// Default dispatch by rows for kernels with one row operand: each sharing with its max number of rows (inclusive). The last
+    /// one has no max.
     ///
-    /// Several warps per row are fastest while the rows fill at most half of the card; beyond that one warp per row,
-    /// which keeps more rows resident. Measured on an H200 with 16-bit rows of 768 and 1024.
+    /// Several warps per row are fastest while the rows fill at most half of the GPU. Beyond that, one warp per row is faster,
+    /// because more rows are resident. Measured on an H200 with 16-bit rows of 768 and 1024.
     pub fn by_rows(width: u32, dtype: DType, machine: &Machine) -> Vec<(Option<u64>, Self)> {
         let few = Self::for_few_rows(width, dtype);
         let many = Self::usual(width, dtype);
@@ -114,9 +114,10 @@ impl Teams {
 
     /// [`Teams::by_rows`] for kernels that also read a residual.
     ///
-    /// A few rows more than are resident at once take a second wave, as long as twice as many rows. So the first
-    /// sharing that keeps all rows resident is chosen, starting with the one for few rows; if none does, that one's
-    /// small CTAs leave the smallest tail. Measured on an H200 with 16-bit rows of 768 and 1024.
+    /// If slightly more rows than are resident at once are launched, they take a second wave and as long as twice the rows.
+    /// Therefore the first sharing that keeps all rows resident is chosen, starting with the one for few rows. If none does, the
+    /// one for few rows is chosen, because its small CTAs leave the smallest tail. Measured on an H200 with 16-bit rows of 768
+    /// and 1024.
     pub fn by_rows_with_residual(
         width: u32,
         dtype: DType,
@@ -141,13 +142,12 @@ impl Teams {
         ranges
     }
 
-    /// Whether few rows of 16-bit elements take more than two warps each, as the rows did that the dispatch was
-    /// measured on.
+    /// Whether few rows of 16-bit elements take more than two warps each. The dispatch was measured on such rows.
     fn is_wide(width: u32, dtype: DType) -> bool {
         dtype != DType::F32 && Self::for_few_rows(width, dtype).warps > 2
     }
 
-    /// Registers of a thread that the compiler can be held to: its elements, gamma and beta as stored, eight for
+    /// Registers per thread that the compiler can be limited to: the row's elements, gamma and beta as stored, eight for
     /// addresses, and eight per row for statistics.
     fn registers(self, width: u32, dtype: DType) -> u32 {
         let vector = vector_width(dtype, &[width]);
@@ -158,7 +158,7 @@ impl Teams {
         all.next_multiple_of(8)
     }
 
-    /// Resident CTAs of an SM.
+    /// Resident CTAs per SM.
     fn ctas_per_sm(self, width: u32, dtype: DType) -> u32 {
         let warps_per_partition =
             Self::REGISTERS_PER_PARTITION / (32 * self.registers(width, dtype));
@@ -166,25 +166,24 @@ impl Teams {
         (warps / (self.threads() / 32)).clamp(1, 32)
     }
 
-    /// Resident rows of a card.
+    /// Resident rows on the whole GPU.
     fn resident_rows(self, width: u32, dtype: DType, machine: &Machine) -> u64 {
         let rows_per_cta = self.threads() / (32 * self.warps) * self.x_rows;
         u64::from(machine.sms) * u64::from(self.ctas_per_sm(width, dtype) * rows_per_cta)
     }
 
-    /// Minimum of CTAs per SM for `__launch_bounds__`: as many as [`Teams::resident_rows`] assumes, and no more than
-    /// fit every card.
+    /// Min CTAs per SM for `__launch_bounds__`: as many as [`Teams::resident_rows`] assumes, but no more than fit every GPU.
     pub(super) fn min_ctas_per_sm(self, width: u32, dtype: DType) -> u32 {
         let most = match self.x_rows {
             1 => (Self::THREADS_PER_SM / self.threads()).max(1),
-            // Bounded, some kernels of several rows spill; unbounded they stay below by themselves.
+            // With a bound, some kernels of several rows spill. Without one, they use few enough registers anyway.
             _ => 1,
         };
         self.ctas_per_sm(width, dtype).min(most)
     }
 
-    /// Every sharing of one, two or four rows among one to eight warps in which each warp has work and no thread
-    /// spills, and the default one.
+    /// Every sharing of one, two or four rows among one to eight warps in which each warp has work and no thread spills, plus the
+    /// default one.
     pub fn candidates(width: u32, dtype: DType) -> Vec<Self> {
         let usual = Self::usual(width, dtype);
         let packs = width / vector_width(dtype, &[width]);
@@ -207,7 +206,7 @@ impl Teams {
             && (self == Self::usual(width, dtype) || elements() <= Self::MAX_PER_THREAD)
     }
 
-    /// The part of a symbol that distinguishes sharings: nothing for the default one.
+    /// Part of a symbol that distinguishes sharings; empty for the default one.
     pub(super) fn suffix(self, width: u32, dtype: DType) -> String {
         if self == Self::usual(width, dtype) {
             return String::new();
@@ -215,13 +214,13 @@ impl Teams {
         format!("_warps{}_x{}", self.warps, self.x_rows)
     }
 
-    /// Elements of one row in a thread.
+    /// Elements of one row per thread.
     fn per_thread(self, width: u32, dtype: DType) -> u32 {
         let vector = vector_width(dtype, &[width]);
         (width / vector).div_ceil(32 * self.warps) * vector
     }
 
-    /// Threads of a CTA. Teams of one warp are four per CTA: small CTAs spread few rows over more SMs.
+    /// Threads per CTA. If teams have one warp, a CTA has four teams: small CTAs spread few rows over more SMs.
     pub(super) fn threads(self) -> u32 {
         32 * if self.warps == 1 { 4 } else { self.warps }
     }
@@ -252,7 +251,7 @@ pub(super) fn stream_constants(dtype: DType, vector: u32) -> Constants {
     Constants::from([("storage", storage(dtype)), ("vector", vector.into())])
 }
 
-/// The name of a storage type in `partials/types.cu`.
+/// Name of a storage type in `partials/types.cu`.
 pub(super) fn storage(dtype: DType) -> Constant {
     match dtype {
         DType::F32 => "float",
@@ -262,7 +261,7 @@ pub(super) fn storage(dtype: DType) -> Constant {
     .into()
 }
 
-/// `value` as part of a symbol: `1e-12` is `1em12`, `0.125` is `0p125`.
+/// Returns `value` as part of a symbol: `1e-12` is `1em12`, `0.125` is `0p125`.
 pub(super) fn word(value: f32) -> String {
     f32_literal(value)
         .trim_end_matches('f')
@@ -299,7 +298,7 @@ pub(super) fn write(name: &'static str, element: impl Into<Element>, shape: Shap
     }
 }
 
-/// The argument that holds a symbol, under the symbol's name.
+/// Parameter that holds the value of a symbol, named after it.
 pub(super) fn count(symbol: Symbol) -> Param {
     Param {
         name: symbol.name(),
@@ -322,8 +321,8 @@ pub(super) fn offsets() -> Shape {
     Shape::new([&Size::from(Symbol::Batch) + &Size::constant(1)])
 }
 
-/// Tolerance of one f32 result rounded once to `dtype`: half a unit in the last place, half of the smallest subnormal
-/// of f16, and `absolute` for the arithmetic before.
+/// Tolerance of one f32 result rounded once to `dtype`: half a unit in the last place, half of the smallest subnormal of f16,
+/// and `absolute` for the preceding arithmetic.
 pub(super) fn rounded_once(dtype: DType, absolute: f32, reason: &'static str) -> Tolerance {
     let (smallest, relative) = match dtype {
         DType::F16 => (3e-8, 4.9e-4),
@@ -337,7 +336,7 @@ pub(super) fn rounded_once(dtype: DType, absolute: f32, reason: &'static str) ->
     }
 }
 
-/// Tolerance of results that are bit patterns copied from an operand: none.
+/// Tolerance of results copied bit by bit from an operand: none.
 pub(super) const COPIED: Tolerance = Tolerance {
     absolute: 0.0,
     relative: 0.0,
@@ -383,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn candidates_are_distinct_possible_and_have_the_usual_sharing_among_them() {
+    fn candidates_are_distinct_and_valid_and_include_the_default() {
         for dtype in DTYPES {
             for width in WIDTHS {
                 let all = Teams::candidates(width, dtype);
@@ -398,7 +397,7 @@ mod tests {
             }
         }
         let f16 = |warps, x_rows| Teams { warps, x_rows };
-        // 96 packs: up to three warps have some, and four rows of 24 elements are too many.
+        // There are 96 packs. Up to three warps have packs for every lane, and four rows of 24 elements are too many.
         assert_eq!(
             Teams::candidates(768, DType::F16),
             [
@@ -415,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn teams_that_no_kernel_can_have_do_not_fit() {
+    fn invalid_teams_do_not_fit() {
         for (warps, x_rows) in [
             (0, 1),
             (33, 1),
@@ -431,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn few_rows_have_as_many_warps_each_as_they_have_packs_for() {
+    fn few_rows_get_one_warp_per_32_packs() {
         let few = |width, dtype| Teams::for_few_rows(width, dtype).warps;
         assert_eq!(few(768, DType::F16), 3);
         assert_eq!(few(1024, DType::F16), 4);
@@ -451,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_sharing_that_has_all_rows_at_once_takes_them() {
+    fn the_first_sharing_that_keeps_all_rows_resident_is_chosen() {
         let with_residual = |width| {
             let ranges = Teams::by_rows_with_residual(width, DType::F16, &hopper()).into_iter();
             ranges
@@ -492,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_residual_a_warp_takes_a_row_where_rows_fill_half_of_the_card() {
+    fn without_a_residual_rows_that_fill_half_of_the_gpu_get_one_warp_each() {
         let alone = |width| Teams::by_rows(width, DType::BF16, &hopper());
         let teams = |warps| Teams { warps, x_rows: 1 };
         let sms = u64::from(hopper().sms);
@@ -508,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn the_compiler_is_not_asked_for_more_threads_than_every_card_takes() {
+    fn min_ctas_never_exceed_the_resident_threads_of_any_gpu() {
         for dtype in DTYPES {
             for width in WIDTHS {
                 for teams in Teams::candidates(width, dtype) {
@@ -557,13 +556,13 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_words_in_symbols() {
+    fn numbers_in_symbols_are_identifiers() {
         assert_eq!(word(1e-12), "1em12");
         assert_eq!(word(-0.125), "m0p125");
     }
 
     #[test]
-    fn a_grid_has_at_least_one_block_and_at_most_what_a_device_takes() {
+    fn a_grid_has_at_least_one_cta_and_at_most_the_device_limit() {
         assert_eq!(blocks(0, 4), 1);
         assert_eq!(blocks(9, 4), 3);
         assert_eq!(blocks(u64::MAX, 1), 0x7fff_ffff);

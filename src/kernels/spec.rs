@@ -10,7 +10,7 @@ use super::{
     upload::*,
 };
 
-/// Lists the kernels once; every function over all of them follows from it.
+/// Lists all kernels once. Every function over all kernels is derived from this list.
 macro_rules! kernels {
     ($($name:ident),* $(,)?) => {
         /// Any kernel that a program may launch, as plain data that an artifact can store.
@@ -20,7 +20,7 @@ macro_rules! kernels {
         }
 
         impl KernelSpec {
-            /// What the kernel says of itself.
+            /// Returns the kernel's description.
             pub fn as_kernel(&self) -> &dyn Kernel {
                 match self {
                     $(Self::$name(kernel) => kernel,)*
@@ -48,8 +48,8 @@ kernels! {
 }
 
 impl KernelSpec {
-    /// Tensors that it writes. They are the last of its parameters, counts left out, of every kernel
-    /// that a program may launch.
+    /// Number of tensors that the kernel writes. In every kernel that a program may launch, they are the last parameters
+    /// before the counts.
     pub fn n_writes(&self) -> usize {
         match self {
             Self::MhaLongScores(_) => 2,
@@ -68,14 +68,13 @@ impl KernelSpec {
         }
     }
 
-    /// The launches that come before a program's: the upload of the batch's data, and the two that pack a
-    /// padded batch.
+    /// Launches that precede a program's: the upload of the batch's data, and the two that pack a padded batch.
     pub fn runtime() -> [KernelSpec; 3] {
         [Upload.into(), PackScan.into(), PackTokens.into()]
     }
 
-    /// The launches that come behind a step of a program that writes logits `[batch, vocabulary]`: the choice of tokens, the
-    /// candidates of beams, the step of their search, and the next step's batch data. The last changes sequences between steps.
+    /// Launches that follow a decode step whose program writes logits `[batch, vocabulary]`: token selection, beam candidates,
+    /// the beam search step, and the next step's batch data.
     pub fn decoding(vocabulary: u32, dtype: DType) -> [KernelSpec; 5] {
         [
             ChooseToken { vocabulary, dtype }.into(),
@@ -87,7 +86,7 @@ impl KernelSpec {
     }
 }
 
-/// Instances at odd and at common sizes, of every kernel in every storage type.
+/// Instances of every kernel in every storage type, at odd and at common sizes.
 pub fn representative() -> Vec<KernelSpec> {
     [
         gemm::representative(),

@@ -1,5 +1,5 @@
-//! Checks of one kernel on one batch: random inputs as its parameters describe, and the comparison of results with the
-//! reference. Every executor is checked through this.
+//! Checks of one kernel on one batch: random inputs according to its parameters, and the comparison of results with the
+//! reference. Every executor uses these checks.
 
 use super::{Case, Fill, HostTensor, Kernel, Meta, Role, Tolerance, cache::BLOCK};
 use crate::tensor::{Element, Extents, LengthsError};
@@ -7,27 +7,27 @@ use crate::tensor::{Element, Extents, LengthsError};
 /// Inputs of a kernel for a batch, and the reference's results.
 pub struct Trial {
     pub extents: Extents,
-    /// Tensors of role `Read`, in the order of the signature, with their element types.
+    /// Tensors of the `Read` parameters, in the order of the signature, with their element types.
     pub reads: Vec<(Element, HostTensor)>,
-    /// Expected tensors of role `Write`, in order, with element types and names.
+    /// Expected tensors of the `Write` parameters, in order, with element types and names.
     pub writes: Vec<(Element, &'static str, HostTensor)>,
 }
 
-/// The largest differences between a result and its reference.
+/// Largest differences between a result and its reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Difference {
     pub max: f32,
     pub mean: f32,
-    /// The largest ratio of difference to tolerance; at most 1 passes.
+    /// Max ratio of difference to tolerance. The check passes if it is at most 1.
     pub worst: f32,
-    /// Index of the worst element, with its two values below.
+    /// Index of the worst element. `got` and `want` are its values.
     pub at: usize,
     pub got: f32,
     pub want: f32,
 }
 
 impl Trial {
-    /// One trial for each of the kernel's cases of at most `most_tokens` tokens.
+    /// Creates one trial for each of the kernel's cases that has at most `most_tokens` tokens.
     pub fn all(
         kernel: &dyn Kernel,
         seed: u64,
@@ -42,7 +42,7 @@ impl Trial {
             .collect()
     }
 
-    /// Random inputs (not zeros, which would hide unwritten outputs), and the reference's results.
+    /// Creates random inputs and the reference's results. Inputs are not zero, because zeros would hide unwritten outputs.
     pub fn new(kernel: &dyn Kernel, case: &Case, seed: u64) -> Result<Self, LengthsError> {
         let batch = case.extents()?.with_sources(&case.lens, &case.sources);
         let extents = batch.with_rows(kernel.check_rows(&batch));
@@ -78,18 +78,18 @@ impl Trial {
 }
 
 impl Case {
-    /// The extents of the batch; its rows are its tokens.
+    /// Extents of the batch. The number of rows is the number of tokens.
     pub fn extents(&self) -> Result<Extents, LengthsError> {
         Extents::continuing(&self.lens, &self.cached, self.blocks())
     }
 
-    /// Keys of each sequence.
+    /// Number of keys of each sequence.
     fn keys(&self) -> Vec<u32> {
         let past = self.lens.iter().zip(&self.cached);
         past.map(|(&len, &cached)| len + cached).collect()
     }
 
-    /// Blocks of a cache that holds all keys, with one to spare, and behind them those of the sources.
+    /// Number of cache blocks: those for all keys, one spare, and those for the sources.
     fn blocks(&self) -> u64 {
         let sources = self.sources.iter().map(|n| n.div_ceil(BLOCK));
         u64::from(self.blocks_of_keys() + sources.sum::<u32>())
@@ -100,7 +100,7 @@ impl Case {
         blocks.sum::<u32>() + 1
     }
 
-    /// The slots of each source, in blocks of their own behind those of the keys.
+    /// Slots of each source, in separate blocks after those of the keys.
     fn source_slots(&self) -> Vec<Vec<i64>> {
         let mut first = self.blocks_of_keys();
         let of = |&n: &u32| {
@@ -111,7 +111,7 @@ impl Case {
         self.sources.iter().map(of).collect()
     }
 
-    /// The slot of each key. Blocks are given out from the last to the first.
+    /// Slot of each key. Blocks are allocated from the last to the first.
     fn slots(&self) -> Vec<Vec<i64>> {
         let mut end = i64::from(self.blocks_of_keys());
         let block = i64::from(BLOCK);
@@ -127,7 +127,7 @@ impl Case {
 }
 
 impl Fill {
-    /// `n` elements for a batch of sequences of these lengths.
+    /// Creates `n` elements for a batch.
     pub fn make(self, element: Element, n: usize, case: &Case, state: &mut u64) -> HostTensor {
         match self {
             Fill::Normal { mean, deviation } => HostTensor::Real(
@@ -228,8 +228,8 @@ impl Meta {
 }
 
 impl Tolerance {
-    /// Compares a result with the reference. A non-finite value differs infinitely from a finite reference. A NaN in
-    /// the reference marks an element that must not be written, so it must still be the NaN that it was filled with.
+    /// Compares a result with the reference. A non-finite value differs infinitely from a finite reference. A NaN in the
+    /// reference marks an element that must not be written: it must still be the NaN that the output was filled with.
     pub fn compare(&self, got: &[f32], want: &[f32]) -> Difference {
         let mut difference = Difference::default();
         if got.len() != want.len() {
@@ -249,7 +249,7 @@ impl Tolerance {
             sum += f64::from(error);
             difference.max = difference.max.max(error);
             let worst = match error {
-                // Keeps 0 and ∞ also if `want` makes the tolerance NaN.
+                // Keeps 0 and ∞ even if `want` makes the tolerance NaN.
                 0.0 | f32::INFINITY => error,
                 error => error / (self.absolute + self.relative * want.abs()),
             };
@@ -268,7 +268,7 @@ impl Tolerance {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
+/// Returns the next number of SplitMix64 (Steele, Lea, Flood 2014).
 pub fn uniform(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
@@ -277,12 +277,12 @@ pub fn uniform(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A value close to a standard normal one: the sum of four uniform ones (Irwin and Hall), scaled.
-/// It has no far tail, which suits tests of low-precision kernels, and costs one draw.
+/// Returns an approximately standard normal value: a scaled sum of four uniform values (Irwin-Hall distribution). It has no
+/// far tail, which suits tests of low-precision kernels, and needs one 64-bit random number.
 pub fn normal(state: &mut u64) -> f32 {
     let bits = uniform(state);
     let sum: u32 = (0..4).map(|i| ((bits >> (16 * i)) & 0xffff) as u32).sum();
-    // Each part is uniform on 0..65536 with variance 65536²/12; four of them sum to 65536²/3.
+    // Each part is uniform on 0..65536 with variance 65536²/12. The variance of the sum of four is 65536²/3.
     (sum as f32 - 131_070.0) / 37_837.23
 }
 
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_reference_leaves_out_must_be_left_as_it_was() {
+    fn an_element_that_is_nan_in_the_reference_must_not_be_written() {
         let tolerance = Tolerance {
             absolute: 1.0,
             relative: 1.0,

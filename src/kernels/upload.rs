@@ -1,5 +1,5 @@
-//! Uploads of a batch's data and of changes of a table to the device, by kernels that read page-locked host memory. They cost less
-//! than copies by the copy engines, for which neighbouring kernels wait longer than for another kernel.
+//! Kernels that upload batch data and table updates by reading page-locked host memory. They cost less than copies by the copy
+//! engines, because adjacent kernels wait longer for a copy engine than for another kernel.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ use super::{
 use crate::machine::Machine;
 use crate::tensor::{Element, Extents, Symbol};
 
-/// `from` → `to`, both `[rows, 4]` 32-bit integers: pieces of 16 bytes.
+/// `from` → `to`, both `[rows, 4]` 32-bit integers. A row is a piece of 16 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Upload;
 
@@ -67,8 +67,8 @@ impl Kernel for Upload {
     }
 }
 
-/// `places [tokens]`, `values [tokens]` → `to`: each value to its place. Places differ and nothing else of `to` is written. All are
-/// 32 bits wide; `tokens` stands for how many there are, and a check's places are slots of a cache's tokens.
+/// `places [tokens]`, `values [tokens]` → `to`: stores each value at its place. Places are distinct, and nothing else in `to` is
+/// written. All elements are 32 bits wide. `tokens` is the number of values; in checks, the places are the cache slots of tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Scatter;
 
@@ -105,7 +105,7 @@ impl Kernel for Scatter {
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let [places, values] = [0, 1].map(|i| reads[i].index());
-        // Whole numbers that are not written stay −1.
+        // Integers that are not written stay −1.
         let mut to = vec![-1; extents.blocks as usize * BLOCK as usize];
         for (&place, &value) in places.iter().zip(values) {
             to[place as usize] = value;

@@ -1,8 +1,8 @@
-// Activations of f32 values. PRECISE uses the built-in functions, for f32 outputs; otherwise outputs are rounded to 16
-// bits, for which approximations suffice.
+// Activations of f32 values. PRECISE selects the built-in functions, for f32 outputs. Otherwise outputs are rounded to 16 bits, for
+// which approximations suffice.
 constexpr bool PRECISE = {{ precise }};
 
-// max(x, 0) that propagates NaN, as the other activations do.
+// max(x, 0) that propagates NaN, like the other activations.
 __device__ __forceinline__ float relu(float x) {
     float y;
     asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
@@ -15,14 +15,14 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-// Both GELUs are x·P(x) with P(-t) = 1 - P(t), so that x·P(x) = max(x, 0) - t·P(-t) with t = |x|.
-// log2 P(-t) is smooth, and is approximated by a polynomial in the form with the fewest multiply-adds (each takes an issue slot from
-// concurrent MMAs), minimax in units of max(ulp of an f16 result, 2^-16): that keeps the relative accuracy of results
-// above 2^-6, also negative ones, for which 1 + erf or 1 + tanh would cancel. Both polynomials decrease monotonically
-// for large t, which needs no clamp. An infinite x gives NaN. Rounded to f16, results from 2^-6 on are off by at most
-// 0.68 ulp, smaller ones by 6.5e-6.
+// Both GELUs are x·P(x) with P(-t) = 1 - P(t), so that x·P(x) = max(x, 0) - t·P(-t) with t = |x|. log2 P(-t) is smooth, and is
+// approximated by a polynomial in the form with the fewest multiply-adds (each takes an issue slot from concurrent MMAs). The
+// approximation is minimax in units of max(ulp of an f16 result, 2^-16). This preserves the relative accuracy of results above
+// 2^-6, including negative ones, for which 1 + erf or 1 + tanh would cancel. Both polynomials decrease monotonically for large t, so
+// no clamp is needed. An infinite x gives NaN. Rounded to f16, results of at least 2^-6 have an error of at most 0.68 ulp, and
+// smaller ones of at most 6.5e-6.
 //
-// GELU, P(-t) = erfc(t/√2)/2: off by at most 0.18 such units.
+// GELU, P(-t) = erfc(t/√2)/2: error of at most 0.18 such units.
 __device__ __forceinline__ float gelu_exact(float x) {
     if constexpr (PRECISE) {
         return 0.5f * x * (1.0f + erff(x * 0.70710678f));
@@ -37,7 +37,7 @@ __device__ __forceinline__ float gelu_exact(float x) {
     }
 }
 
-// GELU by tanh, P(-t) = 1/(1 + exp(2√(2/π)(t + 0.044715t³))): off by at most 0.18 such units.
+// GELU with tanh, P(-t) = 1/(1 + exp(2√(2/π)(t + 0.044715t³))): error of at most 0.18 such units.
 __device__ __forceinline__ float gelu_tanh(float x) {
     if constexpr (PRECISE) {
         return 0.5f * x * (1.0f + tanhf(0.79788456f * fmaf(0.044715f * x * x, x, x)));
@@ -53,7 +53,7 @@ __device__ __forceinline__ float gelu_tanh(float x) {
     }
 }
 
-// tanh.approx is off by at most 2^-11 of the result, the ulp of f16.
+// tanh.approx has an error of at most 2^-11 of the result, the ulp of f16.
 __device__ __forceinline__ float tanh_of(float x) {
     if constexpr (PRECISE) {
         return tanhf(x);
@@ -64,7 +64,7 @@ __device__ __forceinline__ float tanh_of(float x) {
     }
 }
 
-{% if activation == "silu" %}// exp and 1/x are off by at most 2 and 1 ulp of f32.
+{% if activation == "silu" %}// exp and 1/x have errors of at most 2 and 1 ulp of f32.
 __device__ __forceinline__ float silu(float x) {
     if constexpr (PRECISE) {
         return x / (1.0f + expf(-x));
@@ -75,7 +75,7 @@ __device__ __forceinline__ float silu(float x) {
     }
 }
 
-{% elif activation == "quick_gelu" %}// exp and 1/x are off by at most 2 and 1 ulp of f32.
+{% elif activation == "quick_gelu" %}// exp and 1/x have errors of at most 2 and 1 ulp of f32.
 __device__ __forceinline__ float quick_gelu(float x) {
     if constexpr (PRECISE) {
         return x / (1.0f + expf(-1.702f * x));
@@ -86,7 +86,7 @@ __device__ __forceinline__ float quick_gelu(float x) {
     }
 }
 
-{% elif activation == "log1p_relu" %}// The built-in function whatever the type: near 0, where most weights are, an approximate logarithm is far off.
+{% elif activation == "log1p_relu" %}// Uses the built-in function for all types: near 0, where most weights are, an approximate logarithm has a large error.
 __device__ __forceinline__ float log1p_relu(float x) { return log1pf(relu(x)); }
 
 {% endif %}__device__ __forceinline__ float identity(float x) { return x; }

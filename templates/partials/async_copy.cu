@@ -6,8 +6,8 @@ __device__ __forceinline__ unsigned int shared_address(const void* pointer) {
     return address;
 }
 
-// Copies BYTES bytes, to which both addresses are aligned; writes zeros and reads nothing where not `inside`.
-// cp.async takes at least 4 bytes, so 2 are copied synchronously.
+// Copies BYTES bytes, to which both addresses are aligned. If not `inside`, writes zeros and reads nothing. cp.async copies at least 4
+// bytes, so 2 bytes are copied synchronously.
 template <int BYTES>
 __device__ __forceinline__ void copy_async(unsigned int to, const void* from, bool inside) {
     static_assert(BYTES == 2 || BYTES == 4 || BYTES == 8 || BYTES == 16, "widths of a copy");

@@ -2,8 +2,8 @@ __device__ __forceinline__ unsigned int shared_address(const void* pointer) {
     return static_cast<unsigned int>(__cvta_generic_to_shared(pointer));
 }
 
-// Starts copying (cp.async) rows first .. first + rows of a sequence whose row 0 is at `source`; rows from `length` on
-// become zeros. `source` itself is always readable, and stands in as the address of what is not read.
+// Starts copying (cp.async) rows first .. first + rows of a sequence whose row 0 is at `source`. Rows from `length` on become zeros.
+// `source` itself is always readable; it replaces addresses that are not read.
 template <unsigned long long STRIDE>
 __device__ __forceinline__ void copy_rows(unsigned int to, const Element* source,
                                           unsigned int first, unsigned int rows,

@@ -1,3 +1,3 @@
-constexpr unsigned int KEY_TILE = {{ key_tile }};  // keys of a key tile
+constexpr unsigned int KEY_TILE = {{ key_tile }};  // keys per key tile
 
 __device__ __forceinline__ unsigned int key_tiles(unsigned int n) { return (n + KEY_TILE - 1) / KEY_TILE; }

@@ -1,10 +1,9 @@
-// Layout of the scores and of the softmax partials of a batch. `pairs` is the sum of the squared lengths of the
-// sequences before one, `tokens` the sum of their lengths; the sums over the whole batch are the stride of a head.
-// Quotients of sums instead of sums of quotients leave gaps between sequences, but need no prefix sum: a sequence of n
-// tokens has room for at least n rows.
+// Layout of the scores and of the softmax partials of a batch. `pairs` is the sum of squared lengths of the preceding sequences, and
+// `tokens` the sum of their lengths. The sums over the whole batch are the stride of a head. Quotients of sums instead of sums
+// of quotients leave gaps between sequences, but need no prefix sum: a sequence of n tokens has room for at least n rows.
 {% include "partials/attention_key_tiles.cu" %}
 
-// Row pitch of n scores, so that each row starts at a multiple of 16 bytes.
+// Row pitch of n scores. Each row starts at a multiple of 16 bytes.
 __device__ __forceinline__ unsigned int score_pitch(unsigned int n) { return (n + 7) / 8 * 8; }
 
 __device__ __forceinline__ unsigned long long score_start(unsigned long long pairs, unsigned long long tokens) {
@@ -16,7 +15,7 @@ __device__ __forceinline__ unsigned long long partial_start(unsigned long long p
     return pairs / KEY_TILE + tokens;
 }
 
-// Index of the first score of a head and sequence; partials_of is the same for partials.
+// Index of the first score of a head and sequence; partials_of is the equivalent for partials.
 __device__ __forceinline__ unsigned long long scores_of(unsigned int head, unsigned int sequence, unsigned int batch,
                                                         const int* __restrict__ cu_lens,
                                                         const long long* __restrict__ pair_offsets) {

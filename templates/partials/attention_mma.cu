@@ -1,7 +1,7 @@
-// Fragments and MMAs (mma.m16n8k16) of 16-bit tiles in shared memory. In a 16 × 8 accumulator, lane l holds columns
-// 2·(l mod 4) and the next one of row l / 4 (elements 0, 1) and of row l / 4 + 8 (elements 2, 3).
+// Fragments and MMAs (mma.m16n8k16) of 16-bit tiles in shared memory. In a 16 × 8 accumulator, lane l holds columns 2·(l mod 4) and
+// 2·(l mod 4) + 1 of row l / 4 (elements 0, 1) and of row l / 4 + 8 (elements 2, 3).
 
-// Loads four 8 × 8 matrices; lane l gives the address of row l mod 8 of matrix l / 8.
+// Loads four 8 × 8 matrices. Lane l provides the address of row l mod 8 of matrix l / 8.
 __device__ __forceinline__ void ldmatrix(unsigned int (&to)[4], unsigned int row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -25,7 +25,7 @@ __device__ __forceinline__ void mma(float (&c)[4], const unsigned int (&a)[4], u
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Offsets in a tile of the row that a lane gives to ldmatrix.
+// Offset, within a tile, of the row that a lane passes to ldmatrix.
 // Queries, 16 × 16: matrices (rows 0-7, k 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15).
 __device__ __forceinline__ unsigned int query_row(unsigned int lane) {
     return lane % 16 * PITCH + lane / 16 * 16;

@@ -1,5 +1,4 @@
-// o += p · v over 16 keys, whose rows of V begin at shared address `values`, for M_TILES · 16 queries; `p` holds A
-// fragments.
+// o += p · v over 16 keys for M_TILES · 16 queries. The rows of V begin at shared address `values`; `p` holds A fragments.
 __device__ __forceinline__ void mma_pv(float (&o)[M_TILES][HEAD / 8][4], const unsigned int (&p)[M_TILES][4],
                                        unsigned int values) {
     const unsigned int lane = threadIdx.x % 32;

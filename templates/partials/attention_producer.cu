@@ -1,5 +1,5 @@
-// The tiles of a pipeline: every PIPELINES · gridDim.x-th, alternately from the front and from the back of a round, so
-// that no pipeline gets the longest sequence of every round.
+// Tiles of a pipeline: every PIPELINES · gridDim.x-th one, alternately from the front and from the back of a round, so that no
+// pipeline gets the longest sequence of every round.
 struct PersistentSchedule {
     unsigned int pipeline, pipelines, end, from = 0;
     bool backwards = false;
@@ -9,7 +9,7 @@ struct PersistentSchedule {
         : pipeline(pipeline * gridDim.x + blockIdx.x), pipelines(PIPELINES * gridDim.x),
           end((tokens / ROWS + batch) * HEADS) {}
 
-    // The next tile; one of length 0 after the last.
+    // Returns the next tile; after the last one, a tile of length 0.
     __device__ __forceinline__ Tile next(TileScheduler& scheduler) {
         Tile tile;
         tile.length = 0;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void store_word(unsigned int address, unsigned int x)
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
-{% endif %}// Lane 0 loads and broadcasts: its later arrival on the empty barrier then covers the warp's read.
+{% endif %}// Lane 0 loads and broadcasts. Its later arrival on the empty barrier then covers the whole warp's read.
 __device__ __forceinline__ Tile load_tile(unsigned int address) {
     Tile x;
     x.start = x.length = x.first = x.head = 0;
@@ -59,8 +59,8 @@ __device__ __forceinline__ void store_tile(unsigned int address, const Tile& x) 
 {% endif %}}
 
 {% if cached %}{% include "partials/attention_gather.cu" %}
-{% else %}// The producer warp of a pipeline: TMA loads of Q, K and V into the stages as they become empty. A tile of length 0
-// tells the consumers that there are no more.
+{% else %}// The producer warp of a pipeline: loads Q, K and V with TMA into the stages as they become empty. A tile of length 0 tells the
+// consumers that there are no more tiles.
 __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorMap& q, const TensorMap& k,
                                         const TensorMap& v, TileScheduler& scheduler, PersistentSchedule& schedule) {
     PipelineState<Q_STAGES> q_stage;

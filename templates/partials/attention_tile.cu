@@ -4,13 +4,12 @@ static_assert({{ q_aligned }} && {{ k_aligned }} && {{ v_aligned }}, "a row of a
 struct Tile {
     unsigned int start;   // first token of the sequence
     unsigned int length;  // tokens of the sequence
-    unsigned int first;   // first query of the tile, counted in the sequence
+    unsigned int first;   // first query of the tile, relative to the sequence
 };
 
-// Query tile blockIdx.x. The tiles of sequence b have the indices from start(b) / ROWS + b on. From there to the next
-// sequence's first are at least ceil(length / ROWS) indices, so that sequences never overlap, each leaves at most one
-// unused, and no prefix sum over tiles is needed. Every warp searches for itself, 32 sequences at once
-// (ByteTransformer, figure 7).
+// Query tile blockIdx.x. The tiles of sequence b have the indices from start(b) / ROWS + b on. Up to the next sequence's first index there
+// are at least ceil(length / ROWS) indices, so sequences never overlap, each leaves at most one index unused, and no prefix sum over
+// tiles is needed. Every warp searches on its own, 32 sequences at once (ByteTransformer, figure 7).
 __device__ __forceinline__ Tile find_tile(const int* __restrict__ cu_lens, unsigned int batch) {
     const unsigned int lane = threadIdx.x % 32;
     unsigned int sequence = 0;

@@ -1,29 +1,29 @@
 struct Tile {
     unsigned int start;   // first token of the sequence
     unsigned int length;  // tokens of the sequence; 0 if there is no such tile
-    unsigned int first;   // first query of the tile, counted in the sequence
+    unsigned int first;   // first query of the tile, relative to the sequence
     unsigned int head;
 {% if cached %}    unsigned int sequence;
-    unsigned int keys;    // keys of the sequence, the last `length` of which are those of its tokens
+    unsigned int keys;    // keys of the sequence; the last `length` of them belong to its tokens
 {% endif %}
     __device__ __forceinline__ unsigned int all_keys() const { return {% if cached %}keys{% else %}length{% endif %}; }
 
-    // Keys that come before those of query `row`, counted in the sequence, and that it attends to.
+    // Number of keys before query `row` (relative to the sequence) that it attends to.
     __device__ __forceinline__ unsigned int keys_before(unsigned int row) const { return all_keys() - length + row; }
 
-    // Keys that the first `rows` queries of the tile attend to.
+    // Number of keys that the first `rows` queries of the tile attend to.
     __device__ __forceinline__ unsigned int keys_of(unsigned int rows) const {
         return CAUSAL ? keys_before(min(length, first + rows)) : all_keys();
     }
 };
 
-// Maps a tile index to a query tile of the batch; every warp searches for itself. In a batch of at most 32 sequences
-// each lane has one and counts the tiles before it: indices have no gaps, and the longest sequence may come first.
+// Maps a tile index to a query tile of the batch; every warp searches on its own. In a batch of at most 32 sequences, each lane
+// has one sequence and counts the tiles before it: indices have no gaps, and the longest sequence may come first.
 // Larger batches are numbered as in partials/attention_tile.cu: sequence b begins at start(b) / ROWS + b.
 //
-// None of this is behind griddepcontrol.wait. Offsets are batch data: a run's first kernel begins after their upload,
-// and a later kernel's CTAs once all CTAs of its predecessor have begun, hence later still. The next run's upload
-// begins after this run's last kernel, which waited for all before it.
+// This code runs before griddepcontrol.wait. Offsets are batch data. A run's first kernel begins after their upload, and a later
+// kernel's CTAs begin once all CTAs of its predecessor have begun, hence later still. The next run's upload begins after this
+// run's last kernel, which waited for all kernels before it.
 class TileScheduler {
 public:
     __device__ __forceinline__ TileScheduler(const int* __restrict__ cu_lens, unsigned int batch)
@@ -31,13 +31,13 @@ public:
         if (batch <= 32) load_lengths(0, batch);
     }
 {% if causal %}
-    // As `at`, of tiles in the order of their keys, the most first: a grid's last round is one of short tiles. `past` is
-    // the number of keys before this lane's sequence.
+    // Like `at`, for tiles in descending order of their keys, so that a grid's last round consists of short tiles. `past` is the number
+    // of keys before this lane's sequence.
     __device__ __forceinline__ Tile by_keys(unsigned int index, unsigned int past) {
         if (batch > 32) return at(index);
         constexpr unsigned int ALL = 0xffffffff;
         const unsigned int tile_index = index / HEADS;
-        // The keys of this lane's tiles, in steps of ROWS: one tile has `least`, the next has one more.
+        // Keys of this lane's tiles, in steps of ROWS: one tile has `least`, the next has one more.
         const unsigned int least = past / ROWS, tiles = tiles_of(length), end = least + tiles;
         const auto with_at_least = [&](unsigned int steps) {
             return __reduce_add_sync(ALL, min(tiles, end - min(end, steps)));
@@ -51,7 +51,7 @@ public:
             if (with_at_least(middle) > tile_index) steps = middle; else more = middle;
         }
         const unsigned int nth = tile_index - with_at_least(steps + 1);
-        const bool owns = steps - least < tiles;  // unsigned, fewer steps than `least` wrap
+        const bool owns = steps - least < tiles;  // unsigned: fewer steps than `least` wrap
         const unsigned int owners = __ballot_sync(ALL, owns), before_lane = (1u << threadIdx.x % 32) - 1;
         const unsigned int owner_lane = __ffs(__ballot_sync(ALL, owns && __popc(owners & before_lane) == nth)) - 1;
         tile.start = __shfl_sync(ALL, start, owner_lane);
@@ -87,7 +87,7 @@ public:
         }
     }
 
-    // As longest_first, by the number of tiles: with at most three per sequence, ballots replace the loop over them.
+    // Like longest_first, but by the number of tiles. With at most three tiles per sequence, ballots replace the loop over them.
     __device__ __forceinline__ void most_tiles_first() {
         if (batch > 32) return;
         const unsigned int own = tiles_of(length), earlier = (1u << threadIdx.x % 32) - 1;
@@ -104,14 +104,14 @@ public:
     __device__ __forceinline__ Tile at(unsigned int index) {
         const unsigned int tile_index = index / HEADS;
         if (batch > 32) narrow(tile_index);
-        // Unsigned, an index before the sequence's first tile wraps beyond its last.
+        // Unsigned: an index before the sequence's first tile wraps beyond its last tile.
         const unsigned int owners = __ballot_sync(0xffffffff, tile_index - before < tiles_of(length));
         const unsigned int owner_lane = owners == 0 ? 0 : __ffs(owners) - 1;
         Tile tile;
         tile.start = __shfl_sync(0xffffffff, start, owner_lane);
         tile.length = owners == 0 ? 0 : __shfl_sync(0xffffffff, length, owner_lane);
         const unsigned int rank = tile_index - __shfl_sync(0xffffffff, before, owner_lane);
-        tile.first = (CAUSAL ? tiles_of(tile.length) - 1 - rank : rank) * ROWS;  // the most keys first
+        tile.first = (CAUSAL ? tiles_of(tile.length) - 1 - rank : rank) * ROWS;  // tiles with the most keys first
         tile.head = index % HEADS;
 {% if cached %}        tile.sequence = first_sequence + owner_lane;
 {% endif %}        return tile;
@@ -121,7 +121,7 @@ private:
     const int* __restrict__ cu_lens;
     unsigned int batch;
     unsigned int start, length, before;  // this lane's sequence: first token, tokens, and tiles before its first
-{% if cached %}    unsigned int first_sequence;         // that of lane 0
+{% if cached %}    unsigned int first_sequence;         // sequence of lane 0
 {% endif %}
     static __device__ __forceinline__ unsigned int tiles_of(unsigned int length) { return (length + ROWS - 1) / ROWS; }
 

@@ -1,21 +1,21 @@
-// Problem visitor of a grouped GEMM whose problems are the heads of all sequences. CTAs are persistent and take every
-// gridDim.x-th tile; the 32 lanes of a warp find the CTA's next 32 tiles at once and hand them out one by one
-// (ByteTransformer, figure 7). All warps of a CTA see the same tiles.
+// Problem visitor of a grouped GEMM whose problems are the heads of all sequences. CTAs are persistent and take every gridDim.x-th
+// tile. The 32 lanes of a warp find the CTA's next 32 tiles at once and return them one by one (ByteTransformer, figure 7). All
+// warps of a CTA see the same tiles.
 constexpr unsigned int HEADS = {{ heads }};
-constexpr bool TILE_KEYS = {{ tile_keys }};  // a tile is ROWS queries by KEY_TILE keys, or else by all keys
+constexpr bool TILE_KEYS = {{ tile_keys }};  // whether a tile is ROWS queries by KEY_TILE keys instead of by all keys
 
 constexpr unsigned int ALL = 0xffffffffu;
 
 struct Tile {
     unsigned int sequence;
     unsigned int head;
-    unsigned int row;     // first query, counted in the sequence
-    unsigned int column;  // first key, counted in the sequence
+    unsigned int row;     // first query, relative to the sequence
+    unsigned int column;  // first key, relative to the sequence
 };
 
 class Visitor {
 public:
-    // The next tile of this CTA; false after its last one.
+    // Finds the next tile of this CTA; returns false after the last one.
     __device__ __forceinline__ bool next(Tile& tile, const int* __restrict__ cu_lens, unsigned int batch) {
         if (visited % 32 == 0) look_ahead(cu_lens, batch);
         tile.sequence = __shfl_sync(ALL, ahead.sequence, visited % 32);
@@ -29,7 +29,7 @@ public:
 private:
     using Count = unsigned long long;
 
-    unsigned int visited = 0;  // tiles handed out to this CTA
+    unsigned int visited = 0;  // number of tiles returned so far
     Tile ahead;                // this lane's tile; its sequence is `batch` if there is none
 
     static __device__ __forceinline__ Count tiles_of_head(unsigned int length) {
@@ -54,7 +54,7 @@ private:
             }
             inclusive += before;
             const Count end = __shfl_sync(ALL, inclusive, 31);
-            // Binary search over the lanes: the owner is preceded by all sequences that end at or before `number`.
+            // Binary search over the lanes: all sequences before the owner end at or before `number`.
             unsigned int owner = 0;
 #pragma unroll
             for (unsigned int step = 16; step > 0; step /= 2) {

@@ -1,7 +1,7 @@
-// WGMMAs of attention: 64 queries by KEYS, and by HEAD. Warp w of a warpgroup has rows 16w to 16w + 15; lane l has
-// acc[4j + e] in row l / 4 + e / 2 · 8 and column 8j + l % 4 · 2 + e % 2.
+// WGMMAs of attention: 64 queries by KEYS, and by HEAD. Warp w of a warpgroup has rows 16w to 16w + 15. Lane l holds acc[4j + e] for
+// row l / 4 + e / 2 · 8 and column 8j + l % 4 · 2 + e % 2.
 
-// Descriptor of rows of COLUMNS elements in shared memory, swizzled by their length in bytes. `next_box` is the stride
+// Descriptor of rows of COLUMNS elements in shared memory, swizzled according to their length in bytes. `next_box` is the stride
 // to the next COLUMNS columns, for an operand whose columns are the N extent.
 __device__ __forceinline__ unsigned long long smem_descriptor(unsigned int address, unsigned int next_box) {
     constexpr unsigned long long SWIZZLE = COLUMNS == 64 ? 1 : 2, EIGHT_ROWS = 8 * ROW_BYTES >> 4;
@@ -16,7 +16,7 @@ __device__ __forceinline__ unsigned int swizzled(unsigned int row, unsigned int 
     return (chunk / PER_ROW * N + row) * ROW_BYTES + (chunk % PER_ROW ^ mask) * 16;
 }
 
-// TMA load of a head's rows from `row` on: its boxes, from number `box`, one behind the other in shared memory.
+// TMA load of a head's rows from `row` on. Its boxes, from index `box` on, are stored one after another in shared memory.
 __device__ __forceinline__ void load_boxes(unsigned int to, const TensorMap& from, int box, int row,
                                            unsigned int barrier) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -24,7 +24,7 @@ __device__ __forceinline__ void load_boxes(unsigned int to, const TensorMap& fro
                  : "memory");
 }
 
-// acc = q · kᵀ, or += where `accumulate`, over 16 columns; both operands in shared memory.
+// acc = q · kᵀ, or acc += q · kᵀ if `accumulate`, over 16 columns. Both operands are in shared memory.
 __device__ __forceinline__ void wgmma_ss(float (&acc)[SCORES], unsigned long long queries, unsigned long long keys,
                                          int accumulate) {
     asm volatile("{\n"
@@ -37,7 +37,7 @@ __device__ __forceinline__ void wgmma_ss(float (&acc)[SCORES], unsigned long lon
                  : "l"(queries), "l"(keys), "r"(accumulate));
 }
 
-// acc = p · v, or += where `accumulate`, over 16 keys; P in registers, V in shared memory with keys as rows.
+// acc = p · v, or acc += p · v if `accumulate`, over 16 keys. P is in registers, V in shared memory with keys as rows.
 __device__ __forceinline__ void wgmma_rs(float (&acc)[ACC], const unsigned int (&p)[4], unsigned long long values,
                                          int accumulate) {
     asm volatile("{\n"
@@ -57,7 +57,7 @@ template <int N> __device__ __forceinline__ void warpgroup_fence_operand(float (
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(acc[i])::"memory");
 }
 
-// Stores 16 bytes: one word and zeros.
+// Stores 16 bytes: one word followed by zeros.
 __device__ __forceinline__ void store_chunk(unsigned int address, unsigned int first) {
     asm volatile("st.shared.v4.u32 [%0], { %1, %2, %2, %2 };" ::"r"(address), "r"(first), "r"(0) : "memory");
 }
@@ -74,7 +74,7 @@ __device__ __forceinline__ float exp2_approximate(float x) {
     return y;
 }
 
-// Off by at most 1 ulp.
+// Has an error of at most 1 ulp.
 __device__ __forceinline__ float reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

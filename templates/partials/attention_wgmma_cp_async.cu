@@ -1,11 +1,11 @@
-// Loads by all 128 threads of a CTA (cp.async). Unlike TMA boxes they write zeros for rows past the sequence's end, so
-// that no tail of V has to be cleared, and the first load does not wait for a tensor map.
+// Loads by all 128 threads of a CTA (cp.async). Unlike TMA boxes, they write zeros for rows past the sequence's end, so that no tail of
+// V has to be cleared, and the first load does not wait for a tensor map.
 
-// Copies N rows, `stride` elements apart, to swizzled rows in shared memory; rows from `valid` on become zeros.
-// The loop order gives a thread the same chunk of each of its rows, so that its addresses differ by constants.
+// Copies N rows, `stride` elements apart, to swizzled rows in shared memory. Rows from `valid` on become zeros. The loop order gives a
+// thread the same chunk of each of its rows, so that its addresses differ by constants.
 template <unsigned int N>
 __device__ __forceinline__ void copy_rows(unsigned int to, const Element* from, unsigned int stride, unsigned int valid) {
-    constexpr unsigned int CHUNKS = ROW_BYTES / 16;  // 16-byte chunks of a box's row
+    constexpr unsigned int CHUNKS = ROW_BYTES / 16;  // 16-byte chunks of a row in a box
 #pragma unroll
     for (unsigned int step = 0; step < N * CHUNKS; step += 128) {
         const unsigned int i = step + threadIdx.x, row = i / CHUNKS, chunk = i % CHUNKS;
@@ -21,7 +21,7 @@ __device__ __forceinline__ void copy_rows(unsigned int to, const Element* from, 
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits for the CTA's copies but those of the last PENDING groups, and makes them visible to WGMMA.
+// Waits for the CTA's copies except the last PENDING groups, and makes them visible to WGMMA.
 template <int PENDING> __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
     fence_for_copies();

@@ -1,4 +1,4 @@
-        // The candidates of the group, ranked by score, then the earlier beam, then the lower token.
+        // Ranks the candidates of the group by score, then lower beam, then lower token id.
         for (int at = thread; at < of_group * static_cast<int>(STRIDE); at += THREADS) {
             const int beam = first + at / static_cast<int>(STRIDE), i = at % static_cast<int>(STRIDE);
             if (i >= n_ahead[beam + 1] - n_ahead[beam]) continue;
@@ -7,13 +7,13 @@
             int n_taken = 0;
             for (int other = 0; other < first; ++other) n_taken += state[other / of_group * of_group] != DONE && token[other] == id;
             if (n_taken > 0 && !is_forced) {
-                // The rules come after the diversity: what the repetition penalty multiplies loses as many times more.
+                // The rules are applied before the diversity penalty, so a token scaled by the repetition penalty loses the same multiple of it.
                 bool is_there = false;
                 const int* there = tokens_before + start_of[beam];
                 for (int j = 0; request.repetition_penalty != 1.0f && j < n_known; ++j) is_there |= there[j] == id;
                 x -= n_taken * request.diversity * (is_there ? request.repetition_penalty : 1.0f);
             }
-            // 28 bits for a token are more than any vocabulary has.
+            // 28 bits suffice for a token of any vocabulary.
             const unsigned int lower = static_cast<unsigned int>(beam) << 28 | static_cast<unsigned int>(id);
             numbers[n_ahead[beam] - begin + i] = static_cast<unsigned long long>(key_of(x + running[beam])) << 32 | (0xffffffffu - lower);
         }

@@ -1,4 +1,4 @@
-        // What goes on, what has ended now, and the best of it and of what ended before.
+        // Determines the beams that continue, the sequences that end now, and the best of these and of those that ended before.
         const int m = min(n_kept, n_all);
         int n_ended = 0;
         for (int i = 0; i < of_group; ++i) n_ended += ended[first + i] != 0;
@@ -12,7 +12,7 @@
         if (thread < m) {
             bool just_ended = (ends[thread] || is_last) && thread < of_group;
             if (request.n_groups > 1 && !ends[thread]) {
-                // In the last step of one of several groups, all that goes on ends, too, unless the group is full without.
+                // In the last step with several groups, continuing beams end too, unless the group is already full without them.
                 int n_full = n_ended, n_open = 0;
                 for (int i = 0; i < min(m, of_group); ++i) n_full += ends[i];
                 for (int i = 0; i < thread; ++i) n_open += !ends[i];
@@ -36,7 +36,7 @@
                 token[first + to] = kept_id[thread];
             };
             if (before < of_group) go_on(before, ends[thread] ? kept_score[thread] + NEVER : kept_score[thread]);
-            // Where there are fewer candidates than beams, the rest are dead.
+            // If there are fewer candidates than beams, the remaining beams are dead.
             for (int to = m; before == 0 && to < of_group; ++to) go_on(to, -infinite);
         }
         if (thread < m + of_group) {
@@ -75,7 +75,7 @@
                 are_all_ended &= next_ended[i] != 0;
                 worst = fminf(worst, next_best[i]);
             }
-            // Where there are several groups the best candidate counts, even if it ends.
+            // With several groups, the best candidate counts even if it ends.
             const float possible = (request.n_groups > 1 ? kept_score[0] : running[first]) / norms[1];
             bool is_beaten = true, goes_on = false;
             for (int i = 0; i < of_group; ++i) {

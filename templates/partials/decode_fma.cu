@@ -10,7 +10,7 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
 
-// Query heads in a warp, in f32 throughout. The four lanes of a key share its packs, and add up their products.
+// Query heads of a warp, in f32. The four lanes of a key share its packs and add up their products.
 class Heads {
 public:
 {% if bias != "none" %}    __device__ __forceinline__ Heads(const T* from, unsigned int rows, const T* biases, unsigned int first_head)
@@ -34,7 +34,7 @@ public:
         }
     }
 
-    // Adds the tile at `stage`, of which the first n > 0 keys exist{% if bias != "none" %}, the first at this distance from the query{% endif %}.
+    // Adds the tile at `stage`, whose first n > 0 keys exist{% if bias != "none" %}; `distance` is that of the first key from the query{% endif %}.
     __device__ __forceinline__ void add(unsigned int stage, unsigned int n{% if bias != "none" %}, int distance{% endif %}) {
         const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, values = stage + VALUES_AT + value_place(g, c);
         float s[ROWS][2] = {};
@@ -42,7 +42,7 @@ public:
         for (unsigned int i = 0; i < KEY_PACKS; ++i) {
             const unsigned int at = stage + key_place(g, c, i);
             const float4 low = load_shared(at + i * PACK_BYTES), high = load_shared(at + (KEY_PACKS + i) * PACK_BYTES);
-            const unsigned int pack = min(i * 4 + c, PACKS - 1);  // keys are zeros beyond
+            const unsigned int pack = min(i * 4 + c, PACKS - 1);  // keys beyond are zeros
 #pragma unroll
             for (unsigned int r = 0; r < ROWS; ++r) {
                 const float4 query = queries()[r * PACKS + pack];
@@ -85,7 +85,7 @@ public:
         }
     }
 
-    // Leaves partial outputs [ROWS, HEAD], row maxima and row sums.
+    // Stores partial outputs [ROWS, HEAD], row maxima and row sums.
     __device__ __forceinline__ void store(float* partial, float2* statistics) {
         const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
 #pragma unroll
@@ -104,9 +104,9 @@ public:
 
 private:
 {% if bias != "none" %}    const T* biases;
-    unsigned int first_head, last;  // heads of the CTA: the first, and how many are behind it
-{% endif %}    float row_max[ROWS], row_sum[ROWS];  // the maxima scaled, the sums of the lane's keys
-    float4 o[ROWS][VALUE_PACKS];         // sums of the lane's values
+    unsigned int first_head, last;  // first head of the CTA, and number of heads after it
+{% endif %}    float row_max[ROWS], row_sum[ROWS];  // the maxima are scaled, the sums are over the lane's keys
+    float4 o[ROWS][VALUE_PACKS];         // sums over the lane's values
 
     static __device__ __forceinline__ float4* queries() {
         __shared__ float4 of_cta[ROWS * PACKS];

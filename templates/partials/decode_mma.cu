@@ -11,9 +11,9 @@ __device__ __forceinline__ void load_shared(unsigned int (&to)[4], unsigned int 
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
 
-// Up to eight query heads in a warp, by MMAs whose rows are keys, and then columns of the values, and whose columns are heads.
-// A lane's packs of 8 elements take the places of elements 2c, 2c + 1, 2c + 8 and 2c + 9 of two products each, the same in
-// queries as in keys: the order of a dot product's terms is free.
+// Up to eight query heads per warp. The rows of the MMAs are keys, and then columns of the values; their columns are heads. A lane's packs
+// of 8 elements are used as elements 2c, 2c + 1, 2c + 8 and 2c + 9 of two products each, in queries as in keys. This is valid because
+// the order of a dot product's terms does not matter.
 class Heads {
 public:
 {% if bias != "none" %}    __device__ __forceinline__ Heads(const T* queries, unsigned int rows, const T* biases, unsigned int first_head)
@@ -40,7 +40,7 @@ public:
         for (unsigned int i = 0; i < VALUE_PACKS * 16; ++i) o[i / 4][i % 4] = 0.0f;
     }
 
-    // Adds the tile at `stage`, of which the first n > 0 keys exist{% if bias != "none" %}, the first at this distance from the query{% endif %}.
+    // Adds the tile at `stage`, whose first n > 0 keys exist{% if bias != "none" %}; `distance` is that of the first key from the query{% endif %}.
     __device__ __forceinline__ void add(unsigned int stage, unsigned int n{% if bias != "none" %}, int distance{% endif %}) {
         const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, values = stage + VALUES_AT + value_place(g, c);
         float s[4] = {}, odd[4] = {};  // two chains of MMAs, each half as long
@@ -90,7 +90,7 @@ public:
         }
     }
 
-    // Leaves partial outputs [ROWS, HEAD], row maxima and row sums.
+    // Stores partial outputs [ROWS, HEAD], row maxima and row sums.
     __device__ __forceinline__ void store(float* partial, float2* statistics) {
         const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
 #pragma unroll
@@ -114,6 +114,6 @@ public:
 private:
 {% if bias != "none" %}    ByDistance by_distance[2];  // of heads 2c and 2c + 1
 {% endif %}    unsigned int q[KEY_PACKS][4];
-    float row_max[2], row_sum[2];  // of heads 2c and 2c + 1; the maxima scaled, the sums of the lane's keys
-    float o[VALUE_PACKS * 4][4];   // columns 2e and 2e + 1 of the lane's packs, of heads 2c and 2c + 1 each
+    float row_max[2], row_sum[2];  // of heads 2c and 2c + 1; the maxima are scaled, the sums are over the lane's keys
+    float o[VALUE_PACKS * 4][4];   // columns 2e and 2e + 1 of the lane's packs, each for heads 2c and 2c + 1
 };

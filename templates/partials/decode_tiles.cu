@@ -14,7 +14,7 @@ public:
         return first + tile / 2 * STRIDE_OF_WARPS + tile % 2 * TILE;
     }
 
-    // Starts copying a tile, each after the one before; keys from the end on are zeros.
+    // Starts copying a tile. Tiles must be copied in order. Keys from the end on are zeros.
     __device__ __forceinline__ void copy(unsigned int tile, const T* keys, const T* values) {
         if (tile % 2 == 0) {
             slots = next_slots;
@@ -43,14 +43,14 @@ public:
 
     __device__ __forceinline__ unsigned int stage(unsigned int tile) const { return shared + tile % STAGES * STAGE_BYTES; }
 
-    unsigned int n;  // tiles
+    unsigned int n;  // number of tiles
 
 private:
     const int* own;
     unsigned int kv_head, first, end, shared;
-    unsigned int slots, next_slots;  // of the lane's key in a pair
-{% if appends %}    unsigned int newest;    // the number of the token's own key
-    const T* newest_key;    // of the key head, which its value follows
+    unsigned int slots, next_slots;  // of the lane's key in a pair of tiles
+{% if appends %}    unsigned int newest;    // index of the token's own key
+    const T* newest_key;    // of the key head; its value follows
 {% endif %}
     __device__ __forceinline__ void load_slots(unsigned int pair) {
         const unsigned int key = first + pair * STRIDE_OF_WARPS + threadIdx.x % 32;

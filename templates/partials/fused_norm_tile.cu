@@ -7,16 +7,16 @@ constexpr bool COOPERATIVE = {{ cooperative }};  // else ping-pong
 constexpr int CLUSTER = {{ cluster }};
 static_assert(CLUSTER * BLOCK_N == N, "a cluster holds whole rows");
 
-// Cooperative warpgroups split a tile's rows or, where it has only 64, its columns.
+// Cooperative warpgroups split a tile's rows, or its columns if it has only 64 rows.
 constexpr bool SPLIT_COLUMNS = COOPERATIVE && BLOCK_M == 64;
-constexpr int ROWS = COOPERATIVE && !SPLIT_COLUMNS ? BLOCK_M / 2 : BLOCK_M;  // rows of a warpgroup
-constexpr int COLUMNS = SPLIT_COLUMNS ? BLOCK_N / 2 : BLOCK_N;               // columns of a warpgroup
-constexpr int PARTIALS = N / COLUMNS;                                        // partial statistics of a row
+constexpr int ROWS = COOPERATIVE && !SPLIT_COLUMNS ? BLOCK_M / 2 : BLOCK_M;  // rows per warpgroup
+constexpr int COLUMNS = SPLIT_COLUMNS ? BLOCK_N / 2 : BLOCK_N;               // columns per warpgroup
+constexpr int PARTIALS = N / COLUMNS;                                        // partial statistics per row
 constexpr int M_TILES = ROWS / 64;
-constexpr int ACCUMULATORS = COLUMNS / 2;  // registers of a thread for one m64 MMA
+constexpr int ACCUMULATORS = COLUMNS / 2;  // registers per thread for one m64 MMA
 constexpr int K_TILES = (K + BLOCK_K - 1) / BLOCK_K;
 constexpr unsigned int X_BYTES = BLOCK_M * 128, STAGE_BYTES = X_BYTES + BLOCK_N * 128;
-// The residual of a tile comes through the pipeline after the last k tile, as boxes of 32 columns.
+// The residual of a tile follows the last k tile through the pipeline, as boxes of 32 columns.
 constexpr int BOXES = BLOCK_N / 32;
 constexpr unsigned int BOX_BYTES = BLOCK_M * 64;
 constexpr int BOXES_PER_STAGE = STAGE_BYTES / BOX_BYTES < BOXES ? STAGE_BYTES / BOX_BYTES : BOXES;
@@ -25,9 +25,9 @@ constexpr int STEPS = K_TILES + RESIDUAL_STAGES;
 static_assert(ROWS % 64 == 0 && COLUMNS % 32 == 0 && COLUMNS <= 256, "a warpgroup's tile is a whole number of MMAs");
 static_assert(RESIDUAL_STAGES < STAGES, "all of the residual is resident while the last MMAs still read one stage");
 
-// acc += x · weightᵀ; with `accumulate` 0, acc is overwritten. The weight's rows lie in shared memory in an order
-// (RowOrder::Quads) by which lane l of warp w has 8 neighbouring columns of each 32: acc[16g + 4j + e] is in row
-// 16w + l / 4 + e / 2 · 8 and column 32g + l % 4 · 8 + 2j + e % 2.
+// acc += x · weightᵀ. If `accumulate` is 0, acc is overwritten. The weight's rows are in shared memory in order RowOrder::Quads, so
+// that lane l of warp w holds 8 neighbouring columns of each 32: acc[16g + 4j + e] is in row 16w + l / 4 + e / 2 · 8 and column
+// 32g + l % 4 · 8 + 2j + e % 2.
 __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], unsigned long long x,
                                              unsigned long long weight, int accumulate) {
     asm volatile("{\n"
@@ -50,7 +50,7 @@ __device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& we
                  : "memory");
 }
 
-// Address of a row's 8 columns in a box of 32 columns, whose 16-byte chunks are swizzled by 64 bytes.
+// Address of 8 columns of a row in a box of 32 columns, whose 16-byte chunks have the 64-byte swizzle.
 __device__ __forceinline__ unsigned int chunk_address(unsigned int box, int row, int chunk) {
     return box + row * 64 + (chunk ^ row / 2 % 4) * 16;
 }
@@ -62,5 +62,5 @@ __device__ __forceinline__ Vector<T> load_chunk(unsigned int address) {
     return *reinterpret_cast<const Vector<T>*>(&bits);
 }
 
-// Eight neighbouring constants of columns.
+// Eight neighbouring per-column constants.
 struct alignas(16) Float8 { float at[8]; };

@@ -1,5 +1,5 @@
-    // The epilogue of gemm_mma, on its accumulators c and tile coordinates: bias, activation and rounding in registers.
-    // Neighbouring lanes exchange pairs of two n8 tiles, so that each stores 8 bytes and a warp whole 32-byte sectors.
+    // Epilogue of gemm_mma, on its accumulators c and tile coordinates: bias, activation and rounding in registers. Neighbouring lanes
+    // exchange pairs of two n8 tiles, so that each lane stores 8 bytes and a warp whole 32-byte sectors.
     const int odd = lane % 2;
 #pragma unroll
     for (int j = 0; j < N_TILES; j += 2) {

@@ -1,5 +1,5 @@
-// acc += weight · xᵀ, an m64k16 MMA with N = MMA_N; with `accumulate` 0, acc is overwritten. Warp w has weight rows from
-// 16w on; lane l has acc[4j + e] of weight row l / 4 + e / 2 · 8 and token 8j + l % 4 · 2 + e % 2.
+// acc += weight · xᵀ, an m64k16 MMA with N = MMA_N. If `accumulate` is 0, acc is overwritten. Warp w has the weight rows from 16w on.
+// Lane l holds acc[4j + e] for weight row l / 4 + e / 2 · 8 and token 8j + l % 4 · 2 + e % 2.
 __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], unsigned long long weight,
                                              unsigned long long x, int accumulate) {
     asm volatile("{\n"
@@ -13,7 +13,7 @@ __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], unsign
 }
 {%- if gated %}
 
-// As load_box, of eight rows of the first half of a matrix and the same eight of the second half in turns.
+// Like load_box, for eight rows of the first half of a matrix alternating with the same eight rows of the second half.
 __device__ __forceinline__ void load_halves(unsigned int to, const TensorMap& from, int column, int eight_rows, unsigned int barrier) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, { %2, %3, %3, %4 }], [%5];" ::"r"(to), "l"(&from), "r"(column), "r"(0), "r"(eight_rows), "r"(barrier)
@@ -22,7 +22,7 @@ __device__ __forceinline__ void load_halves(unsigned int to, const TensorMap& fr
 {%- endif %}
 {%- if normed %}
 
-// A volatile load: read-only loads (ld.global.nc) may be moved above griddepcontrol.wait.
+// Volatile, because read-only loads (ld.global.nc) may be moved above griddepcontrol.wait.
 __device__ __forceinline__ float2 load_row_stats(const float* from) {
     float2 to;
     asm volatile("ld.global.v2.f32 { %0, %1 }, [%2];" : "=f"(to.x), "=f"(to.y) : "l"(from) : "memory");
@@ -31,7 +31,7 @@ __device__ __forceinline__ float2 load_row_stats(const float* from) {
 constexpr int STATS_WARPS = (ROWS + 63) / 64;
 {%- endif %}
 
-// Stores the columns `column` and `column + 1` of a row, which need not lie at a multiple of 4 bytes.
+// Stores columns `column` and `column + 1` of a row, which may not be aligned to 4 bytes.
 __device__ __forceinline__ void store_two(T* to, int column, unsigned int pair) {
     if constexpr (N % 2 == 0) {
         if (column < N) *reinterpret_cast<unsigned int*>(to) = pair;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void load_four(float (&to)[4], unsigned int from) {
 
 __device__ __forceinline__ void consumers_sync() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }
 
-// Arrives without release, which would wait for loads in flight: only barriers were written, and fence_barriers() covers them.
+// Arrives without release, which would wait for loads in flight. Only barriers were written, and fence_barriers() covers them.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

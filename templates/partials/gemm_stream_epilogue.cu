@@ -8,7 +8,7 @@
             const int token = octet * 8 + lane / 4;
             const size_t at = static_cast<size_t>(first_token + token) * N + my_column;
 {%- endif %}
-            float y[4];  // as the accumulators
+            float y[4];  // in the order of the accumulators
 {%- if normed %}
             const float4 two = *reinterpret_cast<const float4*>(&normals[octet * 8 + lane % 4 * 2]);
 #pragma unroll
@@ -56,7 +56,7 @@
 {%- endif %}
             }
 {%- if emits %}
-            // A butterfly over the eight lanes with a column each. At first a lane sends half of its sums, so that it ends with one.
+            // Butterfly over the eight lanes with one column each. A lane first sends half of its sums, so that it ends with one.
             const bool square_sum = lane & 16, second = lane & 8;
             float partial[2];
 #pragma unroll

@@ -1,5 +1,5 @@
     if (warp == CONSUMERS / 32) {
-        // What comes next of the weight, and of x, which follows it.
+        // Next places to load, of the weight and of x. x follows the weight.
         struct Place { int tile, step; };
         Place at = {first_tile, 0}, of_x = at;
         const auto advance = [&](Place& place) {
@@ -34,7 +34,7 @@
                 const unsigned int owned = octets > static_cast<int>(rank) ? (octets - rank + SPLITS - 1) / SPLITS : 0;
                 barrier_arrive_expecting(arrived, owned * SPLITS * PARTIAL_BYTES{% if centred %} + SPLITS * (PARTIAL_BYTES / 4){% endif %});
             }
-            // The weights of a ring do not depend on the kernel before.
+            // The ring's first weights do not depend on the previous kernel.
 #pragma unroll
             for (int stage = 0; stage < STAGES; ++stage)
                 if (at.tile < tiles) load_weight(stage);

@@ -8,7 +8,7 @@
 {%- endif %}
             }
         } else {
-            // Each CTA sends its accumulators to the CTAs that finish them, which sum them in the order of K.
+            // Each CTA sends its accumulators to the CTAs that finish them. These sum them in the order of K.
 #pragma unroll
             for (int octet = 0; octet < OCTETS; ++octet) {
                 const unsigned int partial = partials + (octet / SPLITS * SPLITS + rank) * PARTIAL_BYTES + threadIdx.x * 16;

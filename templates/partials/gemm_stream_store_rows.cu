@@ -1,5 +1,5 @@
-        // Every other row of an odd number of columns begins at half a word. Each warp stores whole rows of the tile by words, as halves
-        // of words of eight rows at a time take L2 as long as the weight takes memory.
+        // With an odd number of columns, every other row begins at half a word. Each warp stores whole rows of the tile in words, because
+        // storing half-words of eight rows at a time would occupy L2 for as long as the weight occupies memory.
         const auto store_rows = [&](int first_octet) {
             consumers_sync();
 #pragma unroll 1
@@ -18,5 +18,5 @@
                     else if (at < n) to[at].bits = pair & 0xffff;
                 }
             }
-            staging ^= 1;  // so that a warp that is ahead writes beside what others still read
+            staging ^= 1;  // so that a warp that is ahead does not overwrite data that others still read
         };

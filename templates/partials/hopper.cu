@@ -1,9 +1,9 @@
 // Hopper's TMA, mbarriers and warpgroup MMAs (PTX ISA 8: cp.async.bulk.tensor, mbarrier, wgmma).
 
-// A tensor map, encoded by the host: address, extents, and the box that one copy moves.
+// A tensor map encoded by the host: address, extents, and the box that one copy moves.
 struct alignas(64) TensorMap { unsigned long long opaque[16]; };
 
-// Fetches a tensor map, which the first copy would otherwise wait for.
+// Fetches a tensor map, so that the first copy does not wait for it.
 __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
@@ -86,14 +86,14 @@ template <int PENDING> __device__ __forceinline__ void warpgroup_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// The wgmma descriptor of a K-major operand: rows of 64 16-bit elements with the 128-byte swizzle. Eight rows are 1024
-// bytes, the alignment of `address`. A step of 16 elements along k is `+ 2`.
+// wgmma descriptor of a K-major operand: rows of 64 16-bit elements with the 128-byte swizzle. Eight rows are 1024 bytes, the
+// alignment of `address`. A step of 16 elements along k adds 2.
 __device__ __forceinline__ unsigned long long matrix_descriptor(unsigned int address) {
     constexpr unsigned long long SWIZZLE_128 = 1ull << 62, EIGHT_ROWS = 1024 >> 4;
     return SWIZZLE_128 | EIGHT_ROWS << 32 | 1ull << 16 | (address & 0x3ffff) >> 4;
 }
 
-// Stores four 8×8 matrices to shared memory: lanes 8i .. 8i + 7 give the addresses of the rows of matrix i.
+// Stores four 8×8 matrices to shared memory. Lanes 8i .. 8i + 7 provide the addresses of the rows of matrix i.
 __device__ __forceinline__ void store_matrices(unsigned int address, unsigned int a, unsigned int b,
                                                unsigned int c, unsigned int d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address), "r"(a),

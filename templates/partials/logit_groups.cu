@@ -1,4 +1,4 @@
-    // The best token of each group of a row's logits, by all CTAs of the row; the one that arrives last goes on.
+    // Finds the best token of each group of a row's logits with all CTAs of the row. The CTA that arrives last continues.
     const unsigned int row = blockIdx.y, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const float infinite = __int_as_float(0x7f800000);
     const Request& request = reinterpret_cast<const Request*>(requests)[row];
@@ -9,7 +9,7 @@
     const int *forced_first = suppressed_first + request.n_suppressed_first, *forced_last = forced_first + request.n_forced_first;
     const bool is_first = n_known == request.n_prompt, is_last = n_known + 1 == request.most;
 
-    // The bitmaps are made of what is known before the logits.
+    // Builds the bitmaps from data that is available before the logits.
     const bool penalises = n_known > 0 && request.repetition_penalty != 1.0f;
     const bool no_end = n_known < request.least && request.n_end > 0;
     const bool forbids = n_known > 0 && (request.ngram > 0 || no_end || request.n_suppressed > 0 || (is_first && request.n_suppressed_first > 0));
@@ -53,7 +53,7 @@
     const T* from = logits + static_cast<unsigned long long>(row) * VOCABULARY;
     auto ruled = [&](unsigned int id, float x) {
 {% if beams %}
-        // What is there is penalised by its log-probability, which is known later, so that it counts apart.
+        // Known tokens are penalised by their log-probability, which is not known yet, so they are evaluated separately.
         if (penalises && seen[id / 32] >> id % 32 & 1u) return -infinite;
 {% else %}
         if (penalises && seen[id / 32] >> id % 32 & 1u) {
@@ -63,24 +63,24 @@
         return forbids && forbidden[id / 32] >> id % 32 & 1u ? -infinite : x;
     };
 {% if beams %}
-    const bool weighs = request.flags & RENORMALIZES;  // the mass of all tokens is needed
+    const bool weighs = request.flags & RENORMALIZES;  // whether the mass of all tokens is needed
     constexpr bool logs = true;
     constexpr float temperature = 1.0f;
 {% else %}
     const bool logs = request.flags & LOG_PROBABILITY, samples = request.flags & SAMPLES;
     const unsigned int top_k = request.top_k;
-    const bool weighs = samples && top_k == 0;  // the mass of all tokens is needed
+    const bool weighs = samples && top_k == 0;  // whether the mass of all tokens is needed
     const float temperature = request.temperature;
 {% endif %}
 
-    // The best token of each group of this CTA. Sums of exponentials are over that of the largest logit so far. Where the CTA has
-    // more warps than pieces, several share the accesses to a piece, and the first of them merges what they found.
-    constexpr unsigned int AT_ONCE = N > 1 ? 16 / N : {% if beams %}6{% else %}8{% endif %};  // accesses, as many as registers allow
+    // Finds the best token of each group of this CTA. Sums of exponentials are relative to the largest logit so far. If the CTA has more
+    // warps than pieces, several warps share the accesses to a piece, and the first of them merges their results.
+    constexpr unsigned int AT_ONCE = N > 1 ? 16 / N : {% if beams %}6{% else %}8{% endif %};  // accesses in flight, as many as registers allow
     const unsigned int n_pieces = (PIECES - blockIdx.x + gridDim.x - 1) / gridDim.x;
     const unsigned int sharers = max(1u, WARPS / n_pieces), share = warp % sharers;
     const unsigned int accesses = (PACKS + sharers - 1) / sharers;
     static_assert(2 * THREADS <= MOST_CANDIDATES && THREADS <= MOST_GROUPS);
-    Mass* found_best = masses;  // by thread, as what follows
+    Mass* found_best = masses;  // indexed by thread, like the arrays that follow
     float2* found_raw = reinterpret_cast<float2*>(masses + THREADS);
     float* found_sum = reinterpret_cast<float*>(bests);
     auto leave = [&](unsigned int piece, Mass best, float2 raw, float sum) {
@@ -94,9 +94,9 @@
         const unsigned int piece = nth * gridDim.x + blockIdx.x;
         const unsigned int begin = piece * PIECE + lane * N, first_access = share * accesses, end = min(PACKS, first_access + accesses);
         unsigned int best_id = begin + first_access * 32 * N, wrong_id = VOCABULARY;
-        // A group of no token is below all others.
+        // A group without tokens is below all others.
         const bool is_empty = first_access >= end || best_id >= VOCABULARY;
-        float2 raw = {-infinite, 0.0f};  // the largest, and the sum
+        float2 raw = {-infinite, 0.0f};  // the maximum, and the sum
         float top = -infinite, sum = 0.0f;
         for (unsigned int k = first_access; k < end && begin + k * 32 * N < VOCABULARY; k += AT_ONCE) {
             auto first_of = [&](unsigned int i) { return k + i < end ? begin + (k + i) * 32 * N : VOCABULARY; };
@@ -113,7 +113,7 @@
                 is_wrong |= !(x[i] < infinite);
             }
             if (is_wrong) {
-                // The later reads of a row whose logits are wrong do not matter.
+                // Later reads of a row with invalid logits do not matter.
 #pragma unroll
                 for (unsigned int i = 0; i < AT_ONCE * N; ++i) {
                     if (!(x[i] < infinite)) wrong_id = min(wrong_id, first_of(i / N) + i % N);
@@ -139,7 +139,7 @@
             unsigned int at = AT_ONCE * N;
 #pragma unroll
             for (unsigned int i = 0; i < AT_ONCE * N; ++i) {
-                // The lower id stays where logits are equal.
+                // If logits are equal, the lower id is kept.
                 if (x[i] > top) top = x[i], at = i;
             }
             if (at < AT_ONCE * N) best_id = begin + (k + at / N) * 32 * N + at % N;
@@ -182,7 +182,7 @@
     __threadfence();
     __syncthreads();
     if (thread == 0) {
-        // Counts from -1, to which the last one sets it back.
+        // Counts up from -1. The last CTA resets the counter.
         const unsigned int arrived = atomicAdd(reinterpret_cast<unsigned int*>(n_arrived + row), 1u) + 2u;
         is_last_cta = arrived == gridDim.x;
         if (is_last_cta) n_arrived[row] = -1;

@@ -1,20 +1,20 @@
-// Rows of logits in the order of numbers, and reductions over a CTA.
+// Logits as sortable integers, and reductions over a CTA.
 using T = {{ storage }};
 using Mass = unsigned long long;
 constexpr unsigned int THREADS = {{ threads }};
 constexpr unsigned int WARPS = THREADS / 32;
 constexpr unsigned int VOCABULARY = {{ vocabulary }};
-constexpr unsigned int N = {{ vector }};                            // logits of an access
+constexpr unsigned int N = {{ vector }};                            // logits per access
 constexpr unsigned int WORDS = (VOCABULARY + 31) / 32;              // of a bitmap
 constexpr unsigned int MOST_GROUPS = {{ most_groups }};
-constexpr unsigned int PACKS = {{ packs }};                          // accesses of a lane to a group
-// A warp reads a piece of the row at once: each of its lanes has a group, every 32nd access of the piece.
+constexpr unsigned int PACKS = {{ packs }};                          // accesses of a lane to its group
+// A warp reads a piece of the row at once. Each of its lanes has a group: every 32nd access of the piece.
 constexpr unsigned int PIECE = 32 * N * PACKS, PIECES = (VOCABULARY + PIECE - 1) / PIECE, GROUPS = 32 * PIECES;
 constexpr unsigned int MOST_CANDIDATES = {{ most_candidates }};
-constexpr unsigned int MOST_K = MOST_GROUPS / 2;                    // the largest k that groups bound
+constexpr unsigned int MOST_K = MOST_GROUPS / 2;                    // max k that groups can bound
 constexpr unsigned int ALL_LANES = 0xffffffffu;
 
-// Whole numbers in the order of the numbers; -0 is 0.
+// Maps floats to integers in the same order; -0 maps like 0.
 __device__ __forceinline__ unsigned int key_of(float x) {
     const unsigned int bits = __float_as_uint(x + 0.0f);
     return bits ^ (static_cast<unsigned int>(static_cast<int>(bits) >> 31) | 0x80000000u);
@@ -32,7 +32,7 @@ struct Added {
     static __device__ __forceinline__ Mass of(Mass a, Mass b) { return a + b; }
 };
 
-// Every thread gets the result over the CTA.
+// Reduces over the CTA. Every thread gets the result.
 template <typename Op> __device__ __forceinline__ Mass all_reduce(Mass value, Mass* parts) {
     for (int offset = 16; offset > 0; offset /= 2) value = Op::of(value, __shfl_xor_sync(ALL_LANES, value, offset));
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
@@ -43,7 +43,7 @@ template <typename Op> __device__ __forceinline__ Mass all_reduce(Mass value, Ma
     return value;
 }
 
-// The sum over the lanes up to this one.
+// Inclusive prefix sum over the lanes.
 __device__ __forceinline__ Mass sum_up_to_lane(Mass value) {
     for (int offset = 1; offset < 32; offset *= 2) {
         const Mass other = __shfl_up_sync(ALL_LANES, value, offset);
@@ -62,7 +62,7 @@ template <typename Visit> __device__ __forceinline__ void each(const T* row, Vis
     }
 }
 
-// The largest key at which all tokens from there on count `needed` together, if `weigh(key, logit)` is what a token counts.
+// Returns the largest key such that the tokens at or above it weigh at least `needed` in total. `weigh(key, logit)` is a token's weight.
 template <typename Ruled, typename Weigh>
 __device__ unsigned int threshold_of(const T* row, Ruled ruled, Weigh weigh, Mass needed, Mass* parts) {
     unsigned int threshold = 0;
@@ -78,27 +78,27 @@ __device__ unsigned int threshold_of(const T* row, Ruled ruled, Weigh weigh, Mas
         });
 #pragma unroll
         for (int i = 0; i < 3; ++i) sums[i] = all_reduce<Added>(sums[i], parts);
-        // The sums fall as the thresholds rise.
+        // The sums decrease as the thresholds increase.
         threshold |= static_cast<unsigned int>((sums[0] >= needed) + (sums[1] >= needed) + (sums[2] >= needed)) << shift;
     }
     return threshold;
 }
 
-// How many neighbouring lanes, a power of two, compare each of `n` things with all others: as many as there are threads for.
+// Number of neighbouring lanes, a power of two, that compare each of `n` items with all others: as many as there are threads for.
 __device__ __forceinline__ unsigned int lookers_of(unsigned int n) {
     unsigned int lookers = 1;
     while (lookers < 8 && 2 * lookers * n <= THREADS) lookers *= 2;
     return lookers;
 }
 
-// What the lanes of a thing found together. All lanes of a warp call it.
+// Sum over the lanes of an item. All lanes of a warp must call it.
 template <typename Value> __device__ __forceinline__ Value sum_of_lookers(Value value, unsigned int lookers) {
     for (unsigned int offset = lookers / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(ALL_LANES, value, offset);
     return value;
 }
 
-// The k-th largest of the maxima of 2k or more merged groups, which no more than the k-th largest logit can be, or 0. Every
-// thread gets it; `merged` has room for 4k, and `found` is 0 before.
+// Returns the k-th largest of the maxima of at least 2k merged groups, or 0. It is a lower bound of the k-th largest logit. Every thread
+// gets the result. `merged` has room for 4k, and `found` must be 0.
 __device__ __forceinline__ unsigned int kth_of_maxima(const unsigned int* bests, unsigned int k, unsigned int* merged, unsigned int* found) {
     unsigned int n = 64;
     while (n < 2 * k) n *= 2;
@@ -120,13 +120,13 @@ __device__ __forceinline__ unsigned int kth_of_maxima(const unsigned int* bests,
     return *found;
 }
 
-// Calls `visit(id, logit)` for each token of these groups. A thread has one access to one of them after another.
+// Calls `visit(id, logit)` for each token of these groups. Each thread handles one access to a group at a time.
 template <typename Group, typename Visit>
 __device__ __forceinline__ void each_of_groups(const T* row, const Group* groups, unsigned int n, Visit visit) {
-    constexpr unsigned int AT_ONCE = N > 1 ? 2 : 8;  // accesses under way
+    constexpr unsigned int AT_ONCE = N > 1 ? 2 : 8;  // accesses in flight
     for (unsigned int i = threadIdx.x; i < n * PACKS; i += THREADS * AT_ONCE) {
         Pack<T, N> packs[AT_ONCE];
-        // The first token of an access, or none.
+        // First token of an access, or VOCABULARY if there is none.
         auto first_of = [&](unsigned int a) {
             const unsigned int at = i + a * THREADS, nth = at % PACKS;
             if (at >= n * PACKS) return VOCABULARY;

@@ -1,5 +1,5 @@
-// Mean over a sequence's tokens by one CTA: each group of threads sums every GROUPS-th token, and the first group adds
-// the partial sums.
+// Mean over a sequence's tokens with one CTA: each group of threads sums every GROUPS-th token, and the first group adds the partial
+// sums.
 {% include "partials/pool_groups.cu" %}
 // Whether this thread has results after `mean_pool`.
 __device__ __forceinline__ bool in_first_group() { return threadIdx.x < GROUP; }
@@ -21,7 +21,7 @@ __device__ __forceinline__ void mean_pool(
             }
         }
     }
-    if constexpr (GROUPS > 1) {  // then a thread has one pack
+    if constexpr (GROUPS > 1) {  // in this case a thread has one pack
         __shared__ float partial[GROUPS][N][GROUP];
         if (group < GROUPS) {
 #pragma unroll

@@ -3,8 +3,8 @@
 //   B [8, 16], a row for each output column: b0 (g, 2t), b1 (g, 2t + 8), two columns each
 //   C [16, 8]: c0, c1 (g, 2t), c2, c3 (g + 8, 2t), one column each
 
-// Loads four 8×8 matrices of 16-bit elements: lanes 8i .. 8i + 7 give the addresses of the rows of
-// matrix i, of which each lane gets the pair (g, 2t) in to[i].
+// Loads four 8×8 matrices of 16-bit elements. Lanes 8i .. 8i + 7 provide the addresses of the rows of matrix i. Each lane gets the
+// pair (g, 2t) of matrix i in to[i].
 __device__ __forceinline__ void load_matrices(unsigned int (&to)[4], unsigned int address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address));

@@ -6,13 +6,13 @@ struct Sum {
     static __device__ __forceinline__ float of(float a, float b) { return a + b; }
 };
 struct Max {
-    // Finite, so that the difference of two identities is no NaN.
+    // Finite, so that the difference of two identities is not NaN.
     static constexpr float IDENTITY = -3.4028235e38f;
     static __device__ __forceinline__ float of(float a, float b) { return fmaxf(a, b); }
 };
 
-// Every lane gets all X results over the LANES lanes (a power of two) of its team. The X shuffles of a step are issued
-// back to back, which hides their latency.
+// Every lane gets all X results over the LANES lanes (a power of two) of its team. The X shuffles of a step are issued back to back,
+// which hides their latency.
 template <typename Op, int LANES = 32, int X> __device__ __forceinline__ void warp_all_reduce_xelem(float (&value)[X]) {
 #pragma unroll
     for (int offset = LANES / 2; offset > 0; offset /= 2) {
@@ -24,8 +24,8 @@ template <typename Op, int LANES = 32, int X> __device__ __forceinline__ void wa
     }
 }
 
-// The same over a team of WARPS warps, which is the whole CTA if WARPS > 1, with one exchange through shared memory for
-// all X values (`blockReduce_XElem`). Each warp then reduces the partial results for itself.
+// Like above, over a team of WARPS warps (the whole CTA if WARPS > 1), with one exchange through shared memory for all X values
+// (`blockReduce_XElem`). Each warp then reduces the partial results on its own.
 template <typename Op, int WARPS, int LANES = 32, int X>
 __device__ __forceinline__ void team_all_reduce_xelem(float (&value)[X]) {
     warp_all_reduce_xelem<Op, LANES>(value);

@@ -1,26 +1,26 @@
-// What a request asks of its next tokens. The host writes it (`Choice::encode`), in this order.
+// Generation parameters of a request. The host writes them in this order (`Choice::encode`).
 struct Request {
     int n_prompt;
-    int most;   // tokens at most, the prompt's included
-    int least;  // no end before so many tokens
+    int most;   // max number of tokens, including the prompt
+    int least;  // min number of tokens before the sequence may end
     int flags;
     float temperature;
     unsigned int top_k;  // 0 for all
     float top_p, min_p;
     unsigned int seed[2];
     float repetition_penalty;
-    int ngram;  // no sequence of so many tokens occurs twice; 0 for none
-    // Rows of a request whose beams are searched, 0 where none are, in groups that keep apart; and this row's place among them.
+    int ngram;  // no n-gram of this length occurs twice; 0 for no limit
+    // Number of beams of the request (0 without beam search), number of beam groups, and index of this row's beam.
     int n_beams, n_groups, beam;
-    unsigned int n_candidates;  // tokens of each row that can count
+    unsigned int n_candidates;  // max candidates of a row
     float diversity, length_penalty;
     int stopping;
-    // Numbers of ids in the lists, which follow one another.
+    // Lengths of the lists of ids, which are stored one after another.
     int n_end, n_suppressed, n_suppressed_first, n_forced_first, n_forced_last;
     int ids[{{ width }} - 24];
 };
 constexpr int SAMPLES = 1, LOG_PROBABILITY = 2, RENORMALIZES = 4;  // flags
-constexpr int STOP_WHEN_FULL = 1, STOP_WHEN_BEATEN = 2;  // of a search; 0 is the heuristic between them
+constexpr int STOP_WHEN_FULL = 1, STOP_WHEN_BEATEN = 2;  // early stopping of a search; 0 is a heuristic between the two
 
-// What stands in a token's place.
+// Outcomes other than a token.
 constexpr int IDLE = -1, NOT_A_NUMBER = -2, NO_TOKEN = -3, FOUND = -4;

@@ -1,11 +1,11 @@
-// The two elements that pack_pair puts in a register.
+// Splits a pair packed by pack_pair into its two elements.
 template <typename T> __device__ __forceinline__ void unpack_pair(unsigned int pair, float& low, float& high) {
     low = to_float(T{static_cast<unsigned short>(pair & 0xffff)});
     high = to_float(T{static_cast<unsigned short>(pair >> 16)});
 }
 
-// Loads two neighbouring elements, in the order of the program: loads that the compiler moved ahead would take registers that
-// accumulators have.
+// Loads two neighbouring elements in program order. If the compiler moved these loads ahead, they would take registers from the
+// accumulators.
 template <typename T> __device__ __forceinline__ unsigned int load_pair(const T* from) {
     unsigned int pair;
     asm volatile("ld.global.b32 %0, [%1];" : "=r"(pair) : "l"(from));

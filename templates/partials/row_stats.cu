@@ -1,7 +1,7 @@
-// Mean and variance of rows of N columns that are spread over the registers of PARTIALS warpgroups of a cluster,
-// COLUMNS in each, combined as in Chan, Golub and LeVeque (1979). Reads the includer's sizes.
+// Mean and variance of rows of N columns that are spread over the registers of PARTIALS warpgroups of a cluster, COLUMNS columns in
+// each, combined as in Chan, Golub and LeVeque (1979). Uses the size constants of the including kernel.
 
-// The sum over the four lanes that share a row of accumulators.
+// Sum over the four lanes that share a row of accumulators.
 __device__ __forceinline__ float quad_sum(float value) {
     value += __shfl_xor_sync(0xffffffff, value, 1);
     return value + __shfl_xor_sync(0xffffffff, value, 2);
@@ -9,8 +9,8 @@ __device__ __forceinline__ float quad_sum(float value) {
 
 struct RowStats { float mean, m2; };  // m2 = Σ (value − mean)²
 
-// Statistics over this warpgroup's columns, for row `half` of the two that a thread has in an m64 MMA. Two passes
-// are affordable, since the values are in registers.
+// Statistics over this warpgroup's columns for row `half` of the two that a thread has in an m64 MMA. Two passes are affordable,
+// because the values are in registers.
 __device__ __forceinline__ RowStats row_stats_of(const float (&acc)[ACCUMULATORS], int half) {
     float sum = 0.0f, m2 = 0.0f;
 #pragma unroll

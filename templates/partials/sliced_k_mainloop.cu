@@ -1,4 +1,4 @@
-    // The mainloop of a warpgroup, on locals of the other sliced_k partials, then the sum of both warpgroups in `reduced`.
+    // Mainloop of a warpgroup, which uses variables of the other sliced_k partials. Then computes the sum of both warpgroups in `reduced`.
     float acc[ACCUMULATORS];
 #pragma unroll
     for (int i = 0; i < WARPGROUP_STEPS; ++i) {
@@ -19,11 +19,11 @@
         warpgroup_commit();
     }
     warpgroup_wait<0>();
-    // Each warpgroup finishes half of the octets and sends its accumulators of the others through its own weights' memory.
+    // Each warpgroup finishes half of the octets and sends its accumulators of the others through the memory of its own weights.
     warpgroup_sync(is_first ? 1 : 2);
     const unsigned int send_to = weights + begin * WEIGHT_BYTES + thread * 16;
     const unsigned int receive_from = weights + (is_first ? first_steps : 0) * WEIGHT_BYTES + thread * 16;
-    // Both warpgroups need the octet of gamma and beta, where there is one behind the rows.
+    // Both warpgroups need the octet of gamma and beta, if there is one after the rows.
     auto acc_at = [&](int octet, int e) { return octet * 4 + e < ACCUMULATORS ? acc[octet * 4 + e] : 0.0f; };
     auto lower = [](int i) { return i < HALF ? i : ROW_OCTETS + i - HALF; };
     auto upper = [](int i) { return i < HALF ? HALF + i : ROW_OCTETS + i - HALF; };

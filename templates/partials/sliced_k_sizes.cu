@@ -1,20 +1,19 @@
-// Sliced-K: the first consumer warpgroup has the first half of a CTA's steps of k, the second has the rest. Weights arrive
-// before x and move on to registers, since a 64×64 MMA with both operands in shared memory takes all of its bandwidth,
-// which would delay the loads of x.
-constexpr int WARPGROUP_STEPS = (STEPS + 1) / 2;  // most steps of a warpgroup
+// Sliced-K: the first consumer warpgroup has the first half of a CTA's steps of k, the second one the rest. Weights arrive before x and
+// move on to registers: a 64×64 MMA with both operands in shared memory uses all of its bandwidth, which would delay the loads of x.
+constexpr int WARPGROUP_STEPS = (STEPS + 1) / 2;  // max steps of a warpgroup
 constexpr int RESIDENT = WARPGROUP_STEPS < {{ max_resident }} ? WARPGROUP_STEPS : {{ max_resident }};  // last steps, with weights in registers
 constexpr int FROM_SHARED = WARPGROUP_STEPS - RESIDENT;  // first steps, with weights in shared memory
 constexpr bool EVEN = K_STEPS % (2 * SPLITS) == 0;       // all warpgroups have the same number of steps
-constexpr int ROW_OCTETS = ROWS / 8, HALF = (ROW_OCTETS + 1) / 2;  // octets of tokens, and those a warpgroup finishes
-constexpr int EXCHANGED = HALF + (TOKENS - ROWS) / 8;              // octets whose accumulators it sends to the other
+constexpr int ROW_OCTETS = ROWS / 8, HALF = (ROW_OCTETS + 1) / 2;  // octets of tokens, and octets that a warpgroup finishes
+constexpr int EXCHANGED = HALF + (TOKENS - ROWS) / 8;              // octets whose accumulators it sends to the other warpgroup
 constexpr int PRODUCER_WARP = 8;
-// Steps whose weights x does not overwrite. Those of later steps are in the second warpgroup's registers before x is loaded.
+// Steps whose weights x does not overwrite. Weights of later steps are in the second warpgroup's registers before x is loaded.
 constexpr int UNALIASED_STEPS = {{ unaliased_steps }};
 static_assert(K_STEPS / SPLITS / 2 * WEIGHT_BYTES >= EXCHANGED * PARTIAL_BYTES, "accumulators are exchanged where weights were");
 static_assert(UNALIASED_STEPS == STEPS || (UNALIASED_STEPS - WARPGROUP_STEPS >= FROM_SHARED && (UNALIASED_STEPS - WARPGROUP_STEPS) * WEIGHT_BYTES >= EXCHANGED * PARTIAL_BYTES),
               "x overwrites only weights that are in registers, and not where accumulators are exchanged");
 
-// As above, with the weights as A fragments in registers.
+// Like above, with the weights as A fragments in registers.
 __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], const unsigned int (&weight)[4],
                                              unsigned long long x, int accumulate) {
     asm volatile("{\n"
@@ -28,7 +27,7 @@ __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], const 
                  : "r"(weight[0]), "r"(weight[1]), "r"(weight[2]), "r"(weight[3]), "l"(x), "r"(accumulate));
 }
 
-// Loads four 8×8 matrices from shared memory: lanes 8i .. 8i + 7 give the addresses of the rows of matrix i.
+// Loads four 8×8 matrices from shared memory. Lanes 8i .. 8i + 7 provide the addresses of the rows of matrix i.
 __device__ __forceinline__ void load_matrices(unsigned int (&to)[4], unsigned int address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");

@@ -3,18 +3,18 @@ using T = {{ storage }};
 constexpr int N = {{ vector }};  // elements of a 16-byte pack
 constexpr bool MASKED = {{ masked }};
 
-// The scores of one query of one head.
+// Scores of one query of one head.
 struct Row {
     unsigned long long start;  // index of the first score
     unsigned int length;       // keys; 0 past the last query
     unsigned int valid;        // leading keys that are not masked
 };
 
-// Finds the rows of queries first + x · TEAMS + team, x < X, of head blockIdx.y. `first` is uniform over the warp,
-// which has TEAMS teams.
+// Finds the rows of queries first + x · TEAMS + team, x < X, of head blockIdx.y. `first` is uniform over the warp, which has TEAMS
+// teams.
 //
-// If all sequences have the same length, offsets are computed. Else the warp narrows the batch by 32 probes at a time,
-// until its lanes have a window of sequences that contains all of its rows: one round of loads for up to 32 sequences.
+// If all sequences have the same length, offsets are computed. Otherwise the warp narrows the batch by 32 probes at a time, until its
+// lanes hold a window of sequences that contains all of its rows. This takes one round of loads for up to 32 sequences.
 template <int X, int TEAMS>
 __device__ __forceinline__ void find_rows(
     Row (&row)[X], unsigned int first, unsigned int team, const int* cu_lens, const long long* pair_offsets,
@@ -33,7 +33,7 @@ __device__ __forceinline__ void find_rows(
     }
     constexpr unsigned int ROWS = X * TEAMS;
     const unsigned int lane = threadIdx.x % 32;
-    // `first` is in one of the `span` sequences from `low` on, the warp's other rows at most ROWS − 1 sequences later.
+    // `first` is in one of the `span` sequences from `low` on. The warp's other rows are at most ROWS − 1 sequences later.
     unsigned int low = 0, span = batch;
     while (batch - low > 32 && span > 33 - ROWS) {
         const unsigned int stride = (span + 31) / 32, probe = lane * stride;

@@ -1,4 +1,4 @@
-    // The mainloop, over all of the CTA's steps, on what split_k_prologue defines.
+    // Mainloop over all of the CTA's steps. Uses variables of split_k_prologue.
     float acc[ACCUMULATORS];
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {

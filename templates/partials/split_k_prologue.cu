@@ -2,8 +2,8 @@
     __shared__ alignas(8) unsigned long long barriers[STEPS + 1];
     const unsigned int weights = (shared_address(shared) + 1023) / 1024 * 1024;
     const unsigned int tokens = weights + STEPS * WEIGHT_BYTES;
-    const unsigned int partials = tokens + STEPS * X_BYTES;  // [OWNED][SPLITS] of the octets that this CTA finishes
-    const unsigned int full = shared_address(barriers);      // one barrier for each step, filled once
+    const unsigned int partials = tokens + STEPS * X_BYTES;  // [OWNED][SPLITS] for the octets that this CTA finishes
+    const unsigned int full = shared_address(barriers);      // one barrier per step, filled once
     const unsigned int arrived = full + STEPS * 8;           // for the partials of the cluster
 
     const unsigned int rank = blockIdx.x % SPLITS, tile = blockIdx.x / SPLITS;
@@ -35,7 +35,7 @@
 #pragma unroll
     for (int e = 0; e < 2; ++e) lane_bias[e] = my_row + e * 8 < N ? to_float(bias[my_row + e * 8]) : 0.0f;
 {% endif %}
-    // The dependent kernel can prefetch its weights. Clusters trigger after the wait: beside two kernels they measured slower.
+    // The dependent kernel can prefetch its weights. Clusters trigger after the wait: running next to two other kernels measured slower.
     if (SPLITS == 1) griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     if (SPLITS > 1) griddepcontrol_launch_dependents();

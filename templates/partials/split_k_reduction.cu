@@ -1,4 +1,4 @@
-    // Reads acc, epilogue(octet, acc) and what split_k_prologue defines.
+    // Uses acc, epilogue(octet, acc) and variables of split_k_prologue.
     if constexpr (SPLITS == 1) {
 #pragma unroll
         for (int octet = 0; octet < OCTETS; ++octet) {
@@ -6,7 +6,7 @@
             if (octet < octets) epilogue(octet, sum{% if residual %}, residuals[octet]{% endif %});
         }
     } else {
-        // Each CTA sends its accumulators to the CTAs that finish them, which sum them in the order of K.
+        // Each CTA sends its accumulators to the CTAs that finish them. These sum them in the order of K.
 #pragma unroll
         for (int octet = 0; octet < OCTETS; ++octet) {
             const unsigned int partial = partials + (octet / SPLITS * SPLITS + rank) * PARTIAL_BYTES + threadIdx.x * 16;
@@ -17,7 +17,7 @@
         barrier_wait_for_cluster(arrived, 0);
 {%- if residual %}
 #pragma unroll
-        for (int i = 0; i < OWNED; ++i) {  // unrolled, as residuals are registers
+        for (int i = 0; i < OWNED; ++i) {  // unrolled, because residuals are in registers
             if (i * SPLITS + static_cast<int>(rank) >= octets) break;
 {%- else %}
 #pragma unroll 1

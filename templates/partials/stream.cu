@@ -1,6 +1,6 @@
 // Grid-stride loop over packs.
 using T = {{ storage }};
-constexpr int N = {{ vector }};  // elements of a pack, which is one access
+constexpr int N = {{ vector }};  // elements per pack; a pack is one access
 
 __device__ __forceinline__ unsigned long long first_pack() {
     return static_cast<unsigned long long>(blockIdx.x) * {{ threads }} + threadIdx.x;

@@ -1,4 +1,4 @@
-// Grouped rasterisation for L2 reuse, by the includer's GROUP_M and TILES_N: column by column through GROUP_M row tiles.
+// Grouped rasterisation for L2 reuse: goes column by column through GROUP_M row tiles. Uses GROUP_M and TILES_N of the including kernel.
 struct TileIndex { unsigned int m, n; };
 __device__ __forceinline__ TileIndex tile_of(unsigned int index, unsigned int tiles_m) {
     const unsigned int first_m = index / (GROUP_M * TILES_N) * GROUP_M;

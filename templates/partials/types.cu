@@ -26,7 +26,7 @@ template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) {
     return y;
 }
 
-// Two neighbouring elements in one register, the one at the lower address in the lower half.
+// Two neighbouring elements in one register. The one at the lower address is in the lower half.
 template <typename T> __device__ __forceinline__ unsigned int pack_pair(float low, float high);
 template <> __device__ __forceinline__ unsigned int pack_pair<f16>(float low, float high) {
     unsigned int y;

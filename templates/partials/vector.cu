@@ -1,4 +1,4 @@
-// N neighbouring elements, moved in one access of N · sizeof(T) bytes: N is a power of two, and the bytes at most 16.
+// N neighbouring elements, moved in one access of N · sizeof(T) bytes. N is a power of two, and an access has at most 16 bytes.
 template <typename T, int N> struct alignas(N * sizeof(T)) Pack { T at[N]; };
 
 template <int BYTES> struct Bits;
@@ -7,7 +7,7 @@ template <> struct Bits<4> { using Type = unsigned int; };
 template <> struct Bits<8> { using Type = uint2; };
 template <> struct Bits<16> { using Type = uint4; };
 
-// Loads through the read-only path (ld.global.nc), so only what the kernel does not write.
+// Loads through the read-only path (ld.global.nc), so only data that the kernel does not write.
 template <int N, typename T> __device__ __forceinline__ Pack<T, N> load_pack(const T* from) {
     using Word = typename Bits<N * sizeof(T)>::Type;
     Pack<T, N> pack;

@@ -1,6 +1,6 @@
-// Epilogue stores straight from registers to global memory, without staging, fence or TMA. The weight's rows lie in
-// shared memory in an order (RowOrder::Quads) by which lane l has 8 neighbouring columns, 16 bytes, of each 32, in
-// rows l / 4 and l / 4 + 8 of its warp's 16, so that four lanes write 64 bytes of a row.
+// Epilogue stores from registers directly to global memory, without staging, fence or TMA. The weight's rows are in shared memory in
+// order RowOrder::Quads, so that lane l holds 8 neighbouring columns (16 bytes) of each 32, in rows l / 4 and l / 4 + 8 of its warp's
+// 16 rows, and four lanes write 64 bytes of a row.
 constexpr unsigned int EPILOGUE_BYTES = 0;
 
 {% if gated %}__device__ __forceinline__ void load_rows(unsigned int to, const TensorMap& weight, int column, int row,
@@ -11,7 +11,7 @@ constexpr unsigned int EPILOGUE_BYTES = 0;
                  : "memory");
 }
 
-// Rows of both halves of the weight, one behind the other.
+// Loads rows of both halves of the weight, one after the other.
 __device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& weight, int column, int row,
                                             unsigned int barrier) {
     load_rows(to, weight, column, row, barrier);
@@ -26,7 +26,7 @@ __device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& we
                  : "memory");
 }
 
-{% endif %}{% if prepares %}{% include "partials/wgmma_store_heads.cu" %}{% else %}// Stores this warp's 16 rows of each 64 of the tile, from (row, column) on; tile_bias is read where BIAS.
+{% endif %}{% if prepares %}{% include "partials/wgmma_store_heads.cu" %}{% else %}// Stores this warp's 16 rows of each 64 of the tile, from (row, column) on; tile_bias is read if BIAS.
 __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULATORS], const float* tile_bias, T* out,
 {%- if residual %}
                                            const T* residual,
@@ -37,7 +37,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULAT
     T* const first = out + static_cast<unsigned long long>(row) * N + column + lane % 4 * 8;
 {% if gated %}#pragma unroll
     for (int group = 0; group < TILE_N / 32; ++group) {
-        // Read where they are added: in registers both halves' would be too many.
+        // Read when they are added: registers could not hold both halves.
         const float* of_gate = tile_bias + group * 32 + lane % 4 * 8;
         const auto up_of = [&](float sum, int j) { return BIAS ? sum + of_gate[TILE_N + j] : sum; };
         const auto gate_of = [&](float sum, int j) { return epilogue(sum, BIAS ? of_gate[j] : 0.0f); };

@@ -1,12 +1,12 @@
 constexpr unsigned int HEADS = {{ heads }}, KV_HEADS = {{ kv_heads }};
-constexpr int HEAD = {{ head }}, PAIRS = {{ pairs }};  // columns of a head, and pairs of columns that are turned
+constexpr int HEAD = {{ head }}, PAIRS = {{ pairs }};  // columns per head, and rotated pairs of columns
 constexpr unsigned int Q_FROM = {{ q_from }}, K_FROM = {{ k_from }};  // first columns
 __constant__ float FREQUENCIES[PAIRS] = { {{ frequencies }} };
 
-// Sine and cosine of a turn of so many radians, as exactly as f32 has that number: whole turns, fewer than 2^22, are taken out in two
-// steps, of which the second takes what f32 cuts off 2π. Of what is left, the hardware's approximations are off by 2^-20 at most.
+// Sine and cosine of an angle in radians, as exact as its f32 value. Whole turns, fewer than 2^22, are subtracted in two steps, of which
+// the second corrects the rounding of 2π to f32. For the remainder, the hardware's approximations have an error of at most 2^-20.
 __device__ __forceinline__ void sine_cosine(float radians, float& sine, float& cosine) {
-    constexpr float WHOLE = 12582912.0f;  // added and taken away, it rounds to the next integer
+    constexpr float WHOLE = 12582912.0f;  // added and subtracted, it rounds to the next integer
     const float turns = __fadd_rn(fmaf(radians, 0.15915494f, WHOLE), -WHOLE);
     const float rest = fmaf(turns, 1.7484556e-7f, fmaf(turns, -6.2831855f, radians));
     sine = __sinf(rest) * {{ factor }}, cosine = __cosf(rest) * {{ factor }};
@@ -15,7 +15,7 @@ __device__ __forceinline__ void sine_cosine(float radians, float& sine, float& c
 __device__ __forceinline__ bool is_query(unsigned int column) { return column - Q_FROM < HEADS * HEAD; }
 __device__ __forceinline__ bool is_key(unsigned int column) { return column - K_FROM < KV_HEADS * HEAD; }
 
-// Positions of a thread's rows, from `row` on, loaded before the products that they are needed behind.
+// Positions of a thread's rows, from `row` on, loaded before the products after which they are needed.
 struct RowData { int position[M_TILES * 2]; };
 __device__ __forceinline__ RowData load_row_data(const int* positions, unsigned int row, unsigned int rows) {
     RowData data = {};
@@ -27,9 +27,8 @@ __device__ __forceinline__ RowData load_row_data(const int* positions, unsigned 
     return data;
 }
 
-// Stores this warp's 16 rows of each 64 of the tile, from (row, column) on; tile_bias is read where BIAS. Heads of queries and of keys
-// are turned by their row's position: a lane has the 8 columns from lane % 4 · 8 on of each 32, so that both columns of a pair are its
-// own.
+// Stores this warp's 16 rows of each 64 of the tile, from (row, column) on. tile_bias is read if BIAS. Heads of queries and of keys are
+// rotated by their row's position. A lane holds the 8 columns from lane % 4 · 8 on of each 32, and therefore both columns of a pair.
 __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULATORS], const float* tile_bias, const RowData& data, T* out, T* queries,
                                            T* keys, unsigned int row, unsigned int column, unsigned int rows) {
     constexpr int TILE_HEADS = TILE_N / HEAD;

@@ -1,15 +1,15 @@
-// Epilogue stores through shared memory by TMA, where N or BLOCK_N is no multiple of 32. A warp stages subtiles of
-// 16 rows by SUBTILE_N columns and stores each as BOXES boxes.
+// Epilogue stores through shared memory with TMA, if N or BLOCK_N is not a multiple of 32. A warp stages subtiles of 16 rows by
+// SUBTILE_N columns and stores each as BOXES boxes.
 constexpr int SUBTILE_N = {{ subtile }}, BOXES = {{ boxes }}, BOX = SUBTILE_N / BOXES;  // columns
 constexpr int SUBTILES = BLOCK_N / SUBTILE_N;
 constexpr unsigned int SUBTILE_BYTES = 16 * SUBTILE_N * 2, BOX_BYTES = SUBTILE_BYTES / BOXES;
-constexpr int BUFFERS = {{ buffers }};  // subtiles of a warp in flight to global memory
+constexpr int BUFFERS = {{ buffers }};  // subtiles in flight to global memory per warp
 constexpr unsigned int EPILOGUE_BYTES = 8 * BUFFERS * SUBTILE_BYTES;
 static_assert(BLOCK_N % SUBTILE_N == 0 && SUBTILE_N % 16 == 0, "a tile is a whole number of subtiles");
 
-// Byte offset in a subtile of a lane's row for stmatrix: lanes 0 to 15 have rows 0 to 15 of the 8 columns j, lanes
-// 16 to 31 those of j + 1. A single box of 64 columns is swizzled by 128 bytes. Rows of one of two boxes are an odd
-// number of 16-byte chunks, so that eight rows are free of bank conflicts without a swizzle.
+// Byte offset, within a subtile, of a lane's row for stmatrix: lanes 0 to 15 have rows 0 to 15 of the 8 columns j, lanes 16 to 31 those
+// of j + 1. A single box of 64 columns has the 128-byte swizzle. Rows of one of two boxes are an odd number of 16-byte chunks, so that
+// eight rows are free of bank conflicts without a swizzle.
 __device__ __forceinline__ unsigned int stmatrix_offset(int lane, int j) {
     const int row = lane % 16;
     if constexpr (BOXES == 1) return row * 128 + ((j + lane / 16) ^ row % 8) * 16;
@@ -24,8 +24,8 @@ __device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& we
     load_box(to, weight, column, row, barrier);
 }
 
-// Stores this warp's 16 rows of each 64 of the tile, from (row, column) on, through its buffers at `staging`; tile_bias
-// is read where BIAS.
+// Stores this warp's 16 rows of each 64 of the tile, from (row, column) on, through its buffers at `staging`. tile_bias is read if
+// BIAS.
 __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULATORS], const float* tile_bias,
                                            const TensorMap& out, unsigned int row, unsigned int column,
 {%- if residual %}

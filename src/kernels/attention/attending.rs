@@ -2,21 +2,21 @@ use serde::{Deserialize, Serialize};
 
 use super::{ByDistance, HeadView};
 
-/// Attention of the tokens of packed sequences to their own sequence: what a fused kernel computes.
+/// Attention of packed sequences to themselves, as a fused kernel computes it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attending {
-    /// Heads of the queries, and of the result.
+    /// Number of query heads, and of heads of the result.
     pub heads: u32,
-    /// Heads of keys and values, which divide `heads`: each serves as many neighbouring query heads (grouped-query
+    /// Number of key and value heads, a divisor of `heads`. Each serves `heads / kv_heads` consecutive query heads (grouped-query
     /// attention, Ainslie et al. 2023).
     pub kv_heads: u32,
-    /// Elements of a head.
+    /// Elements per head.
     pub head: u32,
-    /// Factor of the scores.
+    /// Factor applied to scores.
     pub scale: f32,
-    /// Whether a token attends to itself and the tokens before it only.
+    /// Whether a token attends only to itself and earlier tokens.
     pub causal: bool,
-    /// What distances between queries and keys do.
+    /// Window and bias that depend on the distance between query and key.
     pub by: ByDistance,
     pub q: HeadView,
     pub k: HeadView,
@@ -24,7 +24,7 @@ pub struct Attending {
 }
 
 impl Attending {
-    /// Every token attends to every token, and every query head has a key head of its own.
+    /// Creates attention of every token to every token, with a key head for each query head.
     pub fn full(heads: u32, head: u32, scale: f32, [q, k, v]: [HeadView; 3]) -> Self {
         Self {
             heads,
@@ -39,12 +39,12 @@ impl Attending {
         }
     }
 
-    /// Whether every token attends to every token, whatever their distance, and every query head has a key head of its own.
+    /// Whether every token attends to every token without a bias, and every query head has its own key head.
     pub fn is_full(&self) -> bool {
         !self.causal && self.by.is_none() && self.kv_heads == self.heads
     }
 
-    /// The operands' names, views and heads.
+    /// Name, view and number of heads of each operand.
     pub fn operands(&self) -> [(&'static str, HeadView, u32); 3] {
         [
             ("q", self.q, self.heads),

@@ -8,28 +8,28 @@ use crate::{
     tensor::{DType, Shape, Size},
 };
 
-/// What the distance of a key from its query, the key's position less the query's, does to its score: whether the key is
-/// attended to, and what is added. Besides the mask of causal attention this is all that stands between scores and softmax:
+/// Effects of the distance between a key and its query (key position minus query position): a window that excludes keys, and a
+/// bias added to scores. Apart from the causal mask, nothing else affects the scores before the softmax:
 /// `softmax(scale · q·kᵀ + bias)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ByDistance {
-    /// The farthest key that is attended to, on either side; every key, where `None`.
+    /// Max distance, on either side, of keys that are attended to; `None` for all keys.
     pub window: Option<u32>,
-    /// What is added to scaled scores; nothing, where `None`.
+    /// Bias added to the scaled scores, if any.
     pub bias: Option<Bias>,
 }
 
-/// A bias of scaled scores, an operand of attention.
+/// Bias added to scaled scores, stored in an operand of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Bias {
-    /// `[heads, 2·reach + 1]`: the bias at distances −reach to reach. Farther keys have that of the last on their side.
+    /// `[heads, 2·reach + 1]`: the biases at distances −reach to reach. Keys farther away use the outermost value on their side.
     Table { reach: u32 },
-    /// `[heads]`: minus so much for each position of distance (ALiBi: Press et al. 2022, section 3).
+    /// `[heads]`: a slope that is multiplied by the distance and subtracted (ALiBi: Press et al. 2022, section 3).
     Slopes,
 }
 
 impl Bias {
-    /// The dimensions of the operand.
+    /// Dimensions of the operand.
     pub fn dims(self, heads: u32) -> Vec<u64> {
         match self {
             Bias::Table { reach } => vec![heads.into(), 2 * u64::from(reach) + 1],
@@ -37,7 +37,7 @@ impl Bias {
         }
     }
 
-    /// The bias of a head at a distance, of the operand's elements.
+    /// Returns the bias of a head at a distance, given the operand's elements.
     pub fn at(self, elements: &[f32], head: usize, distance: i64) -> f64 {
         match self {
             Bias::Table { reach } => {
@@ -51,15 +51,15 @@ impl Bias {
 }
 
 impl ByDistance {
-    /// Farthest distance that a table of biases or a window may have: beyond any number of positions, and within 32 bits.
+    /// Max distance of a bias table or a window: above any number of positions, and within 32 bits.
     pub const FARTHEST: u32 = 1 << 24;
 
-    /// Whether distances change nothing.
+    /// Whether distances have no effect.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The keys that the query at `query` of a sequence attends to, of `n_keys` keys.
+    /// Range of keys, out of `n_keys`, that the query at position `query` attends to.
     pub fn seen(&self, causal: bool, query: usize, n_keys: usize) -> Range<usize> {
         let after = self
             .window
@@ -72,16 +72,16 @@ impl ByDistance {
         first.min(end)..end
     }
 
-    /// The bias of a head at a distance; 0 where there is none.
+    /// Returns the bias of a head at a distance, or 0 without a bias.
     pub fn bias_at(&self, elements: &[f32], head: usize, distance: i64) -> f64 {
         self.bias
             .map_or(0.0, |bias| bias.at(elements, head, distance))
     }
 
-    /// Whether kernels take these distances.
+    /// Checks that kernels support these distances.
     ///
     /// # Errors
-    /// Distances that 32 bits do not hold.
+    /// Fails for a window or a reach above [`Self::FARTHEST`].
     pub fn check(&self) -> Result<(), AttentionError> {
         let reach = match self.bias {
             Some(Bias::Table { reach }) => reach,
@@ -93,7 +93,7 @@ impl ByDistance {
         }
     }
 
-    /// The operand of the bias, if there is one.
+    /// Parameter of the bias operand, if there is one.
     pub(in crate::kernels) fn params(&self, heads: u32, dtype: DType) -> Option<Param> {
         let bias = self.bias?;
         let fill = match bias {
@@ -114,7 +114,7 @@ impl ByDistance {
         })
     }
 
-    /// The part of a symbol that tells what distances do; nothing, where they do nothing.
+    /// Suffix of a symbol that names the window and the bias; empty without either.
     pub(in crate::kernels) fn suffix(&self) -> String {
         let window = self.window.map(|window| format!("_window{window}"));
         let bias = self.bias.map(|bias| match bias {
@@ -124,9 +124,8 @@ impl ByDistance {
         [window, bias].into_iter().flatten().collect()
     }
 
-    /// Constants of `partials/attention_by_distance.cu`, and the factor of scores in the softmax, whose powers are of two: a
-    /// bias is added to scores that have it already.
-    /// `head` is the CUDA expression of a head's number.
+    /// Constants of `partials/attention_by_distance.cu`, and the factor applied to scores in the base-2 softmax. If there is a
+    /// bias, scores are scaled before it is added. `head` is the CUDA expression for a head's index.
     pub(in crate::kernels) fn constants(
         &self,
         head: &str,
@@ -173,7 +172,7 @@ impl ByDistance {
     }
 }
 
-/// Windows and biases alone and together, causal and not, for tests that compile or run kernels.
+/// Windows and biases, alone and together, causal and not, for tests that compile or run kernels.
 pub(in crate::kernels) fn examples() -> [(bool, ByDistance); 5] {
     let by = |window, bias| ByDistance { window, bias };
     [

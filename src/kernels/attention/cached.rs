@@ -1,4 +1,4 @@
-//! Attention of new tokens to the keys of their sequence in a KV cache.
+//! Attention of new tokens to their sequence's keys in a KV cache.
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -21,17 +21,17 @@ use crate::{
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
-/// Whose keys a query attends to.
+/// Keys that a query attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Keys {
-    /// Its sequence's own, up to its position.
+    /// Keys of its own sequence, up to its position.
     Own,
-    /// All that another part of the model left of the sequence's source.
+    /// All keys of the sequence's source, cached by another part of the model (cross-attention).
     Source,
 }
 
 impl Keys {
-    /// Slots of the keys, where a sequence's begin, and how many it has.
+    /// Slots of the keys, offset of each sequence's slots, and number of keys of each sequence.
     pub fn tables(self) -> [Meta; 3] {
         match self {
             Keys::Own => [Meta::Slots, Meta::SlotStarts, Meta::KeyLens],
@@ -48,29 +48,33 @@ impl Keys {
 }
 
 /// `q`, `keys [blocks, stride]`, `values [blocks, stride]`, (`bias`), `cu_lens`, `slots`, `slot_starts`, `key_lens` →
-/// `out [tokens, heads·head]`: each token attends to the keys of its sequence up to its own position, which is `key_lens -
-/// length` further than in the batch, or to all keys of a source. The plain kernel: a warp for each token and head, on any card.
+/// `out [tokens, heads·head]`: each token attends to its sequence's keys up to its own position, or to all keys of a source.
+/// The position is the token's index in the batch's sequence plus `key_lens - length`. This is the plain kernel, with one warp
+/// per token and head, for any GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaCached {
     pub heads: u32,
-    /// Heads of keys and values, each for as many neighbouring query heads.
+    /// Number of key and value heads. Each serves `heads / kv_heads` consecutive query heads.
     pub kv_heads: u32,
     pub head: u32,
     pub scale: f32,
     pub q: HeadView,
     pub keys: Keys,
-    /// What distances between queries and their own keys do.
+    /// Window and bias that depend on the distance between a query and its own sequence's keys.
     pub by: ByDistance,
-    /// Elements of a block of the cache.
+    /// Elements per cache block.
     pub stride: u64,
     pub dtype: DType,
 }
 
-/// Warps of a CTA.
+/// Warps per CTA.
 const WARPS: u32 = 4;
 
 impl MhaCached {
-    /// Whether the kernel can be generated as described.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         check_head(self.head)?;
         check_scale(self.scale)?;
@@ -185,7 +189,7 @@ impl Kernel for MhaCached {
         WARPS * 32
     }
 
-    /// Computed in f64 throughout; sequences and heads run in parallel.
+    /// Computes in f64. Sequences and heads run in parallel.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let [q, keys, values] = [0, 1, 2].map(|i| reads[i].real());
         let (biases, metas) = match self.by.bias {
@@ -272,7 +276,7 @@ impl Kernel for MhaCached {
     }
 }
 
-/// Equal heads, groups, one key head for all, and heads that no warp divides.
+/// Equal numbers of heads, groups, one shared key head, and head sizes that are not multiples of a warp.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

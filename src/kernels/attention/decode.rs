@@ -1,4 +1,4 @@
-//! Attention of single tokens to the keys of their sequences in a KV cache.
+//! Decode attention: single tokens attend to their sequences' keys in a KV cache.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,46 +12,49 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// Attention to a KV cache for batches in which every sequence has one new token, though it computes any batch.
+/// Attention to a KV cache for batches with one new token per sequence. It computes correct results for any batch.
 ///
-/// A CTA computes the query heads of a key head for one token, so that keys and values are read once. Its warps share the
-/// keys, and so do the CTAs of a cluster, where there are several: FlashDecoding's split, merged in distributed shared memory.
-/// What a CTA computes depends on the number of the row's own keys only.
+/// A CTA computes all query heads of one key head for one token, so that keys and values are read once. The keys are split
+/// over the CTA's warps and, in a cluster, over its CTAs. Partial results are merged in distributed shared memory
+/// (FlashDecoding). A row's result depends only on its own number of keys, not on the rest of the batch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaDecode {
-    /// The same attention by the plain kernel, which is its definition.
+    /// The same attention computed by the plain kernel, which defines the result.
     pub plain: MhaCached,
-    /// For each token and key head.
+    /// CTAs that serve one token and key head.
     pub ctas: DecodeCtas,
 }
 
-/// What computes the query heads of a key head for one token.
+/// Size and number of the CTAs that compute the query heads of one key head for one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DecodeCtas {
-    /// A CTA of which three fit an SM of Hopper, and one fits every card.
+    /// A CTA that fits an SM of Hopper three times, and an SM of every supported GPU once.
     Small,
-    /// A CTA of which two fit an SM of Hopper.
+    /// A CTA that fits an SM of Hopper twice.
     Medium,
-    /// A CTA that has an SM of Hopper for itself, and as many bytes on their way as several smaller ones.
+    /// A CTA that occupies an SM of Hopper alone, with as many bytes in flight as several smaller ones.
     Large,
     /// A cluster of 2 to 8 medium CTAs that split the keys.
     Cluster(u32),
 }
 
-/// Most query heads of a CTA: the columns of an MMA. Larger groups read their keys several times.
-const MOST_ROWS: u32 = 8;
-/// Heads of fewer elements would leave lanes without a pack of a key.
-const FEWEST_ELEMENTS: u32 = 32;
+/// Max query heads per CTA: the columns of an MMA. Larger groups read their keys several times.
+const MAX_ROWS: u32 = 8;
+/// Min elements per head. Smaller heads would leave lanes without a part of the key.
+const MIN_ELEMENTS: u32 = 32;
 
 impl MhaDecode {
-    /// CTAs of the largest cluster that every card with clusters runs.
+    /// Max CTAs per cluster: the portable cluster size.
     pub const MOST_SPLITS: u32 = 8;
 
-    /// Whether the kernel can be generated as described.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         let MhaCached { head, q, .. } = self.plain;
         self.plain.check()?;
-        if head < FEWEST_ELEMENTS {
+        if head < MIN_ELEMENTS {
             return Err(AttentionError::DecodeHead { head });
         }
         if q == HeadView::HeadMajor {
@@ -65,7 +68,7 @@ impl MhaDecode {
         }
     }
 
-    /// CTAs that share the keys of a token and key head.
+    /// CTAs that split the keys of one token and key head.
     pub fn splits(&self) -> u32 {
         match self.ctas {
             DecodeCtas::Small | DecodeCtas::Medium | DecodeCtas::Large => 1,
@@ -73,7 +76,7 @@ impl MhaDecode {
         }
     }
 
-    /// CTAs of a token, splits left out.
+    /// CTAs per token, not counting splits.
     pub fn ctas_of_token(&self) -> u32 {
         let MhaCached {
             heads, kv_heads, ..
@@ -81,21 +84,21 @@ impl MhaDecode {
         kv_heads * (heads / kv_heads).div_ceil(self.rows())
     }
 
-    /// Query heads of a CTA: a group, or equal parts of a large one.
+    /// Query heads per CTA: a whole group, or an equal share of a large one.
     fn rows(&self) -> u32 {
         let MhaCached {
             heads, kv_heads, ..
         } = self.plain;
         let group = heads / kv_heads;
-        // The f32 kernel has 16 bytes of each value's row in each lane, for every query head.
+        // Each lane of the f32 kernel holds 16 bytes of the value row for every query head.
         let most = match self.plain.dtype {
-            DType::F32 => (16 / self.value_packs()).clamp(1, MOST_ROWS),
-            DType::F16 | DType::BF16 => MOST_ROWS,
+            DType::F32 => (16 / self.value_packs()).clamp(1, MAX_ROWS),
+            DType::F16 | DType::BF16 => MAX_ROWS,
         };
         group.div_ceil(group.div_ceil(most))
     }
 
-    /// 16-byte packs of a row that a lane has: of keys every fourth, of values every eighth.
+    /// 16-byte packs of a row per lane. A lane holds every fourth pack of keys, and every eighth pack of values.
     fn key_packs(&self) -> u32 {
         self.packs().div_ceil(4)
     }
@@ -108,13 +111,13 @@ impl MhaDecode {
         self.plain.head * self.plain.dtype.bytes() as u32 / 16
     }
 
-    /// Bytes of 16 keys and values, as the lanes of a warp hold them.
+    /// Bytes of 16 keys and 16 values as the lanes of a warp hold them.
     fn stage_bytes(&self) -> u32 {
         (2 * self.key_packs() + 4 * self.value_packs()) * 512
     }
 
-    /// Shared memory for tiles in flight, and the most warps. Where a large CTA's warps have several query heads, eight of them compute
-    /// for longer than their keys take to come.
+    /// Bytes of shared memory for tiles in flight, and max number of warps. With several query heads per warp, eight warps of a large
+    /// CTA compute for longer than their keys take to load.
     fn room(&self) -> (u32, u32) {
         match self.ctas {
             DecodeCtas::Small => (64 * 1024, 4),
@@ -127,11 +130,11 @@ impl MhaDecode {
     fn warps(&self) -> u32 {
         let (bytes, most) = self.room();
         let fitting = bytes / (2 * self.stage_bytes());
-        // A power of two, so that shares are whole blocks of the cache.
+        // A power of two, so that shares are whole cache blocks.
         1 << fitting.clamp(1, most).ilog2()
     }
 
-    /// Tiles in flight of a warp.
+    /// Tiles in flight per warp.
     fn stages(&self) -> u32 {
         let most = match self.ctas {
             DecodeCtas::Large => 6,
@@ -141,15 +144,15 @@ impl MhaDecode {
         (self.room().0 / (self.warps() * self.stage_bytes())).clamp(2, most)
     }
 
-    /// Whether a CTA has little to do: six of them on an SM hide more of each other's beginnings and ends than a third tile of
-    /// each warp would.
+    /// Whether a CTA has little work. Six such CTAs per SM hide more of each other's prologues and epilogues than a third tile in
+    /// flight per warp would.
     fn is_brief(&self) -> bool {
         let plain = &self.plain;
         let one_query = plain.heads == plain.kv_heads && plain.dtype.has_mma();
         one_query && plain.head <= 64 && self.ctas == DecodeCtas::Small
     }
 
-    /// CTAs that an SM must have registers for. Without a minimum ptxas may spill.
+    /// Min CTAs per SM for register allocation. Without a minimum, ptxas may spill.
     fn min_ctas(&self) -> u32 {
         match (self.ctas, self.plain.head) {
             _ if self.is_brief() => 6,
@@ -223,10 +226,10 @@ impl Kernel for MhaDecode {
         }
     }
 
-    /// The number of keys is not needed: a batch is launched alike as its sequences grow.
+    /// Does not depend on the number of keys, so the launch stays the same while sequences grow.
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Launch {
-            // At most 2^24 tokens, so this fits.
+            // There are at most 2^24 tokens, so this fits.
             grid: [
                 extents.tokens.max(1) as u32 * self.splits(),
                 self.ctas_of_token(),
@@ -245,7 +248,7 @@ impl Kernel for MhaDecode {
         self.plain.reference(extents, reads)
     }
 
-    /// Besides the plain kernel's, numbers of keys around the edges of tiles, of the warps' parts and of the CTAs' shares.
+    /// Adds key counts around the boundaries of tiles, warps' parts and CTAs' shares to the plain kernel's cases.
     fn cases(&self) -> Vec<Case> {
         let steps = |name, cached: &[u32]| Case {
             cached: cached.to_vec(),
@@ -278,7 +281,7 @@ impl Kernel for MhaDecode {
     }
 }
 
-/// Groups of 1 to 12 heads, heads of every number of packs, and keys of a cluster.
+/// Groups of 1 to 12 heads, heads of every number of packs, and clusters.
 pub(super) fn representative() -> Vec<KernelSpec> {
     use DecodeCtas::{Cluster, Large, Medium, Small};
     let mut all = Vec::new();

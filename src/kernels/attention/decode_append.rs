@@ -1,4 +1,4 @@
-//! Attention of single tokens to a KV cache, to which the same launch adds their keys and values.
+//! Decode attention that also appends the new keys and values to the KV cache.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,19 +14,22 @@ use crate::{
     tensor::{Extents, Shape, Symbol},
 };
 
-/// [`MhaDecode`]'s parameters, then `x [tokens, x.stride]` and `token_slots [tokens]` → `cache [blocks, stride]` as
-/// [`AppendCache`] leaves it, and `out`: what a launch of that kernel and one of attention compute, for sequences of one token.
+/// [`MhaDecode`]'s parameters, then `x [tokens, x.stride]` and `token_slots [tokens]` → `cache [blocks, stride]` as written by
+/// [`AppendCache`], and `out`. Replaces a launch of `AppendCache` and one of attention for sequences of one token.
 ///
-/// Attention reads the newest key and value where the projection left them, so that no CTA waits for another one's store.
+/// Attention reads the newest key and value from the projection's output, so that no CTA waits for another one's store.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaDecodeAppend {
     pub decode: MhaDecode,
-    /// Where a token's keys lie, head by head; values follow them.
+    /// Location of a token's keys in `x`. Values follow them.
     pub x: HeadView,
 }
 
 impl MhaDecodeAppend {
-    /// Whether the kernel can be generated as described.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         self.decode.check()?;
         if self.decode.plain.keys == Keys::Source {
@@ -38,9 +41,9 @@ impl MhaDecodeAppend {
         append.check().map_err(AttentionError::Append)
     }
 
-    /// The two kernels that compute the same one after the other, each with its own of this one's operands.
+    /// Returns the two kernels that compute the same result when run in sequence, each with its share of this kernel's operands.
     pub fn in_turn<T: Copy>(&self, operands: &[T]) -> [(KernelSpec, Vec<T>); 2] {
-        // The last two that it reads are the first kernel's, which writes the cache.
+        // The last two inputs and the cache belong to the append kernel.
         let n_reads = operands.len().saturating_sub(4);
         let (of_attention, rest) = operands.split_at(n_reads);
         let (of_append, out) = rest.split_at(rest.len().min(3));
@@ -50,7 +53,7 @@ impl MhaDecodeAppend {
         ]
     }
 
-    /// The kernel that adds to the cache alone.
+    /// Returns the kernel that only appends to the cache.
     pub fn append(&self) -> AppendCache {
         let plain = &self.decode.plain;
         AppendCache {
@@ -126,7 +129,7 @@ impl Kernel for MhaDecodeAppend {
         let (of_attention, of_append) = reads.split_at(reads.len() - 2);
         let (heads, head, stride) = (plain.kv_heads, plain.head as usize, plain.stride as usize);
         let (x, slots) = (of_append[0].real(), of_append[1].index());
-        // What attention reads of the cache, with the new rows in it.
+        // Cache contents that attention reads, including the new rows.
         let [keys, values] = [0, 1].map(|nth: u32| {
             let mut rows = of_attention[1 + nth as usize].real().to_vec();
             for (token, &slot) in slots.iter().enumerate() {
@@ -147,7 +150,7 @@ impl Kernel for MhaDecodeAppend {
         written
     }
 
-    /// The cases of decoding attention in which every sequence has one token.
+    /// The cases of decode attention in which every sequence has one token.
     fn cases(&self) -> Vec<Case> {
         let mut cases = self.decode.cases();
         cases.retain(|case| case.lens.iter().all(|&len| len == 1));
@@ -159,7 +162,7 @@ impl Kernel for MhaDecodeAppend {
     }
 }
 
-/// Each kernel of single tokens, whose queries, keys and values are columns of one projection.
+/// Every decode kernel, with queries, keys and values as columns of one projection.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let decode = super::decode::representative();
     let appending = decode.into_iter().filter_map(|kernel| {

@@ -1,4 +1,4 @@
-//! Fused attention, whose scores never reach memory: the short form and the one for any length.
+//! Fused attention, whose scores never reach global memory: a kernel for short sequences, and one for any length.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,10 +12,10 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// Short fused attention (ByteTransformer III.E.1): all keys of a sequence are resident in shared memory, for sequences
-/// of at most `max_len` tokens.
+/// Fused attention for short sequences (ByteTransformer III.E.1): all keys of a sequence, at most `max_len`, are resident in
+/// shared memory.
 ///
-/// `q`, `k`, `v`, `cu_lens` → `out [tokens, heads·head]`, softmax of `scale · q·kᵀ` times `v`.
+/// `q`, `k`, `v`, `cu_lens` → `out [tokens, heads·head]`: softmax of `scale · q·kᵀ`, times `v`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaShort {
     pub of: Attending,
@@ -23,22 +23,22 @@ pub struct MhaShort {
     pub dtype: DType,
 }
 
-/// Fused attention of any length by online softmax, full or causal. Operands as [`MhaShort`].
+/// Fused attention for any length by online softmax, full or causal. Operands as for [`MhaShort`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaOnline {
     pub of: Attending,
     pub dtype: DType,
 }
 
-/// Bytes of shared memory that a CTA may have on every target; sm_86 and sm_89 have the least.
+/// Bytes of shared memory that a CTA may use on every target. sm_86 and sm_89 have the smallest limit.
 pub(super) const SHARED_LIMIT: u32 = 99 * 1024;
-/// Keys that the short kernel computes or skips as one.
+/// Keys that the short kernel computes or skips as a unit.
 const KEY_STEP: u32 = 32;
-/// Upper bound on keys of the short kernel. Scores of a warp's 16 queries take half as many registers per thread.
+/// Max number of keys of the short kernel. The scores of a warp's 16 queries occupy half as many registers per thread.
 const SHORT_LIMIT: u32 = 256;
 
 impl MhaShort {
-    /// The attention of `plain`, for sequences of at most `max_len` tokens.
+    /// Creates the attention of `plain` for sequences of at most `max_len` tokens.
     pub fn of(plain: &MhaOnline, max_len: u32) -> Self {
         Self {
             of: plain.of,
@@ -47,9 +47,9 @@ impl MhaShort {
         }
     }
 
-    /// The largest `max_len` for a head size: all keys and values of a sequence and a query tile fit 99 KiB of shared
-    /// memory, and the scores fit registers. 0 if the head size is not supported. f32 streams key tiles, so the limit
-    /// is the constant alone.
+    /// Returns the max `max_len` for a head size, or 0 if the head size is not supported. All keys and values of a sequence and a
+    /// query tile must fit 99 KiB of shared memory, and the scores must fit registers. The f32 kernel streams key tiles, so only
+    /// the register limit applies.
     pub fn max_len_for(head: u32, dtype: DType) -> u32 {
         if check_head(head).is_err() {
             return 0;
@@ -62,7 +62,10 @@ impl MhaShort {
         (keys / KEY_STEP * KEY_STEP).min(SHORT_LIMIT)
     }
 
-    /// Whether the kernel can be generated as described.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         self.operands().check()?;
         if !self.of.is_full() {
@@ -107,7 +110,10 @@ impl MhaShort {
 }
 
 impl MhaOnline {
-    /// Whether the kernel can be generated as described.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         self.operands().check()
     }
@@ -119,14 +125,14 @@ impl MhaOnline {
         }
     }
 
-    /// Two 16-row tiles per warp halve the shared-memory reads per MMA, as long as the accumulators leave registers for
-    /// them. Larger heads have smaller query and key tiles.
+    /// Two 16-row tiles per warp halve the shared-memory reads per MMA, as long as the accumulators leave registers for them.
+    /// Larger heads use smaller query and key tiles.
     fn plan(&self) -> Tiling {
         if !self.dtype.has_mma() {
             return Tiling::simt(self.of.head);
         }
         let (m_tiles, keys, q_in_regs) = match self.of.head {
-            // The mask of a causal tile takes the registers of the second, and so does what distances do.
+            // A causal mask, a window or a bias uses the registers of the second tile.
             ..=64 if !self.of.causal && self.of.by.is_none() => (2, 64, true),
             ..=128 => (1, 64, true),
             _ => (1, 32, false),
@@ -147,12 +153,12 @@ impl MhaOnline {
 /// Tiling of a fused kernel.
 pub(super) struct Tiling {
     pub template: &'static str,
-    /// Queries of a CTA.
+    /// Queries per CTA.
     pub rows: u32,
-    /// Keys of a stage in shared memory.
+    /// Keys per stage in shared memory.
     pub keys: u32,
     threads: u32,
-    /// 16-row tiles of a warp.
+    /// 16-row tiles per warp.
     pub m_tiles: u32,
     /// Whether a warp keeps its Q fragments in registers.
     pub q_in_regs: bool,
@@ -160,7 +166,7 @@ pub(super) struct Tiling {
 }
 
 impl Tiling {
-    /// The f32 kernel's tiling. Shared memory holds queries, keys, values and the probabilities of a key tile.
+    /// Returns the f32 kernel's tiling. Shared memory holds queries, keys, values and the probabilities of a key tile.
     fn simt(head: u32) -> Self {
         let rows = 32;
         let shared =
@@ -177,11 +183,11 @@ impl Tiling {
         }
     }
 
-    /// Tile indices leave gaps, so that sequence `i` begins at `start / rows + i` without a prefix sum over tiles.
+    /// Tile indices have gaps, so that sequence `i` begins at `start / rows + i` without a prefix sum over tiles.
     fn launch(&self, extents: &Extents, heads: u32) -> Launch {
         let tiles = extents.tokens / u64::from(self.rows) + extents.batch;
         Launch {
-            // At most 2^24 tokens and as many sequences, so this fits.
+            // There are at most 2^24 tokens and as many sequences, so this fits.
             grid: [tiles as u32, heads, 1],
             threads: self.threads,
             shared_bytes: self.shared_bytes,
@@ -189,7 +195,7 @@ impl Tiling {
     }
 }
 
-/// Batches for every fused kernel: the standard ones, lengths around the edges of tiles, and many sequences.
+/// Batches for every fused kernel: the standard ones, lengths around tile boundaries, and many sequences.
 pub(super) fn edge_cases() -> Vec<Case> {
     let mut cases = Case::standard();
     cases.push(Case::new(
@@ -237,7 +243,7 @@ impl Kernel for MhaShort {
         self.operands().reference(extents, reads)
     }
 
-    /// Only supported lengths, up to the longest.
+    /// Only supported lengths, up to the max.
     fn cases(&self) -> Vec<Case> {
         let mut cases = edge_cases();
         let longest = self.max_len;

@@ -1,8 +1,8 @@
-//! Attention of long sequences as two grouped GEMMs, with softmax split between them (ByteTransformer III.E.2, figures
+//! Attention of long sequences as two grouped GEMMs with the softmax split between them (ByteTransformer III.E.2, figures
 //! 5 to 8): scores with partial reductions in the epilogue, the full reduction, and the context with weights computed
 //! in the mainloop.
 //!
-//! Scores are ragged as in the unfused kernels, but the pitch of a row of `n` is `n` rounded up to 8, so that each row
+//! Scores are ragged as in the unfused kernels. The pitch of a row of `n` scores is `n` rounded up to 8, so that each row
 //! starts at a multiple of 16 bytes ([`Layout`]).
 
 mod context;
@@ -23,17 +23,17 @@ pub(super) use context::{Plan as ContextPlan, tensor_core_plan};
 pub use reduce::MhaLongReduce;
 pub use scores::MhaLongScores;
 
-/// Keys of a key tile.
+/// Keys per key tile.
 const KEY_TILE: u32 = Extents::KEY_TILE as u32;
 
-/// Persistent CTAs of a grouped GEMM per SM: a multiple of the one, two or four that are resident at once. The prologue
-/// of a CTA is short beside its tiles.
+/// Persistent CTAs of a grouped GEMM per SM: a multiple of the one, two or four that are resident at once. A CTA's prologue is
+/// short compared to its tiles.
 const CTAS_PER_SM: u64 = 4;
 
-/// Layout of the tensors between the three kernels, for one batch. A sequence is identified by two sums over the
-/// sequences before it: of squared lengths, `pairs`, and of lengths, `tokens`.
+/// Layout of the tensors between the three kernels, for one batch. A sequence is identified by two sums over the preceding
+/// sequences: `pairs`, of squared lengths, and `tokens`, of lengths.
 ///
-/// Starts are quotients of these sums rather than sums of quotients, so that no prefix sum is needed. That leaves gaps
+/// Start indices are quotients of these sums rather than sums of quotients, so that no prefix sum is needed. This leaves gaps
 /// between sequences, which are neither written nor read.
 pub struct Layout {
     /// Elements of a head's scores.
@@ -60,20 +60,19 @@ impl Layout {
         len.div_ceil(KEY_TILE as usize)
     }
 
-    /// Index of the first score of a head and sequence. Row `i` begins `i` pitches from there.
+    /// Index of the first score of a head and sequence. Row `i` begins `i` pitches later.
     pub fn scores(&self, head: usize, pairs: usize, tokens: usize) -> usize {
         head * self.scores + score_start(pairs, tokens)
     }
 
-    /// Index of the first partial (row maximum and row sum of a key tile) of a head and sequence. Row `i` has its
-    /// partials from `i · tiles` on.
+    /// Index of the first partial (row maximum and row sum of a key tile) of a head and sequence. The partials of row `i` begin
+    /// at `i · tiles` from there.
     pub fn partials(&self, head: usize, pairs: usize, tokens: usize) -> usize {
         head * self.partials + partial_start(pairs, tokens)
     }
 }
 
-/// Start of a sequence's scores, a multiple of 8. A sequence of n tokens advances it by at least n rows of n rounded up
-/// to 8.
+/// Start of a sequence's scores, a multiple of 8. A sequence of n tokens advances it by at least n rows of n rounded up to 8.
 fn score_start(pairs: usize, tokens: usize) -> usize {
     pairs / 8 * 8 + tokens * 8
 }
@@ -87,7 +86,7 @@ fn partial_start(pairs: usize, tokens: usize) -> usize {
 #[derive(Clone, Copy)]
 struct Problem {
     head: usize,
-    /// Squared lengths, and tokens, of the sequences before this one.
+    /// Sums of squared lengths and of lengths over the preceding sequences.
     pairs: usize,
     tokens: usize,
     len: usize,
@@ -107,7 +106,7 @@ fn problems(heads: u32, cu_lens: &[i64], pair_offsets: &[i64]) -> Vec<Problem> {
         .collect()
 }
 
-/// `[heads, pairs + 8·tokens]`: row pitches are up to 7 elements longer than rows, and starts are rounded down.
+/// `[heads, pairs + 8·tokens]`: row pitches exceed rows by up to 7 elements, and starts are rounded down.
 pub fn scores_shape(heads: u32) -> Shape {
     let padding = &Size::constant(8) * &Size::from(Symbol::Tokens);
     Shape::new([
@@ -130,7 +129,7 @@ fn pairs_of_reals(heads: u32, rows: Symbol) -> Shape {
     Shape::new([Size::constant(heads.into()), rows.into(), Size::constant(2)])
 }
 
-/// A persistent launch for at most `tiles_of_head` tiles per head.
+/// Returns a persistent launch for at most `tiles_of_head` tiles per head.
 pub(super) fn visitor_launch(
     tiles_of_head: u64,
     heads: u32,
@@ -147,8 +146,8 @@ pub(super) fn visitor_launch(
     }
 }
 
-/// Constants that `partials/attention_visitor.cu` and its includers read. A tile has `rows` queries, and `keys` keys if
-/// `tile_keys`, else all keys.
+/// Constants of `partials/attention_visitor.cu` and the files that include it. A tile has `rows` queries, and `keys` keys if
+/// `tile_keys` is set, else all keys.
 pub(super) fn visitor_constants(
     heads: u32,
     [rows, keys]: [u32; 2],
@@ -174,7 +173,7 @@ pub(super) fn most_tiles(extents: &Extents, [rows, keys]: [u32; 2]) -> u64 {
 /// Batches for all three kernels.
 fn cases() -> Vec<Case> {
     let mut cases = edge_cases();
-    // More than 32 tiles per CTA at twelve heads, and many windows of sequences for the visitor.
+    // More than 32 tiles per CTA with twelve heads, and many windows of sequences for the visitor.
     let crowd: Vec<u32> = (0..1500).map(|i| 1 + i % 3).collect();
     cases.push(Case::new("crowd", &crowd));
     // More than eight key tiles.

@@ -1,4 +1,4 @@
-//! Operands of the fused kernels, their checks, and the definition of attention that they share.
+//! Operands of the fused kernels, their checks, and the shared definition of attention.
 
 use rayon::prelude::*;
 
@@ -15,7 +15,7 @@ use crate::{
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
-/// Largest head size of the fused kernels.
+/// Max head size of the fused kernels.
 const HEAD_LIMIT: u32 = 256;
 
 /// Attention with its storage type: parameters, checks and definition of the fused kernels.
@@ -41,12 +41,12 @@ impl Operands {
         check_views(head, &self.of.operands())
     }
 
-    /// The heads in a symbol.
+    /// Part of a symbol that names the heads.
     pub fn heads(&self) -> String {
         heads_word(self.of.heads, self.of.kv_heads, self.of.head)
     }
 
-    /// The last part of a symbol, after the kernel's own sizes.
+    /// Last part of a symbol, after the kernel's own sizes.
     pub fn suffix(&self) -> String {
         let Attending { head, scale, .. } = self.of;
         let operands = self.of.operands();
@@ -108,7 +108,7 @@ impl Operands {
         all
     }
 
-    /// Computed in f64 throughout; sequences and heads run in parallel.
+    /// Computes in f64. Sequences and heads run in parallel.
     pub fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (q, k, v) = (reads[0].real(), reads[1].real(), reads[2].real());
         let Attending {
@@ -177,7 +177,7 @@ impl Operands {
     }
 }
 
-/// The tolerance of fused kernels, which round probabilities to the storage type.
+/// Tolerance of fused kernels, which round probabilities to the storage type.
 pub(super) fn tolerance(dtype: DType) -> Tolerance {
     match dtype {
         DType::F16 => Tolerance {
@@ -198,7 +198,7 @@ pub(super) fn tolerance(dtype: DType) -> Tolerance {
     }
 }
 
-/// Elements of a row in shared memory: the k extent of a 16-bit MMA is 16.
+/// Elements of a row in shared memory, a multiple of the k extent 16 of a 16-bit MMA.
 pub(super) fn row(head: u32, dtype: DType) -> u32 {
     if !dtype.has_mma() {
         head
@@ -207,7 +207,7 @@ pub(super) fn row(head: u32, dtype: DType) -> u32 {
     }
 }
 
-/// Row pitch in shared memory, in bytes: 16 more than a row, against bank conflicts.
+/// Row pitch in shared memory, in bytes: 16 more than a row, to avoid bank conflicts.
 pub(super) fn row_bytes(head: u32, dtype: DType) -> u32 {
     row(head, dtype) * dtype.bytes() as u32 + 16
 }
@@ -226,7 +226,7 @@ pub(super) fn check_scale(scale: f32) -> Result<(), AttentionError> {
     Ok(())
 }
 
-/// Whether heads of a size that [`check_head`] accepts can be read 16 bytes at a time: names, views and heads.
+/// Checks that all heads can be read 16 bytes at a time. `head` must pass [`check_head`].
 pub(super) fn check_views(
     head: u32,
     views: &[(&'static str, HeadView, u32)],

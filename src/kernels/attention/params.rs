@@ -1,4 +1,4 @@
-//! Parameters that the attention kernels share.
+//! Parameters shared by the attention kernels.
 
 use super::HeadView;
 use crate::{
@@ -47,7 +47,7 @@ fn bounds() -> Shape {
     Shape::new([&Size::from(Symbol::Batch) + &Size::constant(1)])
 }
 
-/// `batch`, and `tokens` if addresses of a view depend on it.
+/// Returns `batch`, and `tokens` if the addresses of a view depend on it.
 pub(super) fn counts(views: &[HeadView]) -> Vec<Param> {
     let mut counts = vec![count("batch", Symbol::Batch)];
     if views.contains(&HeadView::HeadMajor) {
@@ -56,7 +56,7 @@ pub(super) fn counts(views: &[HeadView]) -> Vec<Param> {
     counts
 }
 
-/// The counts that tell whether all sequences have the same length, from which row offsets are then computed.
+/// Counts that tell whether all sequences have the same length. If so, kernels compute row offsets from them.
 pub(super) fn batch_counts() -> [Param; 3] {
     [
         count("batch", Symbol::Batch),

@@ -1,4 +1,4 @@
-//! Attention of new tokens to the keys of their sequence in a KV cache, many of them at once.
+//! Prefill attention: many new tokens attend to their sequences' keys in a KV cache.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,18 +15,21 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// Attention to a KV cache by tiles of queries, in f16 or bf16, with keys and values gathered by their slots: [`MhaOnline`], or
-/// on Hopper [`MhaWgmma`].
+/// Attention to a KV cache by tiles of queries, in f16 or bf16, with keys and values gathered by slot. It is based on
+/// [`MhaOnline`], or on [`MhaWgmma`] for Hopper.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaPrefill {
-    /// The same attention by the plain kernel, which is its definition.
+    /// The same attention computed by the plain kernel, which defines the result.
     pub plain: MhaCached,
-    /// The persistent tile of the kernel for Hopper; none for the one that any card runs.
+    /// Persistent tile of the Hopper kernel; `None` for the kernel that runs on any GPU.
     pub tile: Option<MhaTile>,
 }
 
 impl MhaPrefill {
-    /// Whether the kernel can be generated as described.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         self.plain.check()?;
         match self.plain.dtype {
@@ -42,7 +45,7 @@ impl MhaPrefill {
         }
     }
 
-    /// The attention of which it is a part: that of whole sequences.
+    /// Returns the corresponding attention of whole sequences.
     fn attending(&self) -> Attending {
         let MhaCached {
             heads,
@@ -53,7 +56,7 @@ impl MhaPrefill {
             q,
             ..
         } = self.plain;
-        // Where a cache has a head's rows: in blocks, whose rows follow each other.
+        // Rows of a head are contiguous within a cache block.
         let cached = HeadView::TokenMajor {
             offset: 0,
             stride: kv_heads * head,
@@ -71,8 +74,8 @@ impl MhaPrefill {
         }
     }
 
-    /// The tiling is that of causal attention to the batch's own keys, also where keys are a source's: with more queries to a
-    /// warp their slots would spill.
+    /// Uses the tiling of causal attention to the batch's own keys, also for source keys. With more queries per warp, their slots
+    /// would spill.
     fn online(&self) -> MhaOnline {
         MhaOnline {
             of: Attending {
@@ -160,7 +163,7 @@ impl Kernel for MhaPrefill {
         self.plain.reference(extents, reads)
     }
 
-    /// Besides the plain kernel's, lengths and pasts around the edges of tiles.
+    /// Adds lengths and cached lengths around tile boundaries to the plain kernel's cases.
     fn cases(&self) -> Vec<Case> {
         let of = |name, lens: &[u32], cached: &[u32]| Case {
             cached: cached.to_vec(),
@@ -188,7 +191,7 @@ impl Kernel for MhaPrefill {
     }
 }
 
-/// The kernel for any card, and those for Hopper.
+/// The kernel for any GPU, and those for Hopper.
 fn of_tiles(plain: MhaCached) -> impl Iterator<Item = KernelSpec> {
     let tiles = MhaTile::gathering(plain.head).iter().copied().map(Some);
     let with = move |tile| MhaPrefill {
@@ -202,7 +205,7 @@ fn of_tiles(plain: MhaCached) -> impl Iterator<Item = KernelSpec> {
         .map(KernelSpec::from)
 }
 
-/// Every tiling, with and without groups, and heads whose rows are filled up for MMAs.
+/// Every tiling, with and without groups, and head sizes that are padded for MMAs.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F16, DType::BF16] {

@@ -1,4 +1,4 @@
-//! The scores of rows of tokens with the rows of a table that belong to distances, the second kind of score in disentangled attention.
+//! Scores of tokens against embeddings of relative positions, as in disentangled attention (DeBERTa).
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ use crate::{
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
-/// Whose row of `x` meets the table's: that of the query of a pair, or that of its key.
+/// Row of `x` that is multiplied by the table's row: that of a pair's query, or that of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Side {
     Query,
@@ -19,7 +19,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// Its name in symbols and descriptions.
+    /// Name in symbols and descriptions.
     pub const fn name(self) -> &'static str {
         match self {
             Side::Query => "query",
@@ -28,15 +28,14 @@ impl Side {
     }
 }
 
-/// `x [tokens, heads·head]`, `table [2·reach + 1, heads·head]`, `cu_lens`, `pair_offsets` → `scores [heads, pairs]`: for each query
-/// and key of a sequence `x · table[distance]` of a head, with the row of `x` that is the query's or the key's, and the distance of
-/// the key from the query, the key's position less the query's, at most `reach` to either side. The plain kernel, a thread for each
-/// pair.
+/// `x [tokens, heads·head]`, `table [2·reach + 1, heads·head]`, `cu_lens`, `pair_offsets` → `scores [heads, pairs]`: for each head
+/// and each query and key of a sequence, `x · table[distance]`. The row of `x` is the query's or the key's, and the distance is the
+/// key's position minus the query's, clamped to `±reach`. This is the plain kernel, with one thread per pair.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RelativeScores {
     pub heads: u32,
     pub head: u32,
-    /// The farthest distance with a row of its own.
+    /// Max distance that has its own row in the table.
     pub reach: u32,
     pub of: Side,
     pub dtype: DType,
@@ -45,12 +44,12 @@ pub struct RelativeScores {
 const THREADS: u32 = 256;
 
 impl RelativeScores {
-    /// Rows of the table.
+    /// Number of rows of the table.
     pub fn rows(&self) -> u64 {
         2 * u64::from(self.reach) + 1
     }
 
-    /// The table's row for a key and a query of a sequence.
+    /// Returns the table's row for a key and a query of a sequence.
     pub fn row(&self, key: usize, query: usize) -> usize {
         let reach = i64::from(self.reach);
         let distance = (key as i64 - query as i64).clamp(-reach, reach);
@@ -161,7 +160,7 @@ impl Kernel for RelativeScores {
     }
 }
 
-/// Both sides, within the reach of sequences and beyond, at usual and odd sizes of heads.
+/// Both sides, distances within and beyond `reach`, common and odd head sizes.
 pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     let kernel = |heads, head, reach, of| RelativeScores {
         heads,

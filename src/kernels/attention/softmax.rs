@@ -1,8 +1,8 @@
 //! The softmax between the two matrix products of unfused attention, over ragged rows of scores.
 //!
-//! A row is as long as its sequence and starts at any element. A team of lanes reads it once, in aligned packs of 16
-//! bytes, keeps it in registers, and interleaves the reductions of X rows (TurboTransformers 4.1.2,
-//! `warpAllReduce_XElem` and its block-level form).
+//! A row has the length of its sequence and starts at any element. A team of lanes reads it once in aligned packs of 16 bytes,
+//! keeps it in registers, and interleaves the reductions of X rows (TurboTransformers 4.1.2, `warpAllReduce_XElem` and its
+//! block-level form).
 
 use serde::{Deserialize, Serialize};
 
@@ -19,8 +19,8 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// `scores [heads, pairs]`, `cu_lens`, `pair_offsets`, (`valid_lens [batch]`) → `out [heads,
-/// pairs]`: softmax of `scale · scores` over the keys of each query.
+/// `scores [heads, pairs]`, `cu_lens`, `pair_offsets`, (`valid_lens [batch]`) → `out [heads, pairs]`: softmax of
+/// `scale · scores` over the keys of each query.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionSoftmax {
     pub heads: u32,
@@ -34,39 +34,39 @@ pub struct AttentionSoftmax {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum SoftmaxMask {
     None,
-    /// Those from `valid_lens` of their sequence on, as in padded rows.
+    /// Keys at or after the sequence's `valid_lens`, as in padded rows.
     Padding,
-    /// Those behind the query.
+    /// Keys after the query.
     Causal,
 }
 
-/// How rows are distributed over lanes.
+/// Distribution of rows over lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum SoftmaxForm {
-    /// A team of lanes reads `x_rows` rows once and keeps them in registers: part of a warp, a warp, or from 64 lanes
-    /// on a whole CTA.
+    /// A team of lanes reads `x_rows` rows once and keeps them in registers. A team is a part of a warp, a warp, or (from 64
+    /// lanes) a whole CTA.
     Resident {
-        /// A power of two from 4 to 1024.
+        /// Lanes per team, a power of two from 4 to 1024.
         lanes: u32,
-        /// Rows of a team, whose reductions interleave: 1, 2 or 4.
+        /// Rows per team, whose reductions interleave: 1, 2 or 4.
         x_rows: u32,
-        /// Longest sequence.
+        /// Max sequence length.
         max_len: u32,
     },
-    /// A CTA reads a row of any length twice: row maximum and row sum take one pass (online softmax, Milakov and
-    /// Gimelshein 2018), the result another.
+    /// A CTA reads a row of any length twice: once for row maximum and row sum (online softmax, Milakov and Gimelshein 2018),
+    /// and once for the result.
     Streamed,
 }
 
-/// Threads of a CTA if a team is a warp or less. Small CTAs spread few rows over more SMs.
+/// Threads per CTA if a team is a warp or less. Small CTAs spread few rows over more SMs.
 const WARP_TEAM_THREADS: u32 = 128;
-/// Threads of a CTA of the streamed form.
+/// Threads per CTA of the streamed form.
 const STREAMED_THREADS: u32 = 256;
-/// Upper bound on elements in a thread's registers, over all of its rows.
+/// Max elements in a thread's registers, over all of its rows.
 const MAX_PER_THREAD: u32 = 64;
 
-/// Default dispatch of [`AttentionSoftmax::variants`]: lanes, X and the longest row. A row that starts anywhere touches
-/// up to one pack more than its length, and the lengths fill a team's packs of eight 16-bit elements.
+/// Default dispatch of [`AttentionSoftmax::variants`]: lanes, X and max row length. A row that starts at an arbitrary element
+/// touches up to one pack more than its length. The lengths fill a team's packs of eight 16-bit elements.
 const LADDER: [(u32, u32, u32); 5] = [
     (4, 1, 24),
     (16, 2, 120),
@@ -76,7 +76,10 @@ const LADDER: [(u32, u32, u32); 5] = [
 ];
 
 impl SoftmaxForm {
-    /// Whether a kernel of this form can be generated for elements of `dtype`.
+    /// Checks that a kernel of this form can be generated for elements of `dtype`.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(self, dtype: DType) -> Result<(), AttentionError> {
         let fits = match self {
             Self::Streamed => true,
@@ -98,7 +101,7 @@ impl SoftmaxForm {
         }
     }
 
-    /// The longest sequence that the form supports; `None` for any.
+    /// Max sequence length that the form supports; `None` if unlimited.
     pub fn max_len(self) -> Option<u32> {
         match self {
             Self::Resident { max_len, .. } => Some(max_len),
@@ -114,7 +117,7 @@ impl SoftmaxForm {
         }
     }
 
-    /// Rows of a CTA.
+    /// Rows per CTA.
     fn rows(self) -> u32 {
         match self {
             Self::Resident { lanes, x_rows, .. } => self.threads() / lanes * x_rows,
@@ -123,19 +126,19 @@ impl SoftmaxForm {
     }
 }
 
-/// Elements of a pack, which is one 16-byte access.
+/// Elements per pack. A pack is one 16-byte access.
 fn vector(dtype: DType) -> u32 {
     16 / dtype.bytes() as u32
 }
 
-/// Packs per lane of a row of `max_len` elements that starts anywhere in a pack.
+/// Packs per lane for a row of `max_len` elements that starts anywhere in a pack.
 fn packs(max_len: u32, lanes: u32, dtype: DType) -> u32 {
     let n = vector(dtype);
     (max_len + n - 1).div_ceil(n).div_ceil(lanes)
 }
 
 impl AttentionSoftmax {
-    /// The streamed form, for any length, without a mask.
+    /// Creates the streamed form, for any length, without a mask.
     pub fn new(heads: u32, scale: f32, dtype: DType) -> Self {
         Self {
             heads,
@@ -146,8 +149,8 @@ impl AttentionSoftmax {
         }
     }
 
-    /// Kernels for every length, without a mask: each supports batches whose longest sequence has at most that many
-    /// tokens, and the last all others.
+    /// Kernels without a mask that together cover every length, each with its max sequence length in tokens. The last one has no
+    /// max.
     pub fn variants(heads: u32, scale: f32, dtype: DType) -> Vec<(Option<u64>, Self)> {
         Self::new(heads, scale, dtype).by_length()
     }
@@ -174,7 +177,7 @@ impl AttentionSoftmax {
             .collect()
     }
 
-    /// Every form that may replace this kernel's: it supports the same lengths, at least half of a team's lanes have
+    /// Returns every form that can replace this kernel's: it supports the same lengths, at least half of a team's lanes have
     /// work, and rows fit in registers. The streamed form is the last.
     pub fn candidates(&self) -> Vec<Self> {
         let mut forms = Vec::new();
@@ -205,8 +208,8 @@ impl AttentionSoftmax {
 }
 
 impl AttentionSoftmax {
-    /// `scale · log2(e)`. A scale of 0 would turn the −∞ of a masked key into NaN; the smallest normal number gives equal
-    /// probabilities to all scores below 10³⁰ as well.
+    /// Returns `scale · log2(e)`. A scale of 0 would turn the −∞ of a masked key into NaN. The smallest normal number is used
+    /// instead: it also gives equal probabilities to all scores below 10³⁰.
     fn scale_log2(&self) -> f32 {
         match scale_log2(self.scale) {
             0.0 => f32::MIN_POSITIVE,
@@ -290,7 +293,7 @@ impl Kernel for AttentionSoftmax {
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Launch {
-            // At most 2^24 tokens, so this fits.
+            // There are at most 2^24 tokens, so this fits.
             grid: [
                 extents.tokens.div_ceil(self.form.rows().into()).max(1) as u32,
                 self.heads,
@@ -334,7 +337,7 @@ impl Kernel for AttentionSoftmax {
         vec![HostTensor::Real(out)]
     }
 
-    /// Lengths around the edges of packs, teams and CTAs, as far as the form supports them.
+    /// Lengths around the boundaries of packs, teams and CTAs, as far as the form supports them.
     fn cases(&self) -> Vec<Case> {
         let mut cases = Case::standard();
         cases.push(Case::new("every_start", &(1..=17).collect::<Vec<u32>>()));
@@ -353,7 +356,7 @@ impl Kernel for AttentionSoftmax {
             let lens = [longest, 1, longest.saturating_sub(1), longest];
             cases.push(Case::new("longest", &lens));
         } else if self.heads <= 2 {
-            // The reference's time grows with the square of the length, for each head.
+            // The reference's time grows with the square of the length for each head.
             cases.push(Case::new("longest", &[3, longest.min(3001)]));
         }
         for case in &mut cases {
@@ -367,7 +370,7 @@ impl Kernel for AttentionSoftmax {
         Tolerance {
             absolute: 1e-6,
             relative: rounding(self.dtype),
-            reason: "one rounding to the stored type, of which small probabilities have less than all bits",
+            reason: "one rounding to the stored type, in which small probabilities are subnormal",
         }
     }
 }

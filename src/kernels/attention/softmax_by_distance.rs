@@ -1,4 +1,4 @@
-//! The softmax between the two matrix products of unfused attention, where distances of keys count.
+//! Softmax between the two matrix products of unfused attention, with windows and biases that depend on key distance.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,8 +16,8 @@ use crate::{
 };
 
 /// `scores [heads, pairs]`, (`bias`), `cu_lens`, `pair_offsets`, (`valid_lens [batch]`) → `out [heads, pairs]`: softmax of
-/// `scale · scores + bias` over the keys that each query attends to, by the distance between them. The plain kernel, a warp
-/// for each row; fused attention has this inside.
+/// `scale · scores + bias` over the keys that each query attends to. This is the plain kernel, with one warp per row; fused
+/// attention includes this step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SoftmaxByDistance {
     pub heads: u32,
@@ -27,7 +27,7 @@ pub struct SoftmaxByDistance {
     pub dtype: DType,
 }
 
-/// Warps of a CTA.
+/// Warps per CTA.
 const WARPS: u32 = 4;
 
 impl Kernel for SoftmaxByDistance {
@@ -76,7 +76,7 @@ impl Kernel for SoftmaxByDistance {
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Launch {
-            // At most 2^24 tokens, so this fits.
+            // There are at most 2^24 tokens, so this fits.
             grid: [
                 extents.tokens.div_ceil(WARPS.into()).max(1) as u32,
                 self.heads,
@@ -109,7 +109,7 @@ impl Kernel for SoftmaxByDistance {
                 let first = h * extents.pairs as usize + offsets[b] as usize;
                 for query in 0..n {
                     let seen = self.by.seen(causal, query, valid);
-                    // What a query of padding attends to may be padding alone.
+                    // All keys in the window of a padding query may be padding.
                     if seen.is_empty() {
                         continue;
                     }

@@ -17,27 +17,29 @@ use crate::{
 };
 
 /// Fused attention of sequences of at most [`MhaSplitKeys::MAX_LEN`] tokens, in f16 or bf16, for batches of few tokens.
-/// Operands as [`super::MhaShort`], all of them columns of `[tokens, stride]` tensors.
+/// Operands as for [`super::MhaShort`], all of them columns of `[tokens, stride]` tensors.
 ///
-/// Each warp of a CTA computes softmax and output over its part of the keys with the row maximum of that part; the
-/// partial outputs are then rescaled to the common maximum and added (FlashDecoding's split of the keys, within one
-/// CTA).
+/// Each warp of a CTA computes softmax and output over its part of the keys, relative to the row maximum of that part. The
+/// partial outputs are then rescaled to the common maximum and added (FlashDecoding's split of the keys, within one CTA).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaSplitKeys {
-    /// The same attention for sequences of any length, which is its definition.
+    /// The same attention for sequences of any length, which defines the result.
     pub plain: MhaOnline,
 }
 
-/// Queries of a CTA, and keys of each of its warps.
+/// Queries per CTA. Also the keys per warp.
 const ROWS: u32 = 16;
 const WARPS: u32 = 4;
 
 impl MhaSplitKeys {
-    /// The longest sequence: all of its keys are in registers at once. Two steps of keys per warp, for twice the
-    /// length, measured slower than the WGMMA kernel.
+    /// Max sequence length: all keys are in registers at once. A variant with two key steps per warp, for twice the length,
+    /// measured slower than the WGMMA kernel.
     pub const MAX_LEN: u32 = WARPS * ROWS;
 
-    /// Whether the kernel can be generated as described.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         let MhaOnline { of, dtype } = self.plain;
         let head = of.head;
@@ -121,8 +123,8 @@ impl Kernel for MhaSplitKeys {
         self.plain.reference(extents, reads)
     }
 
-    /// Only supported lengths. Single sequences, for which the kernel is mostly launched, of lengths around the edges
-    /// of MMAs and of the warps' parts.
+    /// Only supported lengths. Includes single sequences, the main use of the kernel, with lengths around the boundaries of MMAs
+    /// and of the warps' parts.
     fn cases(&self) -> Vec<Case> {
         let mut cases = edge_cases();
         for length in [5, 8, 16, 17, 33, 40, 48, 63, 64] {
@@ -141,7 +143,7 @@ impl Kernel for MhaSplitKeys {
     }
 }
 
-/// Both head sizes in both storage types, with Q, K, V merged in one tensor and apart.
+/// Both head sizes in both storage types, with Q, K, V merged in one tensor and separate.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
@@ -187,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn ctas_are_the_heads_of_each_16_queries() {
+    fn a_grid_has_one_cta_per_head_and_16_queries() {
         let blocks = |lens: &[u32]| {
             let extents = Extents::of(lens).expect("a batch");
             kernel(64)
@@ -200,14 +202,14 @@ mod tests {
     }
 
     #[test]
-    fn no_case_has_a_sequence_beyond_the_longest() {
+    fn no_case_has_a_sequence_longer_than_the_max() {
         let cases = kernel(32).cases();
         let longest = cases.iter().flat_map(|case| &case.lens).max();
         assert_eq!(longest, Some(&MhaSplitKeys::MAX_LEN));
     }
 
     #[test]
-    fn what_it_does_not_serve_is_refused_with_the_reason() {
+    fn unsupported_kernels_are_rejected_with_a_reason() {
         assert_eq!(kernel(64).check(), Ok(()));
         assert_eq!(
             kernel(96).check(),

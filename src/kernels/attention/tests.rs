@@ -37,7 +37,7 @@ fn starts(lens: &[u32]) -> [HostTensor; 2] {
     [running(|n| n), running(|n| n * n)]
 }
 
-/// Numbers in −1 .. 1 that look random.
+/// Pseudorandom numbers in −1 .. 1.
 fn noise(n: usize) -> HostTensor {
     let mut state = 1u32;
     let mut next = || {
@@ -56,8 +56,8 @@ fn assert_close(got: &HostTensor, want: &[f32]) {
 
 #[test]
 fn attention_is_the_mean_of_values_weighted_by_softmax() {
-    // One head of 8 columns of which the first carries scores: sequence 0 has one token, sequence 1
-    // has keys 0 and ln 3 for queries 1 and 0, so weights 1/4, 3/4 and then 1/2, 1/2.
+    // One head of 8 columns, of which only the first is nonzero. Sequence 0 has one token. Sequence 1 has keys 0 and ln 3 for
+    // queries 1 and 0, so the weights are 1/4, 3/4 and then 1/2, 1/2.
     let plain = HeadView::TokenMajor {
         offset: 0,
         stride: 8,
@@ -93,12 +93,12 @@ fn softmax_of_a_ragged_batch_is_taken_per_row() {
 }
 
 #[test]
-fn a_masked_softmax_gives_keys_past_the_valid_ones_nothing() {
+fn a_masked_softmax_gives_invalid_keys_probability_0() {
     let kernel = AttentionSoftmax {
         mask: SoftmaxMask::Padding,
         ..AttentionSoftmax::new(1, 1.0, DType::F32)
     };
-    // Sequence 0 has 2 tokens of which 1 counts, sequence 1 has 3 of which 2 do.
+    // Sequence 0 has 2 tokens, of which 1 is valid. Sequence 1 has 3, of which 2 are valid.
     let ln_3 = 3f32.ln();
     let scores = HostTensor::Real(vec![
         5.0, 90.0, 5.0, 90.0, 0.0, ln_3, 90.0, ln_3, 0.0, 90.0, 1.0, 1.0, -90.0,
@@ -137,7 +137,7 @@ fn a_trial_masks_at_least_one_key_and_at_most_all() {
 }
 
 #[test]
-fn softmax_variants_serve_every_length_by_forms_that_can_be_generated() {
+fn softmax_variants_cover_every_length_and_can_be_generated() {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let variants = AttentionSoftmax::variants(12, 0.125, dtype);
         let limits: Vec<u64> = variants
@@ -158,7 +158,7 @@ fn softmax_variants_serve_every_length_by_forms_that_can_be_generated() {
 }
 
 #[test]
-fn softmax_candidates_are_possible_distinct_and_take_the_same_lengths() {
+fn softmax_candidates_are_valid_distinct_and_cover_the_same_lengths() {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for (limit, kernel) in AttentionSoftmax::variants(12, 1.0, dtype) {
             let all = kernel.candidates();
@@ -201,7 +201,7 @@ fn softmax_candidates_are_possible_distinct_and_take_the_same_lengths() {
 }
 
 #[test]
-fn softmax_forms_that_no_kernel_can_have_are_refused() {
+fn invalid_softmax_forms_are_rejected() {
     for (lanes, x_rows, max_len) in [
         (0, 1, 8),
         (3, 1, 8),
@@ -250,7 +250,7 @@ fn a_row_fits_its_lanes_wherever_it_starts() {
 }
 
 #[test]
-fn the_unfused_pieces_together_are_the_fused_attention() {
+fn unfused_kernels_together_equal_fused_attention() {
     let (heads, head, dtype) = (2, 24, DType::F32);
     let lens = [5, 1, 9];
     let extents = Extents::of(&lens).expect("a batch");
@@ -294,8 +294,8 @@ fn the_unfused_pieces_together_are_the_fused_attention() {
 }
 
 #[test]
-fn every_tile_of_every_sequence_has_a_number_in_the_grid_and_no_two_share_one() {
-    // Model of `find_tile`, with the tile indices that the grid is sized by.
+fn every_tile_of_every_sequence_has_a_unique_index_in_the_grid() {
+    // Model of `find_tile`, with the tile indices that the grid is sized for.
     let batches = [
         vec![1],
         vec![64; 5],
@@ -351,7 +351,7 @@ fn launches_fit_every_target_at_every_head_size() {
 }
 
 #[test]
-fn a_short_kernel_is_checked_on_nothing_longer_than_it_takes() {
+fn a_short_kernel_is_checked_only_on_supported_lengths() {
     for max_len in [1, 32, 100, 128, 256] {
         let cases = short(12, 64, max_len, DType::F16).cases();
         let longest = cases.iter().flat_map(|c| &c.lens).max();
@@ -377,7 +377,7 @@ fn tokens_are_a_parameter_only_where_addresses_depend_on_them() {
 }
 
 #[test]
-fn what_the_kernels_cannot_do_is_refused_in_words() {
+fn unsupported_kernels_are_rejected_with_a_reason() {
     let good = online(2, 32, DType::F16);
     assert_eq!(good.check(), Ok(()));
     let changed = |of| MhaOnline { of, ..good.clone() };
@@ -416,7 +416,7 @@ fn what_the_kernels_cannot_do_is_refused_in_words() {
     });
     assert_eq!(
         outside.check().expect_err("an error").to_string(),
-        "`v` is 64 columns from column 136 on, but a row has 192"
+        "`v` is 64 columns from column 136, but a row has 192"
     );
     assert_eq!(
         short(1, 256, 96, DType::F16)
@@ -429,7 +429,7 @@ fn what_the_kernels_cannot_do_is_refused_in_words() {
 }
 
 #[test]
-fn symbols_tell_instances_apart_and_spell_them() {
+fn symbols_are_unique_and_name_the_instance() {
     let all = representative();
     let symbols: BTreeSet<String> = all.iter().map(|k| k.as_kernel().symbol()).collect();
     assert_eq!(symbols.len(), all.len());

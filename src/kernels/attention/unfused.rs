@@ -1,8 +1,8 @@
-//! Unfused attention: the two matrix products, with the scores in memory. They run if fusion is off, and are the oracle
-//! of the fused kernels. The softmax between them is in `softmax.rs`.
+//! Unfused attention: the two matrix products, with the scores in global memory. They run if fusion is off, and are the
+//! reference for the fused kernels. The softmax between them is in `softmax.rs`.
 //!
-//! On tensor cores both are grouped GEMMs over all heads and sequences, the ragged form of a library's batched GEMM;
-//! operands that tensor cores cannot read have one thread per result.
+//! On tensor cores both are grouped GEMMs over all heads and sequences, the ragged form of a library's batched GEMM.
+//! Operands that tensor cores cannot read are computed with one thread per result.
 
 #[cfg(test)]
 mod tests;
@@ -26,11 +26,11 @@ use crate::{
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
-/// `q`, `k`, `cu_lens`, `pair_offsets` → `scores [heads, pairs]`: `scale · q·kᵀ` per sequence.
+/// `q`, `k`, `cu_lens`, `pair_offsets` → `scores [heads, pairs]`: `scale · q·kᵀ` for each sequence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionScores {
     pub heads: u32,
-    /// Heads of the keys or values, which divide `heads`.
+    /// Number of key heads, a divisor of `heads`.
     pub kv_heads: u32,
     pub head: u32,
     pub scale: f32,
@@ -39,11 +39,11 @@ pub struct AttentionScores {
     pub dtype: DType,
 }
 
-/// `probabilities [heads, pairs]`, `v`, `cu_lens`, `pair_offsets` → `out`.
+/// `probabilities [heads, pairs]`, `v`, `cu_lens`, `pair_offsets` → `out`: `probabilities · v` for each sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct AttentionContext {
     pub heads: u32,
-    /// Heads of the keys or values, which divide `heads`.
+    /// Number of value heads, a divisor of `heads`.
     pub kv_heads: u32,
     pub head: u32,
     pub v: HeadView,
@@ -51,7 +51,7 @@ pub struct AttentionContext {
     pub dtype: DType,
 }
 
-/// Threads of a CTA of both kernels without tensor cores.
+/// Threads per CTA of both kernels without tensor cores.
 const SIMT_THREADS: u32 = 256;
 
 /// Whether 16-bit MMAs can read heads of this size 16 bytes at a time.
@@ -61,24 +61,24 @@ fn suits_tensor_cores(head: u32, dtype: DType, views: [HeadView; 2]) -> bool {
 
 /// Tiling of scores for tensor cores.
 struct ScoresPlan {
-    /// Queries and keys of a tile.
+    /// Queries and keys per tile.
     tile: [u32; 2],
     threads: u32,
-    /// Operand tiles in shared memory.
+    /// Stages of operand tiles in shared memory.
     stages: u32,
     min_blocks: u32,
     shared_bytes: u32,
 }
 
 impl AttentionScores {
-    /// Whether the kernel uses tensor cores: 16-bit storage, a head size and views that can be read 16 bytes at a time,
-    /// and accumulators that fit the registers.
+    /// Whether the kernel uses tensor cores. This requires 16-bit storage, a head size and views that can be read 16 bytes at a
+    /// time, and accumulators that fit the registers.
     pub fn tensor_cores(&self) -> bool {
         suits_tensor_cores(self.head, self.dtype, [self.q, self.k])
     }
 
-    /// Small tiles, because sequences are short and their last tiles partial; several CTAs per SM hide each other's
-    /// latency. Head sizes above 160 leave room for one stage.
+    /// Tiles are small, because sequences are short and their last tiles partial. Several CTAs per SM hide each other's latency.
+    /// Head sizes above 160 leave room for only one stage.
     fn plan(&self) -> ScoresPlan {
         let [rows, keys] = [64, 64];
         let stage = (rows + keys) * row_bytes(self.head, self.dtype);
@@ -99,7 +99,7 @@ impl AttentionScores {
 }
 
 impl AttentionContext {
-    /// Whether the kernel uses tensor cores: 16-bit storage, a head size and views that can be read and written 16
+    /// Whether the kernel uses tensor cores. This requires 16-bit storage, a head size and views that can be read and written 16
     /// bytes at a time, and accumulators that fit the registers.
     pub fn tensor_cores(&self) -> bool {
         suits_tensor_cores(self.head, self.dtype, [self.v, self.out])
@@ -114,7 +114,7 @@ pub(super) fn pairs_shape(heads: u32) -> Shape {
     Shape::new([Size::constant(heads.into()), Size::from(Symbol::Pairs)])
 }
 
-/// One thread per result, up to the largest grid.
+/// Returns a launch of one thread per result, up to the max grid.
 fn simt_launch(results: u64, heads: u32) -> Launch {
     let blocks = results.div_ceil(SIMT_THREADS.into());
     Launch {
@@ -124,13 +124,13 @@ fn simt_launch(results: u64, heads: u32) -> Launch {
     }
 }
 
-/// Batches for both kernels: tile edges, many sequences, and rows of several tiles that start at every offset modulo 16
+/// Batches for both kernels: tile boundaries, many sequences, and rows of several tiles that start at every offset modulo 16
 /// bytes.
 fn cases() -> Vec<Case> {
     let mut cases = edge_cases();
     cases.push(Case::new("long", &[700, 3]));
     cases.push(Case::new("odd_rows", &[193, 131, 7, 259]));
-    // More than 32 tiles per CTA at twelve heads.
+    // More than 32 tiles per CTA with twelve heads.
     let crowd: Vec<u32> = (0..1500).map(|i| 1 + i % 3).collect();
     cases.push(Case::new("crowd", &crowd));
     cases
@@ -171,7 +171,7 @@ pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     let columns = |offset, stride| HeadView::TokenMajor { offset, stride };
     let merged = |width: u32| [0, 1, 2].map(|i| columns(i * width, 3 * width));
     let mut all = Vec::new();
-    // Every tiling: one stage or two, head sizes that are no multiple of 16, one 16-row tile per warp or two.
+    // Every tiling: one stage or two, head sizes that are not multiples of 16, one 16-row tile per warp or two.
     let sizes = [
         (12, 64),
         (12, 32),
@@ -190,7 +190,7 @@ pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     for view in [HeadView::HeadMajor, columns(0, 160)] {
         all.extend(pair(4, 40, usual_scale(40), [view; 4]));
     }
-    // Not for tensor cores: odd sizes, unaligned rows, large heads.
+    // Cases without tensor cores: odd sizes, unaligned rows, large heads.
     let [q, k, v] = merged(51);
     all.extend(pair(3, 17, 0.5, [q, k, v, columns(0, 51)]));
     let from_4 = columns(4, 36);
@@ -397,7 +397,7 @@ impl Kernel for AttentionContext {
             role: Role::Read {
                 element: self.dtype.into(),
                 shape: pairs_shape(self.heads),
-                // The magnitude of probabilities over some twenty keys.
+                // Magnitude of probabilities over about twenty keys.
                 fill: Fill::WEIGHT,
             },
         };
@@ -417,7 +417,7 @@ impl Kernel for AttentionContext {
             return simt_launch(extents.tokens * u64::from(self.head), self.heads);
         }
         let plan = self.plan();
-        // An upper bound on Σ ⌈n / rows⌉ over the sequences.
+        // Upper bound on Σ ⌈n / rows⌉ over the sequences.
         let of_head = extents.tokens / u64::from(plan.rows) + extents.batch;
         visitor_launch(
             of_head,

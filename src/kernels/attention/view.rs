@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::tensor::{Shape, Size, Symbol};
 
-/// Where element `c` of head `h` of token `t` lies in a tensor.
+/// Location of element `c` of head `h` of token `t` in a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum HeadView {
     /// `[heads, tokens, head]`: `(h·tokens + t)·head + c`.
@@ -27,7 +27,7 @@ impl HeadView {
         }
     }
 
-    /// Index of the first element of the `nth` head of a token; its other elements follow.
+    /// Index of the first element of the `nth` head of a token. The head's other elements follow it.
     pub fn index(self, tokens: usize, token: usize, nth: usize, head: u32) -> usize {
         let head = head as usize;
         match self {
@@ -38,7 +38,7 @@ impl HeadView {
         }
     }
 
-    /// Elements from one token of a head to the next.
+    /// Elements between consecutive tokens of a head.
     pub(in crate::kernels) fn stride(self, head: u32) -> u32 {
         match self {
             HeadView::HeadMajor => head,
@@ -46,7 +46,7 @@ impl HeadView {
         }
     }
 
-    /// First column of the first head of a token-major view; 0 for a head-major one.
+    /// First column of the first head in a token-major view; 0 in a head-major one.
     pub(in crate::kernels) fn column(self) -> u32 {
         match self {
             HeadView::HeadMajor => 0,
@@ -54,7 +54,7 @@ impl HeadView {
         }
     }
 
-    /// Index of token 0 of the head that CUDA expression `nth` gives, as a 64-bit CUDA expression.
+    /// CUDA expression (64-bit) for the index of token 0 of a head, where `nth` is the CUDA expression for the head's index.
     pub(super) fn origin_of(self, nth: &str, head: u32) -> String {
         match self {
             HeadView::HeadMajor => format!("{nth} * {head}ull * tokens"),
@@ -63,7 +63,7 @@ impl HeadView {
         }
     }
 
-    /// Whether every head's row starts at a multiple of this many elements.
+    /// Whether the row of every head starts at a multiple of `elements` elements.
     pub(crate) fn is_aligned(self, head: u32, elements: u32) -> bool {
         match self {
             HeadView::HeadMajor => head.is_multiple_of(elements),
@@ -81,8 +81,8 @@ impl HeadView {
     }
 }
 
-/// The part of a symbol that distinguishes views, each with the width of its heads together: nothing if each tensor is
-/// `[tokens, width]`, `_qkv2304` if three are the columns of one tensor.
+/// Part of a symbol that distinguishes views, each given with the total width of its heads. Empty if each tensor is
+/// `[tokens, width]`; `_qkv2304` if three views are columns of one tensor.
 pub(super) fn views_suffix(views: &[(&str, HeadView, u32)]) -> String {
     let columns = |offset, stride| HeadView::TokenMajor { offset, stride };
     if views.iter().all(|&(_, v, width)| v == columns(0, width)) {
@@ -106,7 +106,7 @@ pub(super) fn views_suffix(views: &[(&str, HeadView, u32)]) -> String {
         .collect()
 }
 
-/// The heads of a symbol: `h12x64`, or `h32kv8x128` where groups of query heads share a key head.
+/// Part of a symbol that names the heads: `h12x64`, or `h32kv8x128` if groups of query heads share a key head.
 pub(super) fn heads_word(heads: u32, kv_heads: u32, head: u32) -> String {
     match kv_heads == heads {
         true => format!("h{heads}x{head}"),
@@ -114,7 +114,7 @@ pub(super) fn heads_word(heads: u32, kv_heads: u32, head: u32) -> String {
     }
 }
 
-/// The key head of a query head that a CUDA expression gives, as a CUDA expression.
+/// CUDA expression for the key head of the query head given by the CUDA expression `nth`.
 pub(super) fn kv_head_of(nth: &str, heads: u32, kv_heads: u32) -> String {
     match heads / kv_heads.max(1) {
         0 | 1 => nth.to_owned(),
@@ -122,7 +122,7 @@ pub(super) fn kv_head_of(nth: &str, heads: u32, kv_heads: u32) -> String {
     }
 }
 
-/// The part of a symbol that distinguishes scales: nothing for `usual`, else `_scale0p25`.
+/// Part of a symbol that distinguishes scales: empty for `usual`, else e.g. `_scale0p25`.
 pub(super) fn scale_suffix(scale: f32, usual: f32) -> String {
     if scale.to_bits() == usual.to_bits() {
         return String::new();
@@ -132,12 +132,12 @@ pub(super) fn scale_suffix(scale: f32, usual: f32) -> String {
     format!("_scale{}", text.replace('.', "p").replace('-', "m"))
 }
 
-/// `1/√head`, the scale of scaled dot-product attention.
+/// Returns `1/√head`, the default scale of dot-product attention.
 pub fn usual_scale(head: u32) -> f32 {
     (1.0 / f64::from(head).sqrt()) as f32
 }
 
-/// `scale·log2(e)`, so that the exponential is a power of two.
+/// Returns `scale·log2(e)`, for softmax with base-2 exponentials.
 pub(super) fn scale_log2(scale: f32) -> f32 {
     (f64::from(scale) * std::f64::consts::LOG2_E) as f32
 }

@@ -1,5 +1,5 @@
-//! Attention on Hopper with WGMMA. Persistent CTAs are warp-specialised, with TMA producers; with one tile per CTA all
-//! threads load with `cp.async`.
+//! Attention on Hopper with WGMMA. Persistent CTAs are warp-specialised, with TMA producers. With one tile per CTA, all threads
+//! load with `cp.async`.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,28 +19,28 @@ use crate::{
 /// Tile shape and occupancy of attention on Hopper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MhaTile {
-    /// Queries of a query tile, 64 for each consumer warpgroup.
+    /// Queries per query tile, 64 for each consumer warpgroup.
     pub rows: u32,
-    /// Keys of a key tile, which is a pipeline stage.
+    /// Keys per key tile. A key tile is a pipeline stage.
     pub keys: u32,
-    /// CTAs of an SM, which share its registers and shared memory; pipelines of the CTA if it is persistent.
+    /// CTAs per SM, which share its registers and shared memory. If the CTA is persistent, its number of pipelines.
     pub blocks: u32,
-    /// One persistent CTA per SM with `blocks` pipelines and a producer warpgroup for all of them, instead of one tile
-    /// per CTA: a longer prologue, but loads of the next tile overlap with the epilogue of the last.
+    /// Whether one persistent CTA per SM runs `blocks` pipelines with a common producer warpgroup, instead of one tile per CTA. Its
+    /// prologue is longer, but loads of the next tile overlap with the epilogue of the last.
     pub persistent: bool,
 }
 
-/// Where keys and values come from.
+/// Source of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     /// Columns of the batch's rows.
     Batch,
-    /// A cache, whose rows are gathered by their slots.
+    /// A cache, whose rows are gathered by slot.
     Cache,
 }
 
-/// Fused attention of any length with WGMMA, in f16 or bf16. Operands as
-/// [`super::MhaShort`], all of them columns of `[tokens, stride]` tensors.
+/// Fused attention of any length with WGMMA, in f16 or bf16. Operands as for [`super::MhaShort`], all of them columns of
+/// `[tokens, stride]` tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaWgmma {
     pub of: Attending,
@@ -48,25 +48,25 @@ pub struct MhaWgmma {
     pub tile: MhaTile,
 }
 
-/// Bytes of shared memory of an SM, what the system reserves of it for each CTA, and the limit of a CTA.
+/// Bytes of shared memory per SM, bytes that the system reserves per CTA, and the limit of a CTA.
 const SHARED_OF_SM: u32 = 228 * 1024;
 const SHARED_OF_SYSTEM: u32 = 1024;
 const SHARED_OF_BLOCK: u32 = 227 * 1024;
 /// Alignment of TMA boxes in shared memory, in bytes.
 const BOX_ALIGNMENT: u32 = 1024;
-/// More K/V stages than this hide no more latency.
-const MOST_STAGES: u32 = 8;
-/// Bytes of a stage's barriers (full keys, full values, empty); of the scheduler's tile; of it and the empty barrier of a
-/// Q stage.
+/// Max K/V stages. More would hide no more latency.
+const MAX_STAGES: u32 = 8;
+/// Bytes of a stage's barriers (keys full, values full, empty); of the scheduler's tile record; of a record and the empty
+/// barrier of a Q stage.
 const STAGE_BARRIERS: u32 = 3 * 8;
 const TILE_RECORD: u32 = 32;
 const Q_STAGE_BARRIERS: u32 = TILE_RECORD + 8;
-/// 32-bit registers of an SM, and the granularity of their allocation to a thread.
+/// 32-bit registers per SM, and the granularity of their allocation per thread.
 const REGISTERS: u32 = 64 * 1024;
 const REGISTER_UNIT: u32 = 8;
 
 impl MhaTile {
-    /// Queries × keys × CTAs per SM, one tile per CTA.
+    /// Creates a tile for one tile per CTA, from queries × keys × CTAs per SM.
     const fn one_tile(rows: u32, keys: u32, blocks: u32) -> Self {
         MhaTile {
             rows,
@@ -76,7 +76,7 @@ impl MhaTile {
         }
     }
 
-    /// Queries × keys × pipelines of a persistent CTA.
+    /// Creates a tile for persistent CTAs, from queries × keys × pipelines.
     const fn persistent(rows: u32, keys: u32, blocks: u32) -> Self {
         MhaTile {
             rows,
@@ -86,8 +86,7 @@ impl MhaTile {
         }
     }
 
-    /// The tiles for this head size, the one for long sequences first; none if the kernel does not support the head
-    /// size.
+    /// Tiles for this head size, with the one for long sequences first. Empty if the kernel does not support the head size.
     pub fn candidates(head: u32) -> &'static [MhaTile] {
         const OF_32: &[MhaTile] = &[MhaTile::persistent(64, 80, 4), MhaTile::one_tile(64, 64, 5)];
         const OF_64: &[MhaTile] = &[
@@ -117,8 +116,8 @@ impl MhaTile {
         }
     }
 
-    /// The tiles with which keys and values are gathered from a cache, the one for many tiles first; none if the kernel does
-    /// not support the head size. A producer warpgroup has too few registers to gather beside four of consumers.
+    /// Tiles with which keys and values are gathered from a cache, with the one for many tiles first. Empty if the kernel does not
+    /// support the head size. Next to four consumer warpgroups, a producer warpgroup has too few registers to gather.
     pub fn gathering(head: u32) -> &'static [MhaTile] {
         const OF_64_AND_96: &[MhaTile] = &[MhaTile::persistent(192, 96, 1)];
         const OF_128: &[MhaTile] = &[
@@ -132,13 +131,13 @@ impl MhaTile {
         }
     }
 
-    /// The tile to take instead where an SM has few of these, so that the last of them would be a large part of all.
+    /// Returns the smaller tile to use if each SM gets so few of these tiles that the last one is a large part of the total.
     pub fn finer(self, head: u32) -> Option<MhaTile> {
         let coarse = MhaTile::persistent(192, 80, 1);
         (head == 128 && self == coarse).then_some(MhaTile::persistent(128, 128, 1))
     }
 
-    /// Default dispatch without timings: upper bound on the longest sequence (inclusive), and the tile up to it.
+    /// Default dispatch without timings: tiles with their max sequence length (inclusive).
     pub fn by_length(head: u32) -> Vec<(Option<u64>, MhaTile)> {
         match head {
             32 => vec![
@@ -162,7 +161,7 @@ impl MhaTile {
         }
     }
 
-    /// The tile for attention in which distances count, for every length; `None` if the kernel does not support the head size.
+    /// Tile for attention with a window or a bias, for every length; `None` if the kernel does not support the head size.
     pub fn for_distances(head: u32) -> Option<MhaTile> {
         let one_tile = |tile: &&MhaTile| !tile.persistent;
         Self::candidates(head).iter().find(one_tile).copied()
@@ -174,17 +173,17 @@ impl MhaTile {
         format!("{}x{}x{}{suffix}", self.rows, self.keys, self.blocks)
     }
 
-    /// Consumer warpgroups of a pipeline.
+    /// Consumer warpgroups per pipeline.
     const fn consumers_per_pipeline(self) -> u32 {
         self.rows / 64
     }
 
-    /// Pipelines of a CTA.
+    /// Pipelines per CTA.
     const fn pipelines(self) -> u32 {
         if self.persistent { self.blocks } else { 1 }
     }
 
-    /// Consumer warpgroups of a CTA.
+    /// Consumer warpgroups per CTA.
     const fn consumers(self) -> u32 {
         self.pipelines() * self.consumers_per_pipeline()
     }
@@ -193,8 +192,7 @@ impl MhaTile {
         (self.consumers() + self.persistent as u32) * 128
     }
 
-    /// Registers of a producer and of a consumer thread after `setmaxnreg`, out of those that a persistent CTA is
-    /// launched with.
+    /// Registers of a producer and of a consumer thread after `setmaxnreg`, out of those that a persistent CTA is launched with.
     fn registers(self, origin: Origin) -> (u32, u32) {
         let whole = |n: u32| n / REGISTER_UNIT * REGISTER_UNIT;
         let all = whole(REGISTERS / self.threads()) * self.threads();
@@ -207,7 +205,7 @@ impl MhaTile {
         (producer, consumer.min(240))
     }
 
-    /// Arrivals of producer threads at a full barrier: of the one that starts TMA copies, or of all that gather rows.
+    /// Arrivals of producer threads at a full barrier: one thread starts TMA copies, but all threads gather rows.
     fn arrivals(self, origin: Origin) -> u32 {
         match origin {
             Origin::Batch => 1,
@@ -215,7 +213,7 @@ impl MhaTile {
         }
     }
 
-    /// What both kernels' templates need of the tile and the attention.
+    /// Constants of the tile and the attention that both kernels' templates need.
     pub(super) fn constants(self, of: &Attending, dtype: DType, origin: Origin) -> Constants {
         let registers = |n: u32| -> String {
             let all: Vec<String> = (0..n).map(|i| format!("%{i}")).collect();
@@ -272,8 +270,8 @@ impl MhaTile {
         all
     }
 
-    /// A persistent grid has at most one CTA per SM; indices of tiles are those of the other fused kernels, with the head
-    /// as the fastest dimension.
+    /// A persistent grid has at most one CTA per SM. Tile indices are those of the other fused kernels, with the head as the
+    /// fastest dimension.
     pub(super) fn launch(self, of: &Attending, extents: &Extents, machine: &Machine) -> Launch {
         let tiles = extents.tokens / u64::from(self.rows) + extents.batch;
         let blocks = tiles.saturating_mul(of.heads.into());
@@ -282,7 +280,7 @@ impl MhaTile {
             false => u64::MAX,
         };
         let bytes = self.bytes(of.head, self.stages(of.head));
-        // With no more CTAs than SMs, asking for half of the shared memory keeps two CTAs off one SM.
+        // With no more CTAs than SMs, requesting half of the shared memory keeps two CTAs off the same SM.
         let alone = !self.persistent && blocks <= machine.sms.into();
         let shared = match alone {
             true => bytes.max(SHARED_OF_SM / 2),
@@ -291,19 +289,19 @@ impl MhaTile {
         Launch::of_ctas(blocks.min(most), self.threads(), shared)
     }
 
-    /// The map by which a persistent kernel copies queries.
+    /// Tensor map with which a persistent kernel copies queries.
     pub(super) fn query_map(head: u32) -> TensorMap {
         heads_map("q", head, 64)
     }
 
-    /// K/V stages of a pipeline: as many as fit shared memory.
+    /// K/V stages per pipeline: as many as fit shared memory.
     fn stages(self, head: u32) -> u32 {
         let room = match self.persistent {
             true => SHARED_OF_BLOCK,
             false => (SHARED_OF_SM / self.blocks - SHARED_OF_SYSTEM).min(SHARED_OF_BLOCK),
         };
         let fits = |&stages: &u32| self.bytes(head, stages) <= room;
-        (1..=MOST_STAGES).rev().find(fits).unwrap_or_default()
+        (1..=MAX_STAGES).rev().find(fits).unwrap_or_default()
     }
 
     /// Bytes of shared memory of a CTA with `stages` stages per pipeline.
@@ -321,7 +319,7 @@ impl MhaTile {
     }
 }
 
-/// A map for copies of `rows` rows of a head.
+/// Tensor map for copies of `rows` rows of a head.
 fn heads_map(param: &'static str, head: u32, rows: u32) -> TensorMap {
     TensorMap {
         param,
@@ -331,7 +329,7 @@ fn heads_map(param: &'static str, head: u32, rows: u32) -> TensorMap {
     }
 }
 
-/// Columns of a TMA box: a swizzled row of 128 bytes, or of 64 if the head size is not a multiple of that.
+/// Columns of a TMA box: a swizzled row of 128 bytes, or of 64 bytes if the head size is not a multiple of 64.
 fn columns(head: u32) -> u32 {
     match head.is_multiple_of(64) {
         true => 64,
@@ -339,14 +337,14 @@ fn columns(head: u32) -> u32 {
     }
 }
 
-/// Whether a column of ones appended to V makes the tensor cores sum the rows of P. A descriptor has one stride between
-/// boxes, so the ones can lie anywhere only if a tile of V is one box wide.
+/// Whether a column of ones is appended to V, so that the tensor cores sum the rows of P. A descriptor has one stride between
+/// boxes, so the ones can be placed only if a tile of V is one box wide.
 fn has_ones(head: u32) -> bool {
     head == columns(head)
 }
 
 impl MhaWgmma {
-    /// The attention of `plain` with this tile.
+    /// Creates the attention of `plain` with this tile.
     pub fn of(plain: &MhaOnline, tile: MhaTile) -> Self {
         Self {
             of: plain.of,
@@ -355,8 +353,8 @@ impl MhaWgmma {
         }
     }
 
-    /// The tiles that support this attention on a card with these instructions; none if the kernel does not. There is none where
-    /// distances count, which has one tile for every length ([`MhaTile::for_distances`]).
+    /// Tiles that support this attention on a GPU with these instructions; empty if the kernel does not support it. Attention with
+    /// a window or a bias is excluded: it has one tile for every length ([`MhaTile::for_distances`]).
     pub fn tiles(of: &Attending, dtype: DType, instructions: Instructions) -> &'static [MhaTile] {
         let whole = |v: HeadView| has_whole_boxes(v, of.head);
         let serves = of.by.is_none() && [of.q, of.k, of.v].into_iter().all(whole);
@@ -366,12 +364,15 @@ impl MhaWgmma {
         }
     }
 
-    /// Whether what distances do is nothing, or that of attention to both sides.
+    /// Whether the kernel supports the window and the bias: either there are none, or the attention is not causal.
     pub fn serves(of: &Attending) -> bool {
         of.by.is_none() || !of.causal
     }
 
-    /// Whether the kernel can be generated as described.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         self.plain().check()?;
         if !Self::serves(&self.of) {
@@ -384,7 +385,7 @@ impl MhaWgmma {
         Ok(())
     }
 
-    /// Whether the tile, one of `tiles`, serves this attention.
+    /// Checks that the tile is one of `tiles` and supports this attention.
     pub(super) fn check_tile(
         of: &Attending,
         tile: MhaTile,
@@ -406,7 +407,7 @@ impl MhaWgmma {
                 });
             }
         }
-        // A persistent CTA's consumers have no registers left for what distances do.
+        // Consumers of a persistent CTA have no registers left for a window or a bias.
         let serves = of.by.is_none() || !tile.persistent;
         match tiles.contains(&tile) && serves {
             true => Ok(()),
@@ -417,7 +418,7 @@ impl MhaWgmma {
         }
     }
 
-    /// The same attention for any card, which is its definition.
+    /// Returns the same attention for any GPU, which defines the result.
     pub fn plain(&self) -> MhaOnline {
         MhaOnline {
             of: self.of,
@@ -483,7 +484,7 @@ impl Kernel for MhaWgmma {
         self.plain().params()
     }
 
-    /// Tensor maps for the persistent kernel only: with one tile per CTA, fetching a map would delay the first load.
+    /// Only the persistent kernel uses tensor maps. With one tile per CTA, fetching a map would delay the first load.
     fn tensor_maps(&self) -> Vec<TensorMap> {
         if !self.tile.persistent {
             return Vec::new();
@@ -507,7 +508,7 @@ impl Kernel for MhaWgmma {
         self.plain().reference(extents, reads)
     }
 
-    /// Beyond the edge cases: sequences that refill every stage several times, and batches of many short sequences.
+    /// Adds to the edge cases: sequences that refill every stage several times, and batches of many short sequences.
     fn cases(&self) -> Vec<Case> {
         let mut cases = edge_cases();
         cases.push(Case::new("two_tiles", &[65, 63, 129, 1, 64, 128]));
@@ -516,7 +517,7 @@ impl Kernel for MhaWgmma {
         // Several tiles per pipeline, and more sequences than a warp has lanes.
         let many: Vec<u32> = (0..90).map(|i| 1 + i * 37 % 190).collect();
         cases.push(Case::new("many", &many));
-        // So many sequences that the scheduler's search takes two steps.
+        // Enough sequences that the scheduler's search takes two steps.
         let short: Vec<u32> = (0..1100).map(|i| 1 + i % 3).collect();
         cases.push(Case::new("two_steps", &short));
         cases
@@ -527,7 +528,7 @@ impl Kernel for MhaWgmma {
     }
 }
 
-/// Every tile of every head size in both storage types, with Q, K, V merged in one tensor and apart.
+/// Every tile of every head size in both storage types, with Q, K, V merged in one tensor and separate.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
@@ -557,7 +558,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
             let tiles = MhaTile::candidates(head).iter();
             all.extend(tiles.map(|&tile| KernelSpec::from(MhaWgmma { of, dtype, tile })));
         }
-        // What distances do.
+        // Windows and biases.
         for (heads, head) in [(12, 64), (2, 128), (12, 32), (5, 96)] {
             let column = |i| HeadView::TokenMajor {
                 offset: i * heads * head,
@@ -568,7 +569,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 .into_iter()
                 .filter(|(causal, _)| !causal)
             {
-                // Other heads differ in their tiles alone.
+                // Other head sizes differ only in their tiles.
                 if head % 64 != 0 && by.window.is_some() != by.bias.is_some() {
                     continue;
                 }

@@ -1,4 +1,4 @@
-//! Searches for checks of the kernels, in all states that a step meets.
+//! Beam searches for kernel checks, in every state that a step can encounter.
 
 use super::STRIDE;
 use crate::{
@@ -9,14 +9,14 @@ use crate::{
     search::{Beams, EarlyStopping, Rules},
 };
 
-/// What a check knows of beams: rows in teams of several sizes, with plain ones between.
+/// Test data for beam search: groups of rows of several sizes, with rows without beams between them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum BeamData {
     /// A [`Choice`] for each row.
     Requests { vocabulary: u32 },
-    /// Candidates of each beam: mostly all, fewer, none, and what is no number.
+    /// Candidate counts of each beam: mostly the maximum, but also fewer, none, and [`Chosen::NotANumber`].
     Counts,
-    /// Their tokens, all different; those of a beam are mostly its neighbours', too.
+    /// Token ids of the candidates. A beam's ids are distinct and mostly also its neighbours'.
     Ids { vocabulary: u32 },
     /// Scores in the middle of a search.
     Scores,
@@ -25,7 +25,7 @@ pub enum BeamData {
 }
 
 impl BeamData {
-    /// For each row the number of its team, and its place there.
+    /// Returns for each row the index of its team and the row's beam in it.
     fn teams(n: usize) -> Vec<(usize, Option<Beam>)> {
         let mut rows = Vec::new();
         for team in 0.. {
@@ -149,7 +149,7 @@ impl BeamData {
                 let states = of_rows.flat_map(|((team, beam), _)| {
                     let (nth, of_group) = beam.map_or((0, 1), |b| (b.nth, b.of.n / b.of.groups));
                     let ended = Self::best(team, nth).1;
-                    // The places of a group are turned round.
+                    // Reverses the places of a group.
                     let place = nth / of_group * of_group + of_group - 1 - nth % of_group;
                     let is_done = nth >= of_group && team.is_multiple_of(2);
                     let length = if ended { 1 + nth as i64 } else { 0 };
@@ -160,7 +160,7 @@ impl BeamData {
         }
     }
 
-    /// The best sequence in a place: its score, and whether it has ended.
+    /// Returns the score of the best sequence at a place, and whether it has ended.
     fn best(team: usize, nth: usize) -> (f32, bool) {
         let n_ended = team % 5;
         match nth < n_ended {

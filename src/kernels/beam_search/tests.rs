@@ -1,9 +1,9 @@
 use super::*;
 
-/// The most probable tokens by the rules and then the diversity, as the device does it, are those by the diversity and then
-/// the rules.
+/// The device applies the rules first and the diversity penalty afterwards. This gives the same most probable tokens as
+/// the reverse order of the definition.
 #[test]
-fn a_diversity_behind_the_rules_is_the_one_before_them() {
+fn diversity_after_the_rules_equals_diversity_before_them() {
     let forced = |rules: &mut Rules| (rules.forced_first, rules.max_new_tokens) = (Some(3), 9);
     let last = |rules: &mut Rules| {
         (rules.forced_last, rules.max_new_tokens) = (vec![2, 3, 9], 3);
@@ -42,9 +42,9 @@ fn a_diversity_behind_the_rules_is_the_one_before_them() {
         choice.rules.apply(&mut before, &there, n_prompt);
         let want = largest(&before, of.kept(0));
 
-        let mut behind = plain;
-        choice.rules.apply(&mut behind, &there, n_prompt);
-        let mut found = largest(&behind, of.candidates(0));
+        let mut after = plain;
+        choice.rules.apply(&mut after, &there, n_prompt);
+        let mut found = largest(&after, of.candidates(0));
         let there: Vec<i64> = there.into_iter().map(i64::from).collect();
         diversify(&mut found, &taken, &choice, &there);
         found.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));

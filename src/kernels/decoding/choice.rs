@@ -1,18 +1,18 @@
-//! How a sequence goes on, as the kernels read it, and what they choose.
+//! Per-sequence generation parameters in the layout that the kernels read, and the outcomes of token selection.
 
 use crate::search::{Beams, EarlyStopping, Philox, Rules, Sampling, greedy, log_probability};
 
-/// What stands in the place of a chosen token.
+/// Outcome of choosing a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chosen {
     Token(u32),
-    /// The row has no sequence.
+    /// The row holds no sequence.
     Idle,
-    /// A logit is no finite number, nor −∞; its token is in the place of the log-probability.
+    /// A logit is NaN or +∞. The token's id is stored in place of the log-probability.
     NotANumber,
-    /// The rules leave no token.
+    /// The rules exclude every token.
     NoToken,
-    /// The search of beams is done.
+    /// The beam search is done.
     Found,
 }
 
@@ -37,43 +37,44 @@ impl Chosen {
     }
 }
 
-/// How a sequence goes on.
+/// Parameters that determine how a sequence continues.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
     pub rules: Rules,
-    /// Draws; without, the most probable token comes.
+    /// Sampling parameters; `None` selects the most probable token.
     pub sampling: Option<Sampling>,
     pub seed: u64,
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     pub n_prompt: usize,
     pub log_probability: bool,
-    /// The search that the row is a beam of.
+    /// The beam that the row holds; `None` outside beam search.
     pub beam: Option<Beam>,
 }
 
-/// One of the beams that are searched together, in neighbouring rows.
+/// One beam of a search. The beams of a search are in consecutive rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Beam {
     pub of: Beams,
-    /// Its place among them.
+    /// Index of the beam in its search.
     pub nth: usize,
 }
 
 impl Beam {
-    /// Beams of a request at most.
+    /// Max number of beams of a request.
     pub const MOST: usize = 16;
-    /// Candidates of a beam, and of a group of beams, at most.
+    /// Max number of candidates of a beam, and of a group of beams.
     pub const MOST_CANDIDATES: usize = 64;
 }
 
 impl Choice {
-    /// 32-bit numbers that describe one.
+    /// Number of 32-bit words of an encoded choice.
     pub const WIDTH: u32 = 256;
-    /// Numbers before the lists of tokens.
+    /// Words before the token lists.
     pub(super) const HEADER: usize = 24;
 
-    /// The numbers, in the order of `templates/partials/request.cu`; `None` where its lists of tokens are too long, or
-    /// there are more beams than a CTA searches, or rules that devices do not apply, or apply before a diversity.
+    /// Returns the words in the order of `templates/partials/request.cu`. Returns `None` if a token list is too long, if
+    /// there are more beams than a CTA can search, or if a rule is not supported on devices or not in combination with a
+    /// diversity penalty.
     pub fn encode(&self) -> Option<Vec<i32>> {
         let rules = &self.rules;
         if !rules.suit_devices() {
@@ -113,7 +114,7 @@ impl Choice {
             self.seed as i32,
             (self.seed >> 32) as i32,
             rules.repetition_penalty.to_bits() as i32,
-            // The kernels add it to positions.
+            // The limit avoids overflow: the kernels add the value to positions.
             whole(rules.no_repeat_ngram.min(1 << 30)),
         ];
         all.extend(match self.beam {
@@ -123,7 +124,7 @@ impl Choice {
                 if of.n > Beam::MOST || n_candidates > Beam::MOST_CANDIDATES {
                     return None;
                 }
-                // What all tokens sum to depends on what earlier groups take.
+                // The sum over all tokens depends on the tokens taken by earlier groups.
                 if rules.renormalize && of.groups > 1 && of.diversity > 0.0 {
                     return None;
                 }
@@ -152,7 +153,7 @@ impl Choice {
         })
     }
 
-    /// What [`Choice::encode`] wrote.
+    /// Inverts [`Choice::encode`].
     pub(in crate::kernels) fn decode(numbers: &[i64]) -> Self {
         let whole = |at: usize| numbers[at] as usize;
         let real = |at: usize| f32::from_bits(numbers[at] as u32);
@@ -205,7 +206,7 @@ impl Choice {
         }
     }
 
-    /// The token behind `tokens`, and its log-probability before rules and sampling, or 0 where that was not asked for.
+    /// Returns the token that follows `tokens`, and its log-probability before rules and sampling (0 if not requested).
     pub fn choose(&self, logits: &[f32], tokens: &[u32]) -> (Chosen, f32) {
         let is_wrong = |x: &f32| x.is_nan() || *x == f32::INFINITY;
         if let Some(at) = logits.iter().position(is_wrong) {
@@ -230,7 +231,7 @@ impl Choice {
         (Chosen::Token(id), value)
     }
 
-    /// One of several choices for a row of a check, none of them like its neighbours.
+    /// Returns one of several choices for a row of a check. Neighbouring rows get different ones.
     pub(super) fn of_row(row: usize, vocabulary: u32) -> Self {
         let id = |n: u32| n % vocabulary;
         let drawn = |temperature, top_k, top_p, min_p| {

@@ -1,4 +1,4 @@
-//! Rows of logits that several CTAs read, and what they leave of them.
+//! Rows of logits that several CTAs read, and the per-group results that they write.
 
 use super::Choice;
 use crate::{
@@ -11,14 +11,15 @@ use crate::{
     tensor::{DType, Element, Symbol},
 };
 
-/// Groups of tokens at most.
-pub(in crate::kernels) const MOST_GROUPS: u32 = 1024;
-/// CTAs of a row at most: one for each piece.
-const MOST_CTAS: u64 = 32;
-/// Tokens among which one is drawn without further passes over the row.
+/// Max number of token groups.
+pub(in crate::kernels) const MAX_GROUPS: u32 = 1024;
+/// Max number of CTAs of a row: one for each piece.
+const MAX_CTAS: u64 = 32;
+/// Max number of tokens from which one is sampled without further passes over the row.
 pub(in crate::kernels) const MOST_CANDIDATES: u32 = 1024;
 
-/// Rows of logits that several CTAs read by groups of tokens: each lane of a warp has one, of accesses that lie a warp apart.
+/// Rows of logits that several CTAs read in groups of tokens. Each lane of a warp owns a group: accesses with a stride of
+/// one warp.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct LogitRows {
     pub(in crate::kernels) vocabulary: u32,
@@ -26,17 +27,17 @@ pub(in crate::kernels) struct LogitRows {
 }
 
 impl LogitRows {
-    /// Logits of an access.
+    /// Logits per access.
     fn vector(self) -> u32 {
         vector_width(self.dtype, &[self.vocabulary])
     }
 
     /// Accesses of a lane to its group.
     fn packs(self) -> u32 {
-        self.vocabulary.div_ceil(MOST_GROUPS * self.vector())
+        self.vocabulary.div_ceil(MAX_GROUPS * self.vector())
     }
 
-    /// Pieces of a row, each of a group for every lane of a warp.
+    /// Number of pieces of a row. A piece has one group for every lane of a warp.
     fn pieces(self) -> u32 {
         self.vocabulary.div_ceil(32 * self.packs() * self.vector())
     }
@@ -47,13 +48,13 @@ impl LogitRows {
             ("vocabulary", self.vocabulary.into()),
             ("vector", self.vector().into()),
             ("packs", self.packs().into()),
-            ("most_groups", MOST_GROUPS.into()),
+            ("most_groups", MAX_GROUPS.into()),
             ("most_candidates", MOST_CANDIDATES.into()),
             ("width", Choice::WIDTH.into()),
         ])
     }
 
-    /// A launch of about so many CTAs for each SM. A row has one at least.
+    /// Returns a launch of about `ctas_per_sm` CTAs per SM, and at least one CTA per row.
     pub(in crate::kernels) fn launch(
         self,
         rows: u64,
@@ -62,7 +63,7 @@ impl LogitRows {
         machine: &Machine,
     ) -> Launch {
         let rows = rows.max(1);
-        let of_row = (ctas_per_sm * u64::from(machine.sms) / rows).clamp(1, MOST_CTAS) as u32;
+        let of_row = (ctas_per_sm * u64::from(machine.sms) / rows).clamp(1, MAX_CTAS) as u32;
         Launch {
             grid: [of_row.min(self.pieces()), rows as u32, 1],
             threads,
@@ -71,8 +72,8 @@ impl LogitRows {
         }
     }
 
-    /// What is left of the groups of a row: of each the best token behind the rules, the sum of exponentials of what the rules
-    /// leave, where it is wanted at a temperature, and the largest and the sum of all logits, if they are wanted.
+    /// Returns the results for each group of a row: the best token after the rules; the sum of exponentials of the remaining
+    /// tokens, if `temperature` is given; and the maximum and sum of all logits, if requested.
     pub(in crate::kernels) fn groups(
         self,
         logits: &[f32],
@@ -113,7 +114,7 @@ impl LogitRows {
     }
 }
 
-/// What is left of the groups of a row; what is not written stays −1 or NaN.
+/// Results for the groups of a row. Elements that are not written stay −1 or NaN.
 pub(in crate::kernels) struct Groups {
     pub(in crate::kernels) best: Vec<i64>,
     pub(in crate::kernels) sum: Vec<f32>,
@@ -122,7 +123,7 @@ pub(in crate::kernels) struct Groups {
 
 impl Groups {
     pub(in crate::kernels) fn none() -> Self {
-        let n = MOST_GROUPS as usize;
+        let n = MAX_GROUPS as usize;
         Self {
             best: vec![-1; n],
             sum: vec![f32::NAN; n],
@@ -131,7 +132,7 @@ impl Groups {
     }
 }
 
-/// Whole numbers in the order of the numbers; −0 is 0.
+/// Maps floats to integers in the same order. −0 maps to the same integer as 0.
 fn key_of(x: f32) -> u32 {
     let bits = (x + 0.0).to_bits();
     bits ^ (((bits as i32) >> 31) as u32 | 0x8000_0000)
@@ -141,7 +142,7 @@ pub(in crate::kernels) fn best_of_group() -> Param {
     write(
         "best_of_group",
         Element::I64,
-        rows_by(Symbol::Batch, MOST_GROUPS),
+        rows_by(Symbol::Batch, MAX_GROUPS),
     )
 }
 
@@ -149,7 +150,7 @@ pub(in crate::kernels) fn sum_of_group() -> Param {
     write(
         "sum_of_group",
         DType::F32,
-        rows_by(Symbol::Batch, MOST_GROUPS),
+        rows_by(Symbol::Batch, MAX_GROUPS),
     )
 }
 
@@ -157,6 +158,6 @@ pub(in crate::kernels) fn raw_of_group() -> Param {
     write(
         "raw_of_group",
         DType::F32,
-        rows_by(Symbol::Batch, 2 * MOST_GROUPS),
+        rows_by(Symbol::Batch, 2 * MAX_GROUPS),
     )
 }

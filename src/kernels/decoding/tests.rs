@@ -2,14 +2,14 @@ use super::*;
 use crate::search::{Philox, Sampling};
 
 #[test]
-fn what_a_choice_says_is_read_back() {
+fn a_choice_survives_encoding_and_decoding() {
     for row in 0..84 {
         let mut choice = Choice::of_row(row, 50257);
         choice.n_prompt = row;
         let numbers = choice.encode().expect("its lists are short");
         assert_eq!(numbers.len(), Choice::WIDTH as usize);
         let numbers: Vec<i64> = numbers.into_iter().map(i64::from).collect();
-        // Lists come back in order and without repetitions, and both kinds of least lengths as one.
+        // Lists are decoded sorted and without duplicates, and both kinds of min length as one.
         choice.rules.forced_last.sort_unstable();
         choice.rules.forced_last.dedup();
         choice.rules.min_length = choice.rules.min_length.max(row);
@@ -31,7 +31,7 @@ fn lists_that_are_too_long_are_not_encoded() {
 }
 
 #[test]
-fn what_stands_in_a_tokens_place_is_told_apart() {
+fn outcomes_have_distinct_codes() {
     let all = [
         Chosen::Token(0),
         Chosen::Token(151_935),
@@ -45,7 +45,7 @@ fn what_stands_in_a_tokens_place_is_told_apart() {
     }
 }
 
-/// The probabilities of what may be drawn, by sorting and f64 sums: each setting narrows what the one before left.
+/// Probabilities of the tokens that may be sampled, by sorting and f64 sums. Each setting restricts the previous selection further.
 fn probabilities(sampling: Sampling, logits: &[f32]) -> Vec<f64> {
     let softmax = |kept: &[(usize, f64)]| {
         let most = kept.iter().fold(f64::NEG_INFINITY, |m, k| m.max(k.1));
@@ -82,9 +82,9 @@ fn probabilities(sampling: Sampling, logits: &[f32]) -> Vec<f64> {
     all
 }
 
-/// Pearson's χ² of 20,000 draws for each of several settings together, at positions of one sequence and by seeds of many.
+/// Pearson's χ² test of 20,000 draws for several combined settings, at positions of one sequence and with seeds of many.
 #[test]
-fn what_is_drawn_has_the_probabilities_of_a_plain_softmax() {
+fn sampled_tokens_have_the_probabilities_of_a_plain_softmax() {
     // Sums of three uniform numbers, some of them equal.
     let uniform = |i, j| Philox::new(77).uniform(i, j);
     let logits: Vec<f32> = (0..400u64)
@@ -132,7 +132,7 @@ fn what_is_drawn_has_the_probabilities_of_a_plain_softmax() {
                 };
                 counts[id as usize] += 1;
             }
-            // Tokens that are expected fewer than five times are one cell.
+            // Tokens with an expected count below five share one cell.
             let (mut chi, mut cells) = (0.0, 0u32);
             let mut rest = (0.0, 0.0);
             let mut add = |got: f64, expected: f64| {
@@ -163,7 +163,7 @@ fn what_is_drawn_has_the_probabilities_of_a_plain_softmax() {
 }
 
 #[test]
-fn logits_that_are_no_numbers_are_told_with_their_place() {
+fn non_finite_logits_are_reported_with_their_index() {
     let choice = Choice::of_row(0, 8);
     let mut logits = [0.5, 2.0, 2.0, f32::NEG_INFINITY];
     assert_eq!(choice.choose(&logits, &[3]).0, Chosen::Token(1));

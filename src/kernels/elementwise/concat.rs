@@ -12,22 +12,22 @@ use crate::{
     tensor::{DType, Extents, Symbol},
 };
 
-/// One `x [rows, width]` for each of `widths` → `out [rows, Σ widths]`: rows side by side.
+/// One `x [rows, width]` for each of `widths` → `out [rows, Σ widths]`: concatenates rows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Concat {
-    /// From two to [`Concat::MAX_PARTS`].
+    /// Widths of the inputs: 2 to [`Concat::MAX_PARTS`] of them.
     pub widths: Vec<u32>,
     pub dtype: DType,
 }
 
-/// Names of the arguments.
+/// Names of the parameters.
 const PARTS: [&str; Concat::MAX_PARTS] = [
     "x_0", "x_1", "x_2", "x_3", "x_4", "x_5", "x_6", "x_7", "x_8", "x_9", "x_10", "x_11", "x_12",
     "x_13", "x_14", "x_15",
 ];
 
 impl Concat {
-    /// Upper bound on tensors that one kernel concatenates.
+    /// Max number of tensors that one kernel concatenates.
     pub const MAX_PARTS: usize = 16;
 
     /// Elements of a row of the result, saturating.
@@ -35,7 +35,7 @@ impl Concat {
         self.widths.iter().fold(0, |sum, &w| sum.saturating_add(w))
     }
 
-    /// Each argument's name and width.
+    /// Name and width of each input.
     pub(crate) fn parts(&self) -> impl Iterator<Item = (&'static str, u32)> {
         PARTS.into_iter().zip(self.widths.iter().copied())
     }
@@ -112,8 +112,8 @@ impl Kernel for Concat {
     }
 }
 
-/// Instances for the device check and the compile tests: two halves, widths without a common wide access, and the
-/// largest number of parts.
+/// Instances for the device check and the compile tests: two halves, widths without a common wide access, and the max number
+/// of parts.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_laid_side_by_side() {
+    fn rows_are_concatenated() {
         let (widths, dtype) = (vec![2, 1], DType::F32);
         let concat = Concat { widths, dtype };
         let extents = Extents::of(&[2]).unwrap().with_rows(2);

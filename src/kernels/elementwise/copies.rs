@@ -1,4 +1,4 @@
-//! Kernels that only move elements; fusion turns them into addressing.
+//! Kernels that only move elements. Fusion replaces them by addressing.
 
 use serde::{Deserialize, Serialize};
 
@@ -218,8 +218,8 @@ impl Kernel for MergeHeads {
     }
 }
 
-/// Instances for the device check and the compile tests: Q, K, V split out of one tensor, slices without wide accesses,
-/// and heads of every alignment.
+/// Instances for the device check and the compile tests: Q, K, V split from one tensor, slices without wide accesses, and
+/// heads of every alignment.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -250,7 +250,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
 mod tests {
     use super::*;
 
-    /// Two tokens, two heads of two: the value is `100·t + 10·h + c`.
+    /// Two tokens, two heads of two elements. The value is `100·t + 10·h + c`.
     const TOKEN_MAJOR: [f32; 8] = [0.0, 1.0, 10.0, 11.0, 100.0, 101.0, 110.0, 111.0];
     const HEAD_MAJOR: [f32; 8] = [0.0, 1.0, 100.0, 101.0, 10.0, 11.0, 110.0, 111.0];
 

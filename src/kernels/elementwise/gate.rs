@@ -1,4 +1,4 @@
-//! The gate of a feed-forward network (Shazeer 2020).
+//! Gate of a feed-forward network (GLU variants: Shazeer 2020).
 
 use serde::{Deserialize, Serialize};
 
@@ -66,7 +66,7 @@ impl Kernel for Gate {
         stream_launch(extents.rows.saturating_mul(packs.into()))
     }
 
-    /// As a norm, which reads and writes a row; the gate reads two.
+    /// Estimated like a norm, which reads and writes a row. The gate reads twice as much.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
         let elements = rows as f64 * f64::from(self.width);
@@ -98,7 +98,7 @@ impl Kernel for Gate {
     }
 
     fn tolerance(&self) -> Tolerance {
-        // Factors of the activation are below 6 with the given fill.
+        // With the given fill, factors of the activation are below 6.
         let of_activation = match self.dtype {
             DType::F32 => 2e-6,
             DType::F16 | DType::BF16 => self.activation.error_at_zero(),
@@ -119,7 +119,7 @@ impl Kernel for Gate {
     }
 }
 
-/// Widths of models, one whose rows start at multiples of 8 bytes only, and an odd one.
+/// Realistic widths, one whose rows start only at multiples of 8 bytes, and an odd one.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

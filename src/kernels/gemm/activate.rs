@@ -1,10 +1,10 @@
-//! The activations in f64: what the device's faster forms are checked against.
+//! Activations in f64, the reference for the device's faster forms.
 
 use std::f64::consts::{FRAC_2_SQRT_PI, PI, SQRT_2};
 
 use super::Activation;
 
-/// `activation` of one value, exact to about 1e-15 of the result, in the tails too.
+/// Returns the activation of `x`, with a relative error of about 1e-15, including the tails.
 pub fn activate_f64(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::GeluExact => x * 0.5 * erfc(-x / SQRT_2),
@@ -13,7 +13,7 @@ pub fn activate_f64(activation: Activation, x: f64) -> f64 {
             // (1 + tanh u) / 2 without the cancellation where u is far below 0.
             x / (1.0 + (-2.0 * inner).exp())
         }
-        // A NaN stays one, as with the others.
+        // NaN is preserved, as by the other activations.
         Activation::Relu if x < 0.0 => 0.0,
         Activation::Relu => x,
         Activation::Tanh => x.tanh(),
@@ -33,7 +33,7 @@ pub fn erf(x: f64) -> f64 {
     }
 }
 
-/// `1 − erf(x)` without cancellation for large x.
+/// Returns `1 − erf(x)` without cancellation for large x.
 pub fn erfc(x: f64) -> f64 {
     if x.is_nan() {
         x
@@ -46,11 +46,11 @@ pub fn erfc(x: f64) -> f64 {
     }
 }
 
-/// Below, the series needs few terms; from here on, the fraction does, and erfc, 5e-3 here, would
-/// lose digits as a difference.
+/// Bound below which the series needs few terms. From here on, the fraction needs few levels, and erfc (5e-3 here) would lose
+/// digits as a difference.
 const SERIES_BELOW: f64 = 2.0;
 
-/// Abramowitz and Stegun 7.1.6: `2/√π · exp(−x²) · Σ 2ⁿx²ⁿ⁺¹ / (1·3·…·(2n + 1))`, all of one sign.
+/// Abramowitz and Stegun 7.1.6: `2/√π · exp(−x²) · Σ 2ⁿx²ⁿ⁺¹ / (1·3·…·(2n + 1))`. All terms have the same sign.
 fn erf_series(x: f64) -> f64 {
     let (mut term, mut sum) = (x, x);
     let mut odd = 1.0;
@@ -75,7 +75,7 @@ fn erfc_fraction(x: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Values from tables of 20 digits.
+    /// Checks values from tables with 20 digits.
     #[test]
     fn the_error_function_matches_published_values() {
         for (x, want) in [
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(activate_f64(Activation::Relu, 3.0), 3.0);
     }
 
-    /// The literals of a function's cheaper form, in their order, read from the partial itself.
+    /// Literals of a function's cheaper form in source order, read from the partial itself.
     fn device_literals(function: &str) -> Vec<f32> {
         let partial = include_str!("../../../templates/partials/activation.cu");
         let (_, body) = partial
@@ -139,7 +139,7 @@ mod tests {
             .collect()
     }
 
-    /// log2 of `P(-t)` as the device computes it.
+    /// log2 of `P(-t)` as computed by the device.
     fn device_exponent(activation: Activation, literals: &[f32], t: f32) -> f32 {
         match (activation, literals) {
             (Activation::GeluExact, &[a, b, c, d, e]) => {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cheaper_forms_of_the_device_are_as_close_as_the_partial_says() {
+    fn the_device_forms_meet_the_error_bounds_in_the_partial() {
         for activation in [Activation::GeluExact, Activation::GeluTanh] {
             let literals = device_literals(activation.function());
             let (mut worst, mut worst_rounded, mut worst_small) = (0.0f64, 0.0f64, 0.0f64);

@@ -1,4 +1,4 @@
-//! Deferred LayerNorm, from row statistics, fused with the linear layer that reads it, for small M on Hopper.
+//! Deferred LayerNorm from row statistics, fused with the linear layer that reads it, for small M on Hopper.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,9 +15,9 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// `scaled [rows, k]`, `row_stats [rows, ⌈k / 64⌉, 2]` in f32, `gamma`, `beta [k]`, `weight [n, k]`, (`bias [n]`) →
-/// `normal [rows, k]`: LayerNorm of what [`GemmResidualRowStats`](super::GemmResidualRowStats) left; and `out [rows, n]`:
-/// `act(normal · weightᵀ + bias)`, in f16 or bf16, on Hopper. A CTA has all of k, as
+/// `scaled [rows, k]`, `row_stats [rows, ⌈k / 64⌉, 2]` in f32, `gamma`, `beta [k]`, `weight [n, k]`, (`bias [n]`) → `normal
+/// [rows, k]`: LayerNorm of the rows written by [`GemmResidualRowStats`](super::GemmResidualRowStats); and `out [rows, n]`:
+/// `act(normal · weightᵀ + bias)`. In f16 or bf16, on Hopper. Each CTA covers all of k, like
 /// [`GemmSplitK`](super::GemmSplitK) without splits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeferredLayerNormGemm {
@@ -26,7 +26,7 @@ pub struct DeferredLayerNormGemm {
     pub eps: f32,
     pub dtype: DType,
     pub epilogue: Epilogue,
-    /// Rows of x in a tile: 8 to 64, a multiple of 8.
+    /// Rows of x per tile: a multiple of 8 from 8 to 64.
     pub tokens: u32,
 }
 
@@ -34,11 +34,14 @@ pub struct DeferredLayerNormGemm {
 const THREADS: u32 = 384;
 
 impl DeferredLayerNormGemm {
-    /// Whether the kernel can be generated as described; otherwise what is wrong.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
         if self.epilogue.residual {
-            return Err("no GEMM with a deferred LayerNorm adds a residual".to_owned());
+            return Err("a GEMM with a deferred LayerNorm cannot add a residual".to_owned());
         }
         let is_tile = self.tokens.is_multiple_of(8) && (8..=64).contains(&self.tokens);
         let has_room = || {
@@ -50,13 +53,13 @@ impl DeferredLayerNormGemm {
         match is_tile && has_room() {
             true => Ok(()),
             false => Err(format!(
-                "{} tokens are no tile of a GEMM of depth {} with a deferred LayerNorm: it has 8 to 64, a multiple of 8, 256 products or more, and room in shared memory for all that a CTA reads",
+                "a tile of {} tokens does not suit a GEMM with k = {} and a deferred LayerNorm; expected 8 to 64 tokens in multiples of 8, k of at least 256, and room in shared memory for everything that a CTA reads",
                 self.tokens, self.k
             )),
         }
     }
 
-    /// The tile of the MMAs: an octet of rows with gamma and beta follows those of x.
+    /// Tile of the MMAs. An octet of rows that holds gamma and beta follows the rows of x.
     const fn product(&self) -> SplitKTile {
         SplitKTile::new(self.tokens + 8, 1)
     }
@@ -76,14 +79,14 @@ impl DeferredLayerNormGemm {
         operands.unaliased_steps() == Some(operands.steps)
     }
 
-    /// Unaliased steps, and bytes of dynamic shared memory of a CTA.
+    /// Unaliased steps, and bytes of dynamic shared memory per CTA.
     pub(super) fn layout(&self) -> (u32, u32) {
         let operands = self.operands();
         let before = operands.unaliased_steps().unwrap_or(operands.steps);
         (before, operands.bytes(before))
     }
 
-    /// The unfused kernels, for any card: LayerNorm of sums, and the GEMM.
+    /// Returns the unfused kernels for any GPU: LayerNorm of sums, and the GEMM.
     pub fn unfused(&self) -> (BiasResidualLayerNorm, Gemm) {
         let norm = BiasResidualLayerNorm::new(self.k, self.eps, self.dtype, false);
         let gemm = Gemm::of(self.n, self.k, self.dtype, self.epilogue);
@@ -134,7 +137,7 @@ impl Kernel for DeferredLayerNormGemm {
                     name: "scaled",
                     role,
                 }),
-                // Σ s and Σ s² that are each half the number of columns give rows of mean and deviation 1/2.
+                // With Σ s and Σ s² each half the number of columns, rows have mean and deviation 1/2.
                 ("residual", _) => params.push(Param {
                     name: "row_stats",
                     role: Role::Read {
@@ -195,7 +198,7 @@ impl Kernel for DeferredLayerNormGemm {
 
     fn cases(&self) -> Vec<Case> {
         let mut cases = Case::standard();
-        // Octets and tiles of rows that are whole, partial and empty.
+        // Octets and tiles of rows that are full, partial and empty.
         let rows = [8, 33, 40, 47, 48, 49, 63, 64, 65, 96, 100, 128];
         cases.extend(rows.map(|rows| Case::new("few_rows", &[rows])));
         cases
@@ -212,7 +215,7 @@ impl Kernel for DeferredLayerNormGemm {
     }
 }
 
-/// LayerNorm of rows that a GEMM wrote as `scaled`, with their row statistics.
+/// Returns the LayerNorm of rows that a GEMM wrote as `scaled` with their row statistics.
 pub(crate) fn normalised(
     scaled: &[f32],
     row_stats: &[f32],
@@ -238,7 +241,7 @@ pub(crate) fn normalised(
     .collect()
 }
 
-/// Tiles of several sizes, with and without bias and activation, and depths that divide by 8 and nothing else.
+/// Tiles of several sizes, with and without bias and activation, and depths that include odd multiples of 8.
 pub fn representative() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
     let gelu = Epilogue::new(true, Some(super::Activation::GeluExact));
@@ -284,20 +287,17 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
+    fn unsupported_kernels_are_rejected_with_a_reason() {
         assert_eq!(kernel(64).check(), Ok(()));
         for tokens in [0, 12, 72, 136] {
             let message = kernel(tokens).check().expect_err("refused");
-            assert!(
-                message.contains("tokens are no tile of a GEMM"),
-                "{message}"
-            );
+            assert!(message.contains("tokens does not suit a GEMM"), "{message}");
         }
     }
 
     #[test]
     fn rows_are_normalised_by_their_statistics() {
-        // s = 1, 3 with gamma 2, 1: a mean of 2 and a deviation of 1.
+        // s = 1, 3 with gamma 2, 1: mean 2 and deviation 1.
         let y = normalised(&[2.0, 3.0], &[4.0, 10.0], &[2.0, 1.0], &[0.5, 0.0], 1e-12);
         assert_eq!(y, [-1.5, 1.0]);
     }

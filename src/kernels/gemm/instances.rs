@@ -4,7 +4,7 @@ use crate::{
     tensor::DType,
 };
 
-/// Instances that cover every tile, every epilogue, and sizes that divide by nothing.
+/// Instances that cover every tile, every epilogue, and sizes that are not multiples of a tile.
 pub fn representative() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
     let bias = |activation| Epilogue::new(true, activation);
@@ -63,7 +63,7 @@ pub fn representative() -> Vec<KernelSpec> {
     kernels
 }
 
-/// Sizes on which the GEMMs for small M and those of one tile per CTA are checked.
+/// Sizes for checks of the GEMMs for small M and of those with one tile per CTA.
 pub(super) fn odd_sizes() -> impl Iterator<Item = (u32, u32, DType, Epilogue)> {
     let plain = Epilogue::default();
     let gelu = Epilogue::new(true, Some(Activation::GeluExact));

@@ -1,4 +1,4 @@
-//! The projection of queries, keys and values, with the rotation of heads in its epilogue.
+//! The QKV projection with rotary embedding of heads in its epilogue.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,9 +14,9 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// [`GemmWgmma`] and [`PrepareAttention`] of its rows, without norms and without a cache: `x [rows, k]`, `weight [n, k]`, (`bias
-/// [n]`), `positions [rows]` → `out [rows, n]`, of which only the columns of neither queries nor keys are written, and `queries`
-/// and `keys`.
+/// [`GemmWgmma`] fused with [`PrepareAttention`] of its rows, without norms and without a cache: `x [rows, k]`, `weight [n, k]`,
+/// (`bias [n]`), `positions [rows]` → `out [rows, n]`, `queries` and `keys`. In `out`, only columns that belong neither to queries
+/// nor to keys are written.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GemmPrepareAttention {
     pub k: u32,
@@ -26,7 +26,7 @@ pub struct GemmPrepareAttention {
 }
 
 impl GemmPrepareAttention {
-    /// The tiles that have whole heads, of which a lane has both columns that are turned with each other.
+    /// Tiles that consist of whole heads and in which both columns of a rotated pair are in the same lane.
     pub fn tiles(
         prepare: &PrepareAttention,
         k: u32,
@@ -47,21 +47,21 @@ impl GemmPrepareAttention {
         }
     }
 
-    /// Norms of heads and slots of a cache were tried in the epilogue too, and gained nothing (docs/history, entry 51).
+    /// Head norms and cache slots were also tried in the epilogue, without a gain (docs/history, entry 51).
     fn fits(&self) -> bool {
         let Self { prepare, tile, .. } = self;
         let [queries, keys, _] = prepare.columns;
         let is_whole = [prepare.row, tile.n, queries, keys];
         let groups = [prepare.head, prepare.pairs()];
-        // The angle of the last of 2²⁴ positions, in turns, is rounded by an addition to 2²³.
+        // Angles are rounded to whole turns by an addition to 2²³, and positions reach 2²⁴, so frequencies are limited.
         let frequencies = prepare.rotation.iter().flat_map(|r| &r.frequencies);
         let are_slow = frequencies.into_iter().all(|f| f.abs() <= 1.0);
         prepare.norm.is_none()
             && are_slow
             && prepare.stride.is_none()
             && tile.stores_directly(prepare.row)
-            && tile.outputs_of_warpgroup() <= Self::MOST_OUTPUTS
-            && tile.n <= Self::MOST_COLUMNS
+            && tile.outputs_of_warpgroup() <= Self::MAX_OUTPUTS
+            && tile.n <= Self::MAX_COLUMNS
             && is_whole
                 .into_iter()
                 .all(|columns| columns.is_multiple_of(prepare.head))
@@ -70,19 +70,22 @@ impl GemmPrepareAttention {
                 .all(|columns| columns.is_multiple_of(RowOrder::GROUP))
     }
 
-    /// Accumulators of a consumer warpgroup, and columns of a tile, beside which its threads have registers for a head and its
+    /// Max accumulators of a consumer warpgroup and max columns of a tile that leave its threads registers for a head and its
     /// angles.
-    const MOST_OUTPUTS: u32 = 128 * 128;
-    const MOST_COLUMNS: u32 = 192;
+    const MAX_OUTPUTS: u32 = 128 * 128;
+    const MAX_COLUMNS: u32 = 192;
 
-    /// Whether the kernel can be generated as described.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         self.gemm().check()?;
         self.prepare.check()?;
         match self.fits() {
             true => Ok(()),
             false => Err(format!(
-                "{:?} has no whole heads of {} columns that are turned in {} pairs and nothing else, of rows of {}",
+                "{:?} cannot rotate heads of {} columns in {} pairs in rows of {}; expected tiles and offsets of whole heads, heads and pairs in multiples of 32, frequencies of at most 1, and neither norms nor a cache",
                 self.tile,
                 self.prepare.head,
                 self.prepare.pairs(),
@@ -91,7 +94,7 @@ impl GemmPrepareAttention {
         }
     }
 
-    /// The GEMM alone.
+    /// Returns the GEMM without the rotation.
     pub fn gemm(&self) -> GemmWgmma {
         GemmWgmma {
             n: self.prepare.row,
@@ -103,12 +106,12 @@ impl GemmPrepareAttention {
         }
     }
 
-    /// The GEMM alone for any card.
+    /// Returns the GEMM without the rotation, for any GPU.
     pub fn plain(&self) -> Gemm {
         self.gemm().plain()
     }
 
-    /// Tensors that the GEMM reads.
+    /// Number of tensors that the GEMM reads.
     pub fn of_gemm(&self) -> usize {
         2 + usize::from(self.bias)
     }
@@ -176,7 +179,7 @@ impl Kernel for GemmPrepareAttention {
         self.gemm().launch(extents, machine)
     }
 
-    /// What the epilogue computes of an output takes about as long as an activation.
+    /// The epilogue of an output takes about as long as an activation.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let epilogue = Epilogue::new(self.bias, Some(Activation::Silu));
         let tile = self.tile;
@@ -209,7 +212,7 @@ impl Kernel for GemmPrepareAttention {
             .collect()
     }
 
-    /// Also more rows than have a tile on every SM.
+    /// Includes more rows than have a tile on every SM.
     fn cases(&self) -> Vec<Case> {
         self.prepare.cases()
     }
@@ -226,12 +229,12 @@ impl Kernel for GemmPrepareAttention {
                     2.0
                 },
             relative: 1.5 * relative,
-            reason: "the errors of the sums, of two that are turned with each other, and times a gamma of a few; sines and cosines within 2^-20; one rounding to storage",
+            reason: "errors of the sums of two columns that are rotated together, times a gamma of a few; sines and cosines within 2^-20; one rounding to storage",
         }
     }
 }
 
-/// Heads of 64 and of 128 in every tile: values before and columns behind the others; turned in part.
+/// Heads of 64 and of 128 in every tile: values before and after queries and keys, and partial rotation.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     for (dtype, heads, kv_heads, head, pairs, columns, row, bias) in [
@@ -289,13 +292,13 @@ mod tests {
         assert_eq!(
             refused(sixteen),
             format!(
-                "{:?} has no whole heads of 64 columns that are turned in 16 pairs and nothing else, of rows of 832",
+                "{:?} cannot rotate heads of 64 columns in 16 pairs in rows of 832; expected tiles and offsets of whole heads, heads and pairs in multiples of 32, frequencies of at most 1, and neither norms nor a cache",
                 kernel.tile
             )
         );
         let mut between = kernel.prepare.clone();
         between.columns[0] = 32;
-        assert!(refused(between).contains("no whole heads"));
+        assert!(refused(between).contains("cannot rotate heads"));
         let plain =
             GemmPrepareAttention::tiles(&kernel.prepare, kernel.k, true, Instructions::default());
         assert_eq!(plain, []);

@@ -1,5 +1,5 @@
-//! A linear layer fused with all that follows it up to LayerNorm or RMSNorm, for Hopper: a cluster holds whole rows of
-//! the result, so that they are normalised in registers, with a cluster reduction of row statistics.
+//! A linear layer fused with everything up to the following LayerNorm or RMSNorm, for Hopper. A cluster holds whole rows of the
+//! result, so that they are normalised in registers with a cluster reduction of row statistics.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,8 +15,8 @@ use crate::{
 };
 
 /// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma`, (`beta [n]`) → (`sum [rows, n]`), `out
-/// [rows, n]`: the sum `x · weightᵀ + bias + residual`, and its LayerNorm or RMSNorm, in f16 or bf16, on Hopper. It fuses
-/// [`Gemm`] and [`LayerNorm`] or [`RmsNorm`], without the rounding between them.
+/// [rows, n]`: the sum `x · weightᵀ + bias + residual` and its LayerNorm or RMSNorm, in f16 or bf16, on Hopper. Fuses
+/// [`Gemm`] and [`LayerNorm`] or [`RmsNorm`] without the rounding between them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GemmResidualNorm {
     pub n: u32,
@@ -25,11 +25,11 @@ pub struct GemmResidualNorm {
     pub dtype: DType,
     /// Whether there is a bias.
     pub bias: bool,
-    /// Whether the sum is stored too: where norms come before layers, it is the stream that the next layer adds to.
+    /// Whether the sum is stored too. Pre-norm models need it: it is the residual stream that the next layer adds to.
     pub keeps_sum: bool,
-    /// Whether rows are centred, and shifted by beta: LayerNorm, else RMSNorm.
+    /// Whether rows are centred and shifted by beta (LayerNorm) or not (RMSNorm).
     pub centred: bool,
-    /// The CTA tile. A cluster has `n / tile.n` of them, side by side.
+    /// CTA tile. A cluster has `n / tile.n` tiles side by side.
     pub tile: WgmmaTile,
 }
 
@@ -37,22 +37,22 @@ pub struct GemmResidualNorm {
 const SHARED_LIMIT: u32 = 227 * 1024;
 /// Alignment of stages in shared memory, in bytes.
 const STAGE_ALIGNMENT: u32 = 1024;
-/// More stages than this hide no more latency.
-const MOST_STAGES: u32 = 8;
+/// Max stages. More would hide no more latency.
+const MAX_STAGES: u32 = 8;
 /// A depth k small enough to check tens of thousands of rows quickly.
 const FEW_PRODUCTS: u32 = 72;
-/// More CTAs than any card has SMs: with more tiles than this, some persistent cluster has several.
-const MOST_CTAS: u32 = 160;
-/// The portable cluster size, which every card with clusters takes.
-const MOST_CTAS_OF_CLUSTER: u32 = 8;
+/// More CTAs than any GPU has SMs. With more tiles than this, some persistent cluster has several.
+const MAX_CTAS: u32 = 160;
+/// The portable cluster size, which every GPU with clusters supports.
+const MAX_CTAS_PER_CLUSTER: u32 = 8;
 /// One producer and two consumer warpgroups.
 const THREADS: u32 = 384;
 
-/// Elements of k in a stage: 128 bytes, the span of the widest swizzle.
+/// Elements of k per stage: 128 bytes, the span of the widest swizzle.
 const BLOCK_K: u32 = 64;
 
 impl GemmResidualNorm {
-    /// The CTA tiles.
+    /// Available CTA tiles.
     pub const TILES: [WgmmaTile; 9] = [
         tile(128, 256, true),
         tile(128, 192, true),
@@ -65,15 +65,15 @@ impl GemmResidualNorm {
         tile(64, 128, false),
     ];
 
-    /// The tiles that serve rows of `n` columns: two to eight whole ones side by side.
+    /// Tiles that serve rows of `n` columns: two to eight whole tiles side by side.
     pub fn tiles(n: u32) -> Vec<WgmmaTile> {
         let serves = |t: &WgmmaTile| {
-            n.is_multiple_of(t.n) && (2..=MOST_CTAS_OF_CLUSTER).contains(&(n / t.n))
+            n.is_multiple_of(t.n) && (2..=MAX_CTAS_PER_CLUSTER).contains(&(n / t.n))
         };
         Self::TILES.into_iter().filter(serves).collect()
     }
 
-    /// As [`GemmResidualNorm::tiles`], if the kernel serves these sizes at all.
+    /// Like [`GemmResidualNorm::tiles`], but empty if the kernel does not support these sizes.
     pub fn candidates(n: u32, k: u32, dtype: DType) -> Vec<WgmmaTile> {
         match GemmWgmma::serves(n, k, dtype) {
             true => Self::tiles(n),
@@ -81,19 +81,22 @@ impl GemmResidualNorm {
         }
     }
 
-    /// Whether the kernel can be generated as described; otherwise what is wrong.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
         match Self::tiles(self.n).contains(&self.tile) {
             true => Ok(()),
             false => Err(format!(
-                "{:?} is no tile for a cluster that holds rows of {}",
+                "{:?} is not a tile for clusters that hold rows of {} columns; expected one of `GemmResidualNorm::tiles`",
                 self.tile, self.n
             )),
         }
     }
 
-    /// The two unfused kernels that compute the same on any card, which are its definition: the sum, and its norm.
+    /// Returns the two unfused kernels that define the result on any GPU: the sum, and its norm.
     pub fn unfused(&self) -> (Gemm, KernelSpec) {
         let Self {
             n, k, eps, dtype, ..
@@ -106,12 +109,12 @@ impl GemmResidualNorm {
         (Gemm::of(n, k, dtype, epilogue), norm)
     }
 
-    /// Tensors that the sum is computed from.
+    /// Number of tensors that the sum is computed from.
     pub fn of_sum(&self) -> usize {
         3 + usize::from(self.bias)
     }
 
-    /// Estimated cycles on a card with Hopper's instructions, of the form of [`WgmmaTile::cycles`] and comparable with it.
+    /// Estimated cycles on a GPU with Hopper's instructions. The formula is that of [`WgmmaTile::cycles`], so results are comparable.
     fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
         let Some(Hopper {
             gemm_norm: cost,
@@ -131,7 +134,7 @@ impl GemmResidualNorm {
         let outputs = f64::from(self.tile.m) * f64::from(self.tile.n);
         let ctas = (clusters * u64::from(self.cluster_size())) as f64;
         let l2 = cost.l2 / ctas;
-        // x is multicast to a cluster, which saves L2 reads: timed where a cluster has one tile.
+        // Multicast of x to a cluster saves L2 reads. This was timed only for clusters with one tile.
         let of_x = match of_busiest > 1.0 {
             true => f64::from(self.tile.m),
             false => f64::from(self.tile.m) / f64::from(self.cluster_size()),
@@ -145,7 +148,7 @@ impl GemmResidualNorm {
             + bytes * ctas / f64::from(machine.sms) * cost.power;
         let residual = outputs * 2.0 / l2;
         let mainloop = f64::from(self.k.div_ceil(BLOCK_K)) * step + residual;
-        // The statistics wait for the stores of the sum; what that takes was found to grow with the cluster.
+        // The statistics wait for the stores of the sum. Measured: this time grows with the cluster size.
         let kept = match self.keeps_sum {
             true => outputs * wgmma.output * f64::from(self.cluster_size()) / 6.0,
             false => 0.0,
@@ -159,17 +162,17 @@ impl GemmResidualNorm {
         cost.launch + of_busiest * (cost.tile + kept) + work
     }
 
-    /// CTAs of a cluster.
+    /// CTAs per cluster.
     fn cluster_size(&self) -> u32 {
         self.n / self.tile.n
     }
 
-    /// Whether the consumer warpgroups split the columns of a tile, as its 64 rows are a single m64 MMA.
+    /// Whether the consumer warpgroups split the columns of a tile, because its 64 rows are a single m64 MMA.
     fn is_by_columns(&self) -> bool {
         self.tile.cooperative && self.tile.m == 64
     }
 
-    /// Columns that a warpgroup computes.
+    /// Columns computed by a warpgroup.
     fn columns_of_warpgroup(&self) -> u32 {
         match self.is_by_columns() {
             true => self.tile.n / 2,
@@ -177,7 +180,7 @@ impl GemmResidualNorm {
         }
     }
 
-    /// Rows that a warpgroup computes.
+    /// Rows computed by a warpgroup.
     fn rows_of_warpgroup(&self) -> u32 {
         match self.tile.cooperative && !self.is_by_columns() {
             true => self.tile.m / 2,
@@ -189,16 +192,16 @@ impl GemmResidualNorm {
         (self.tile.m + self.tile.n) * BLOCK_K * 2
     }
 
-    /// Bytes of static shared memory: partial row statistics, and constants of columns.
+    /// Bytes of static shared memory: partial row statistics, and per-column constants.
     fn declared_bytes(&self) -> u32 {
         let parts = 2 * 2 * self.cluster_size() * self.rows_of_warpgroup() * 8;
         parts + self.tile.n * 3 * 4
     }
 
-    /// Pipeline stages, for k tiles and the residual: as many as there is room for.
+    /// Pipeline stages for k tiles and the residual: as many as fit.
     fn stages(&self) -> u32 {
-        let rest = SHARED_LIMIT - self.declared_bytes() - self.bytes_beside(MOST_STAGES);
-        (rest / self.stage_bytes()).min(MOST_STAGES)
+        let rest = SHARED_LIMIT - self.declared_bytes() - self.bytes_beside(MAX_STAGES);
+        (rest / self.stage_bytes()).min(MAX_STAGES)
     }
 
     /// Bytes of dynamic shared memory besides the stages.
@@ -275,7 +278,7 @@ impl Kernel for GemmResidualNorm {
 
     fn params(&self) -> Vec<Param> {
         let (gemm, norm) = self.unfused();
-        // The operands of the sum, then those of the norm but its input.
+        // The operands of the sum, then those of the norm except its input.
         let mut params = gemm.params();
         let rows = params.pop();
         let sum = params.pop().filter(|_| self.keeps_sum);
@@ -297,7 +300,7 @@ impl Kernel for GemmResidualNorm {
         vec![
             map("x", self.tile.m, BLOCK_K, RowOrder::Plain),
             map("weight", self.tile.n, BLOCK_K, RowOrder::Quads),
-            // Boxes of 32 columns, which lanes read by 16 bytes without bank conflicts.
+            // Boxes of 32 columns, which lanes read in 16-byte accesses without bank conflicts.
             map("residual", self.tile.m, RowOrder::GROUP, RowOrder::Plain),
         ]
     }
@@ -337,9 +340,9 @@ impl Kernel for GemmResidualNorm {
     fn cases(&self) -> Vec<Case> {
         let mut cases = Case::standard();
         if self.k <= FEW_PRODUCTS {
-            // Some CTA has five tiles whatever the tile size: both warpgroups reuse barriers and stages.
+            // Gives some CTA five tiles whatever the tile size, so that both warpgroups reuse barriers and stages.
             let rows = |tile: &WgmmaTile| {
-                let at_once = MOST_CTAS / (self.n / tile.n);
+                let at_once = MAX_CTAS / (self.n / tile.n);
                 u64::from(4 * at_once * tile.m) + 1
             };
             let most = Self::tiles(self.n).iter().map(rows).max().unwrap_or(1);
@@ -359,7 +362,7 @@ impl Kernel for GemmResidualNorm {
     }
 }
 
-/// Every tile, in clusters of several sizes, and depths that divide by 8 and nothing else; both norms, with the sum and without.
+/// Every tile, in clusters of several sizes, with depths that include odd multiples of 8; both norms, with and without the sum.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
@@ -370,7 +373,7 @@ pub fn representative() -> Vec<KernelSpec> {
             (768, FEW_PRODUCTS, false, true, true),
             (1024, 328, true, true, false),
         ] {
-            // The storage type changes conversions alone.
+            // Storage types differ only in conversions.
             if keeps_sum && dtype == DType::BF16 && centred {
                 continue;
             }

@@ -1,5 +1,5 @@
-//! The GEMM before a deferred LayerNorm, for small M on Hopper: it writes row statistics beside its rows, and the GEMM
-//! that follows normalises by them, so that LayerNorm needs no launch of its own.
+//! The GEMM before a deferred LayerNorm, for small M on Hopper. It also writes row statistics, with which the next GEMM
+//! normalises, so that LayerNorm needs no separate launch.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,9 +16,9 @@ use crate::{
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
-/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma [n]` → `scaled [rows, n]`:
-/// `gamma · s` with `s = x · weightᵀ + bias + residual`; and `row_stats [rows, ⌈n / 64⌉, 2]` in f32: the sums
-/// of s and of s² over each 64 columns. In f16 or bf16, on Hopper, as [`GemmSplitK`](super::GemmSplitK).
+/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma [n]` → `scaled [rows, n]`: `gamma · s` with
+/// `s = x · weightᵀ + bias + residual`; and `row_stats [rows, ⌈n / 64⌉, 2]` in f32: the sums of s and of s² over each 64
+/// columns. In f16 or bf16, on Hopper, like [`GemmSplitK`](super::GemmSplitK).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmResidualRowStats {
     pub n: u32,
@@ -32,12 +32,12 @@ pub struct GemmResidualRowStats {
 /// Two consumer warpgroups and a producer warp.
 const THREADS: u32 = 288;
 
-/// Row statistics of a row of `columns`, in numbers: Σ s and Σ s² for each 64 columns.
+/// Number of row statistics for a row of `columns`: Σ s and Σ s² for each 64 columns.
 pub(super) fn row_stats_of(columns: u32) -> u64 {
     2 * u64::from(columns.div_ceil(BLOCK_N))
 }
 
-/// Whether the weights of either warpgroup, once multiplied, leave room for the accumulators that it exchanges: of half
+/// Whether the weights of either warpgroup, once multiplied, leave room for the accumulators that it exchanges: those of half
 /// of the tokens, and of `also` further octets.
 pub(super) fn room_to_exchange(tile: SplitKTile, k: u32, also: u32) -> bool {
     let steps = k.div_ceil(BLOCK_K) / tile.splits / 2;
@@ -45,24 +45,24 @@ pub(super) fn room_to_exchange(tile: SplitKTile, k: u32, also: u32) -> bool {
     steps * BLOCK_N * BLOCK_K * 2 >= exchanged * PARTIAL_BYTES
 }
 
-/// Shared-memory layout of a CTA whose two consumer warpgroups share k (sliced-K).
+/// Shared-memory layout of a CTA whose two consumer warpgroups split k (sliced-K).
 pub(super) struct SlicedK {
-    /// Steps of k of a CTA.
+    /// Steps of k per CTA.
     pub steps: u32,
     /// Rows of the second operand, x.
     pub rows: u32,
     /// Octets of these rows whose accumulators a warpgroup sends to the other.
     pub exchanged: u32,
-    /// Bytes of shared memory for other things.
+    /// Bytes of shared memory for other purposes.
     pub besides: u32,
 }
 
 impl SlicedK {
-    /// The most steps of a warpgroup whose weights move to registers before x arrives.
+    /// Max steps of a warpgroup whose weights move to registers before x arrives.
     pub const MAX_RESIDENT: u32 = 6;
 
-    /// Steps whose weights x does not overwrite: all, or as many as leave room for x. Weights of later steps are in the second
-    /// warpgroup's registers before x is loaded. `None` where there is no room.
+    /// Number of steps whose weights x does not overwrite: all, or as many as leave room for x. The weights of later steps are in
+    /// the second warpgroup's registers before x is loaded. `None` if there is no room.
     pub fn unaliased_steps(&self) -> Option<u32> {
         let of_group = self.steps.div_ceil(2);
         let kept = of_group.saturating_sub(Self::MAX_RESIDENT);
@@ -71,19 +71,22 @@ impl SlicedK {
         numbers.find(|&number| self.bytes(number) + self.besides <= SHARED_LIMIT)
     }
 
-    /// Bytes of the operands, with this number of unaliased steps.
+    /// Bytes of the operands with `unaliased_steps` unaliased steps.
     pub fn bytes(&self, unaliased_steps: u32) -> u32 {
         ALIGNMENT + unaliased_steps * STEP_BYTES + self.steps * self.rows * BLOCK_K * 2
     }
 }
 
-/// The shape of row statistics: rows, and the numbers of each.
+/// Shape of row statistics: `[rows, statistics per row]`.
 pub(super) fn row_stats_shape(columns: u32) -> Shape {
     Shape::new([Size::from(Symbol::Rows), row_stats_of(columns).into()])
 }
 
 impl GemmResidualRowStats {
-    /// Whether the kernel can be generated as described; otherwise what is wrong.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
         let SplitKTile { tokens, splits } = self.tile;
@@ -97,18 +100,18 @@ impl GemmResidualRowStats {
         match is_tile && has_room(self.tile) {
             true => Ok(()),
             false => Err(format!(
-                "{:?} is no tile of a GEMM of depth {} that leaves row statistics: it has 8 to 64 tokens, a multiple of 8, 1 to 8 splits, 128 products or more for each of them, and room in shared memory for all that a CTA reads",
+                "{:?} is not a tile of a GEMM with k = {} and row statistics; expected 8 to 64 tokens in multiples of 8, 1 to 8 splits with k of at least 128 each, and room in shared memory for everything that a CTA reads",
                 self.tile, self.k
             )),
         }
     }
 
-    /// Numbers of the statistics of a row of `columns`.
+    /// Number of row statistics for a row of `columns`.
     pub fn stats_of(columns: u32) -> u64 {
         row_stats_of(columns)
     }
 
-    /// Besides the operands there are partial accumulators of the cluster's other CTAs, and row statistics of the warps.
+    /// Besides the operands, shared memory holds partial accumulators of the cluster's other CTAs and row statistics of the warps.
     fn operands(&self) -> SlicedK {
         let tokens = self.tile.tokens;
         SlicedK {
@@ -119,14 +122,14 @@ impl GemmResidualRowStats {
         }
     }
 
-    /// Unaliased steps, and bytes of dynamic shared memory of a CTA.
+    /// Unaliased steps, and bytes of dynamic shared memory per CTA.
     pub(super) fn layout(&self) -> (u32, u32) {
         let operands = self.operands();
         let before = operands.unaliased_steps().unwrap_or(operands.steps);
         (before, operands.bytes(before) + self.tile.received_bytes())
     }
 
-    /// The unfused kernels, for any card: the GEMM, and the LayerNorm whose sums it takes over.
+    /// Returns the unfused kernels for any GPU: the GEMM, and the LayerNorm whose sums it computes.
     pub fn unfused(&self) -> (Gemm, BiasResidualLayerNorm) {
         // The input of a LayerNorm does not depend on eps.
         const ANY: f32 = 1.0;
@@ -237,7 +240,7 @@ impl Kernel for GemmResidualRowStats {
     }
 }
 
-/// The kernel's outputs, from those of the GEMM, `products [rows, n]`, and `residual [rows, n]`, `bias` and `gamma [n]`.
+/// Computes the kernel's outputs from the GEMM's `products [rows, n]`, `residual [rows, n]`, `bias` and `gamma [n]`.
 pub(crate) fn scaled_and_row_stats(
     products: &[f32],
     bias: Option<&[f32]>,
@@ -263,7 +266,7 @@ pub(crate) fn scaled_and_row_stats(
     (scaled, row_stats)
 }
 
-/// Tiles with and without clusters, and sizes that divide by 8 and nothing else.
+/// Tiles with and without clusters, and sizes that include odd multiples of 8.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
@@ -305,16 +308,16 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_shared_memory_at_once_fits_or_is_refused() {
+    fn shared_memory_fits_or_the_kernel_is_rejected() {
         assert_eq!(gemm(64, 4).check(), Ok(()));
         for (tokens, splits) in [(64, 1), (72, 4), (12, 4), (0, 4), (64, 0), (64, 9)] {
             let message = gemm(tokens, splits).check().expect_err("refused");
-            assert!(message.contains("is no tile of a GEMM"), "{message}");
+            assert!(message.contains("is not a tile of a GEMM"), "{message}");
         }
     }
 
     #[test]
-    fn parts_of_a_row_have_their_sum_and_that_of_their_squares() {
+    fn each_part_of_a_row_has_its_sum_and_sum_of_squares() {
         let products: Vec<f32> = (0..65).map(|c| c as f32).collect();
         let (bias, residual) = (vec![1.0; 65], vec![-1.0; 65]);
         let gamma = vec![2.0; 65];

@@ -12,18 +12,18 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// The tile of the GEMM for small M.
+/// Tile of the GEMM for small M.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SplitKTile {
-    /// Rows of x in a tile, the N side of an MMA: a multiple of 8 up to 256.
+    /// Rows of x per tile, the N side of an MMA: a multiple of 8 up to 256.
     pub tokens: u32,
-    /// CTAs of a cluster, which share k: 1 to 8, the portable cluster size.
+    /// CTAs per cluster, which split k: 1 to 8, the portable cluster size.
     pub splits: u32,
 }
 
-/// `x [rows, k]`, `weight [n, k]`, `bias [n]` → `out [rows, n]` in f16 or bf16, as [`Gemm`], on
-/// Hopper, made for small M. `n` and `k` are multiples of 8: rows of a tensor map start at
-/// multiples of 16 bytes. All that a CTA reads is in shared memory at once, which limits k.
+/// `x [rows, k]`, `weight [n, k]`, `bias [n]` → `out [rows, n]` in f16 or bf16, like [`Gemm`], for small M on Hopper. `n` and
+/// `k` are multiples of 8, because rows of a tensor map start at multiples of 16 bytes. Everything that a CTA reads is in
+/// shared memory at once, which limits k.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmSplitK {
     pub n: u32,
@@ -33,23 +33,22 @@ pub struct GemmSplitK {
     pub tile: SplitKTile,
 }
 
-/// Rows of the weight in a tile, the M side of an MMA, and elements of k in a step: 128 bytes, the span
-/// of the widest swizzle.
+/// Rows of the weight per tile (the M side of an MMA), and elements of k per step: 128 bytes, the span of the widest swizzle.
 pub(super) const BLOCK_N: u32 = 64;
 pub(super) const BLOCK_K: u32 = 64;
-/// Bytes of the weights of a step.
+/// Bytes of the weights of one step.
 pub(super) const STEP_BYTES: u32 = BLOCK_N * BLOCK_K * 2;
-/// Threads of a CTA: one warpgroup.
+/// Threads per CTA: one warpgroup.
 const THREADS: u32 = 128;
 /// Alignment of swizzled TMA boxes in shared memory, in bytes.
 pub(super) const ALIGNMENT: u32 = 1024;
-/// Bytes of dynamic shared memory of a CTA, besides static barriers.
+/// Bytes of dynamic shared memory per CTA, besides static barriers.
 pub(super) const SHARED_LIMIT: u32 = 226 * 1024;
 /// Bytes of a CTA's accumulators for eight tokens.
 pub(super) const PARTIAL_BYTES: u32 = THREADS * 16;
 
 impl SplitKTile {
-    /// The tiles that a GEMM may have, fewest tokens first. Fewer tokens are [`GemmStream`](super::GemmStream)'s.
+    /// Available tiles, fewest tokens first. Still fewer tokens are served by [`GemmStream`](super::GemmStream).
     pub const CANDIDATES: [SplitKTile; 8] = [
         SplitKTile::new(48, 1),
         SplitKTile::new(48, 2),
@@ -65,13 +64,13 @@ impl SplitKTile {
         Self { tokens, splits }
     }
 
-    /// The most rows: two tiles of tokens, as more read the weights too often.
+    /// Max number of rows: two tiles of tokens. More tiles would read the weights too often.
     pub const fn most_rows(self) -> u64 {
         2 * self.tokens as u64
     }
 
-    /// Estimated cycles on a card with Hopper's instructions, comparable with [`WgmmaTile::cycles`](super::WgmmaTile::cycles)
-    /// under programmatic dependent launch.
+    /// Estimated cycles on a GPU with Hopper's instructions, comparable with [`WgmmaTile::cycles`](super::WgmmaTile::cycles) under
+    /// programmatic dependent launch.
     pub fn cycles(self, rows: u64, n: u32, k: u32, machine: &Machine) -> f64 {
         let Some(Hopper { split_k: cost, .. }) = &machine.costs.hopper else {
             return f64::INFINITY;
@@ -105,26 +104,26 @@ impl SplitKTile {
             + reduction
     }
 
-    /// The most rows whose clusters are all resident at once: a further wave would begin with nothing on its way.
+    /// Max number of rows whose clusters are all resident at once. A further wave would start with nothing in flight.
     pub fn most_rows_at_once(self, n: u32, k: u32, machine: &Machine) -> u64 {
         let per_sm = u64::from(machine.ctas_by_shared(self.shared_bytes(k)));
         let tiles = machine.clusters_at_once(self.splits) * per_sm / u64::from(n.div_ceil(BLOCK_N));
         (tiles * u64::from(self.tokens)).min(self.most_rows())
     }
 
-    /// CTAs of a launch.
+    /// CTAs per launch.
     pub fn ctas(self, rows: u64, n: u32) -> u64 {
         rows.div_ceil(self.tokens.into())
             .saturating_mul(n.div_ceil(BLOCK_N).into())
             .saturating_mul(self.splits.into())
     }
 
-    /// The part of a symbol that names the tile.
+    /// Part of a symbol that names the tile.
     pub fn name(self) -> String {
         format!("tokens{}_splits{}", self.tokens, self.splits)
     }
 
-    /// The most steps of k of a CTA.
+    /// Max steps of k per CTA.
     pub(super) const fn steps(self, k: u32) -> u32 {
         k.div_ceil(BLOCK_K).div_ceil(self.splits)
     }
@@ -141,11 +140,11 @@ impl SplitKTile {
         ALIGNMENT + self.steps(k) * (BLOCK_N + self.tokens) * BLOCK_K * 2 + self.received_bytes()
     }
 
-    /// What `partials/split_k_sizes.cu` reads, and the cluster attribute of the kernel.
+    /// Constants of `partials/split_k_sizes.cu`, and the kernel's cluster attribute.
     pub(super) fn constants(self) -> Constants {
         let Self { tokens, splits } = self;
         let cluster = match splits {
-            // The attribute costs time even where a cluster is one CTA.
+            // The attribute costs time even if a cluster is one CTA.
             1 => String::new(),
             _ => format!("__cluster_dims__({splits}, 1, 1) "),
         };
@@ -182,13 +181,13 @@ impl SplitKTile {
 
     /// Whether there is a step of k for each CTA of a cluster.
     pub(super) const fn shares(self, k: u32) -> bool {
-        // A depth beyond this would overflow the sizes above, and fits nowhere.
+        // A greater depth would overflow the sizes above, and fits nowhere.
         k <= 1 << 16 && self.splits <= k.div_ceil(BLOCK_K)
     }
 }
 
 impl GemmSplitK {
-    /// The tiles that serve a GEMM on a card with `instructions`, fewest tokens first.
+    /// Tiles that serve a GEMM on a GPU with `instructions`, fewest tokens first.
     pub fn tiles(n: u32, k: u32, dtype: DType, instructions: Instructions) -> Vec<SplitKTile> {
         if !GemmWgmma::serves(n, k, dtype) || instructions != Instructions::Hopper {
             return Vec::new();
@@ -199,26 +198,29 @@ impl GemmSplitK {
             .collect()
     }
 
-    /// Whether the kernel can be generated as described; otherwise what is wrong.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         let SplitKTile { tokens, splits } = self.tile;
         GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
         if !tokens.is_multiple_of(8) || !(8..=256).contains(&tokens) || !(1..=8).contains(&splits) {
             return Err(format!(
-                "{:?} is no tile of the split-K GEMM: it has 8 to 256 tokens, a multiple of 8, and 1 to 8 splits",
+                "{:?} is not a tile of the split-K GEMM; expected 8 to 256 tokens in multiples of 8, and 1 to 8 splits",
                 self.tile
             ));
         }
         if !self.tile.fits(self.k) {
             return Err(format!(
-                "{:?} does not fit {} products: every CTA needs 64 of them, and all of a CTA's must be in shared memory",
+                "{:?} does not fit k = {}; expected at least one step of 64 for each CTA, and room in shared memory for everything that a CTA reads",
                 self.tile, self.k
             ));
         }
         Ok(())
     }
 
-    /// The same GEMM for any card, which is its definition.
+    /// Returns the same GEMM for any GPU, which defines the result.
     pub fn plain(&self) -> Gemm {
         Gemm::of(self.n, self.k, self.dtype, self.epilogue)
     }
@@ -293,7 +295,7 @@ impl Kernel for GemmSplitK {
     }
 }
 
-/// Every tile, with epilogues, and sizes that divide by 8 and nothing else.
+/// Every tile, with epilogues, and sizes that include odd multiples of 8.
 pub fn representative() -> Vec<KernelSpec> {
     at_odd_sizes(GemmSplitK::tiles, |(n, k, dtype, epilogue), tile| {
         KernelSpec::from(GemmSplitK {
@@ -346,16 +348,16 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
+    fn unsupported_kernels_are_rejected_with_a_reason() {
         let refused = |gemm: GemmSplitK| gemm.check().expect_err("refused");
         assert_eq!(
             refused(gemm(770, 768, DType::F16, 16, 1)),
-            "no Hopper GEMM for 770 columns and 768 products in f16: it takes multiples of 8 in f16 or bf16"
+            "the Hopper GEMM does not support n = 770 and k = 768 in f16; expected multiples of 8 in f16 or bf16"
         );
         for (tokens, splits) in [(0, 1), (12, 1), (264, 1), (16, 0), (16, 9)] {
             let message = refused(gemm(768, 768, DType::F16, tokens, splits));
             assert!(
-                message.contains("is no tile of the split-K GEMM"),
+                message.contains("is not a tile of the split-K GEMM"),
                 "{message}"
             );
         }

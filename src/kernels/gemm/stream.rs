@@ -1,4 +1,5 @@
-//! The GEMM of decoding steps on Hopper: a ring of weights, and what comes before and behind the product in pre-norm layers.
+//! The GEMM of decode steps on Hopper. It streams the weight through a ring buffer and fuses the parts of a pre-norm layer's
+//! norm that come before and after the product.
 
 mod estimate;
 mod instances;
@@ -27,56 +28,57 @@ use crate::{
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
-/// The part that a linear layer has in a norm between two of them.
+/// The kernel's part in a norm that is split between two linear layers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum StreamNorm {
     None,
-    /// Besides `out`, `scaled [rows, n]` is `SCALE · gamma · out`, with gamma and beta as two more rows for LayerNorm, and
-    /// `row_stats [rows, ⌈n / 64⌉, 2]` are the sums of `out` and of its squares over each 64 columns.
+    /// Besides `out`, writes `scaled [rows, n]`, which is `SCALE · gamma · out` (for LayerNorm followed by gamma and beta as two
+    /// more rows), and `row_stats [rows, ⌈n / 64⌉, 2]`, the sums of `out` and of its squares over each 64 columns.
     Before {
         centred: bool,
     },
-    /// x is such a `scaled`, and the product that of its rows' norm: LayerNorm if `centred`, otherwise RMSNorm.
+    /// x is such a `scaled`. The product is that of the norm of its rows: LayerNorm if `centred`, otherwise RMSNorm.
     Behind {
         eps: f32,
         centred: bool,
     },
 }
 
-/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), (`residual [rows, n]`) → `out [rows, n]` in f16 or bf16, as [`Gemm`], on
-/// Hopper, made for small M; gated `weight [2n, k]` → `act(y₁) · y₂` of the halves of a row's products. `k` is a multiple
-/// of 8: rows of a tensor map start at multiples of 16 bytes.
+/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), (`residual [rows, n]`) → `out [rows, n]` in f16 or bf16, like [`Gemm`], for
+/// small M on Hopper. If gated, the weight is `[2n, k]` and the result `act(y₁) · y₂`, with y₁ and y₂ the halves of a row's
+/// products. `k` is a multiple of 8, because rows of a tensor map start at multiples of 16 bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GemmStream {
     pub n: u32,
     pub k: u32,
     pub dtype: DType,
     pub epilogue: Epilogue,
-    /// Whether the activation is of a gate.
+    /// Whether the activation belongs to a gate.
     pub gated: bool,
     pub norm: StreamNorm,
     pub tile: StreamTile,
 }
 
-/// `scaled` is smaller than gamma times a row by this power of two, since that may exceed what f16 holds.
+/// Factor of `scaled`, a power of two below 1, because gamma times a row may exceed the range of f16.
 pub(crate) const SCALE: f32 = 1.0 / 64.0;
-/// Bytes of dynamic shared memory of a CTA, besides static arrays, where one CTA fits an SM and where two do.
+/// Bytes of dynamic shared memory per CTA, besides static arrays, for one CTA per SM and for two.
 const SHARED: [u32; 2] = [224 * 1024, 112 * 1024];
-/// Bytes of barriers and other static arrays, at most, where no norm is near.
+/// Max bytes of barriers and other static arrays without a norm.
 const STATICS: u32 = 1024;
-/// More stages than this hide no more latency.
-const MOST_STAGES: u32 = 16;
-/// Partial accumulators of more bytes than this take the place of the ring, at the cost of a later cluster barrier.
-const MOST_BESIDE: u32 = 16 * 1024;
-/// Octets of rows of an odd number of columns that go through shared memory at once, and how many words more than its columns take
-/// a row has there, so that eight rows written at once are in different banks.
+/// Max stages. More would hide no more latency.
+const MAX_STAGES: u32 = 16;
+/// Max bytes of partial accumulators that are stored beside the ring. Larger ones reuse the ring's memory, at the cost of a later
+/// cluster barrier.
+const MAX_BESIDE: u32 = 16 * 1024;
+/// For rows of an odd number of columns: octets of rows that go through shared memory at once, and words by which a row is padded
+/// there, so that eight rows written at once are in different banks.
 const STAGED_OCTETS: u32 = 2;
 const STAGED_PADDING: u32 = 4;
 /// From this number of rows on, CTAs of the next kernel that begin early take bandwidth that x needs.
 const EARLY_ROWS: u32 = 48;
 
 impl GemmStream {
-    /// The tiles that serve the GEMM on a card with `instructions`, fewest rows first; its own tile is ignored.
+    /// Tiles that serve the GEMM on a GPU with `instructions`, fewest rows first. Ignores the GEMM's own tile.
     pub fn tiles(&self, instructions: Instructions) -> Vec<StreamTile> {
         if instructions != Instructions::Hopper {
             return Vec::new();
@@ -92,16 +94,19 @@ impl GemmStream {
         StreamTile::candidates().filter(with).collect()
     }
 
-    /// Whether the kernel can be generated as described; otherwise what is wrong.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         let Self { n, k, dtype, .. } = *self;
         let tile = self.tile;
         if !dtype.has_mma() || !k.is_multiple_of(8) || n == 0 || k == 0 {
             return Err(format!(
-                "no GEMM streams a weight of {n} columns and {k} products in {dtype}: it takes products in multiples of 8, in f16 or bf16"
+                "the streaming GEMM does not support n = {n} and k = {k} in {dtype}; expected k in multiples of 8, in f16 or bf16"
             ));
         }
-        let is_centred = self.behind().is_some_and(|(_, centred)| centred);
+        let is_centred = self.input_norm().is_some_and(|(_, centred)| centred);
         // Two CTAs of 224 threads with accumulators of 136 rows would spill.
         let has_registers = !(tile.per_sm > 1 && is_centred && tile.rows > 64);
         let is_tile = has_registers
@@ -110,10 +115,10 @@ impl GemmStream {
             && (1..=8).contains(&tile.splits)
             && (1..=2).contains(&tile.groups)
             && (1..=2).contains(&tile.per_sm);
-        // A depth beyond this would overflow the sizes below.
+        // A greater depth would overflow the sizes below.
         if !is_tile || k > 1 << 20 || tile.splits > k.div_ceil(BLOCK_K) {
             return Err(format!(
-                "{tile:?} is no tile of the GEMM that streams a weight of depth {k}: it has 8 to 128 rows, a multiple of 8, and 64 products or more for each of 1 to 8 splits"
+                "{tile:?} is not a tile of the streaming GEMM with k = {k}; expected 8 to 128 rows in multiples of 8, and 1 to 8 splits with a step of 64 for each"
             ));
         }
         if self.layout().is_none() {
@@ -123,20 +128,23 @@ impl GemmStream {
         }
         let fits_gate = n.is_multiple_of(8) && !self.epilogue.residual;
         if self.gated && !(fits_gate && self.epilogue.activation.is_some()) {
-            return Err("a gate has an activation and columns in multiples of 8, and no residual is added to it".to_owned());
+            return Err(
+                "a gate requires an activation, columns in multiples of 8, and no residual"
+                    .to_owned(),
+            );
         }
         match self.norm {
             StreamNorm::Before { .. } if self.gated || !n.is_multiple_of(8) => {
-                Err("a norm behind a GEMM has columns in multiples of 8 and no gate".to_owned())
+                Err("a norm after a GEMM requires columns in multiples of 8 and no gate".to_owned())
             }
             StreamNorm::Behind { .. } if self.epilogue.residual => {
-                Err("no GEMM of a norm adds a residual".to_owned())
+                Err("a GEMM of normalised rows cannot add a residual".to_owned())
             }
             _ => Ok(()),
         }
     }
 
-    /// The kernel for any card of the product alone, of `n` columns or twice as many before a gate.
+    /// Returns the product alone for any GPU, with `n` columns, or `2n` before a gate.
     pub fn plain(&self) -> Gemm {
         match self.gated {
             true => Gemm::of(
@@ -149,15 +157,15 @@ impl GemmStream {
         }
     }
 
-    /// What x is multiplied by where it is a row of a norm: see [`StreamNorm::Behind`].
-    fn behind(&self) -> Option<(f32, bool)> {
+    /// Epsilon and centring of the norm whose rows are x: see [`StreamNorm::Behind`].
+    fn input_norm(&self) -> Option<(f32, bool)> {
         match self.norm {
             StreamNorm::Behind { eps, centred } => Some((eps, centred)),
             _ => None,
         }
     }
 
-    /// The gate by itself, if there is one.
+    /// Returns the gate as a separate kernel, if there is one.
     pub fn gate(&self) -> Option<Gate> {
         let activation = self.epilogue.activation.filter(|_| self.gated)?;
         Some(Gate {
@@ -167,7 +175,7 @@ impl GemmStream {
         })
     }
 
-    /// Tensors that it writes.
+    /// Number of tensors that the kernel writes.
     pub fn n_writes(&self) -> usize {
         match self.norm {
             StreamNorm::Before { .. } => 3,
@@ -175,14 +183,14 @@ impl GemmStream {
         }
     }
 
-    /// Rows of `scaled` behind those of the batch.
+    /// Rows of `scaled` after those of the batch.
     pub const fn more_rows(centred: bool) -> u64 {
         if centred { 2 } else { 0 }
     }
 
     fn x_rows(&self) -> Size {
         let more = self
-            .behind()
+            .input_norm()
             .map_or(0, |(_, centred)| Self::more_rows(centred));
         &Size::from(Symbol::Rows) + &more.into()
     }
@@ -194,7 +202,8 @@ impl GemmStream {
         }
     }
 
-    /// Whether a CTA gathers rows in shared memory and stores them by words, which rows of an odd number of columns are not made of.
+    /// Whether a CTA gathers rows in shared memory and stores them in words. Used if a row has an odd number of columns, and so does
+    /// not consist of whole words.
     fn is_staged(&self) -> bool {
         self.n % 2 == 1 && self.tile.splits == 1 && !self.epilogue.residual
     }
@@ -204,16 +213,16 @@ impl GemmStream {
         STAGED_OCTETS.min(self.tile.rows / 8)
     }
 
-    /// Threads that read row statistics, by warps.
+    /// Threads that read row statistics, in whole warps.
     fn stats_threads(&self) -> u32 {
-        self.behind()
+        self.input_norm()
             .map_or(0, |_| 32 * self.tile.rows.div_ceil(64))
     }
 
     fn layout(&self) -> Option<Layout> {
         let tile = self.tile;
         let steps = tile.steps(self.k);
-        let is_centred = self.behind().is_some_and(|(_, centred)| centred);
+        let is_centred = self.input_norm().is_some_and(|(_, centred)| centred);
         let mma_n = tile.rows + if is_centred { 8 } else { 0 };
         let stage_bytes = (tile.weight_rows() + mma_n) * BLOCK_K * 2;
         let partial = tile.groups * 128 * 16;
@@ -224,7 +233,7 @@ impl GemmStream {
                 (tile.rows / 8).div_ceil(splits) * splits * partial + vectors
             }
         };
-        let is_aliased = received > MOST_BESIDE;
+        let is_aliased = received > MAX_BESIDE;
         // Row statistics of warps, normals, gamma · w and beta · w.
         let statics = match self.norm {
             StreamNorm::None => 0,
@@ -238,8 +247,8 @@ impl GemmStream {
         let beside = ALIGNMENT + statics + staged + if is_aliased { 0 } else { received };
         let room = SHARED[tile.per_sm as usize - 1].checked_sub(beside)?;
         let most = match tile.splits {
-            1 => MOST_STAGES,
-            _ => MOST_STAGES.min(steps),
+            1 => MAX_STAGES,
+            _ => MAX_STAGES.min(steps),
         };
         let stages = (room / stage_bytes).min(most);
         let has_room = stages >= 2.min(steps) && !(is_aliased && stages * stage_bytes < received);
@@ -252,12 +261,12 @@ impl GemmStream {
         })
     }
 
-    /// The layout of a kernel that [`check`](Self::check) accepts.
+    /// Layout of a kernel that [`check`](Self::check) accepts.
     fn checked_layout(&self) -> Layout {
         self.layout().expect("the tile has room, as `check` says")
     }
 
-    /// Tiles of the output, and those of them that are of the same columns.
+    /// Tiles of the output, and the number of tiles that share the same columns.
     fn tiles_of(&self, rows: u64) -> (u64, u64) {
         let of_rows = rows.div_ceil(self.tile.rows.into()).max(1);
         (
@@ -277,7 +286,7 @@ impl GemmStream {
         }
     }
 
-    /// The norm's parameters besides x, with what comes of it.
+    /// The norm's parameters besides x, and its results.
     fn gamma_and_beta(&self, centred: bool) -> Vec<Param> {
         let width = Shape::fixed(&[self.n.into()]);
         let names = ["gamma", "beta"].into_iter().take(1 + usize::from(centred));
@@ -294,7 +303,7 @@ impl Kernel for GemmStream {
 
     fn definition(&self) -> String {
         let kind = |centred| if centred { "layernorm" } else { "rms_norm" };
-        // With gamma and beta behind its rows it is defined for one tile of them, and has cases of its own.
+        // With gamma and beta after its rows, the kernel is defined for one tile of rows, and has its own cases.
         let before = match self.norm {
             StreamNorm::Behind { eps, centred } => {
                 let most = match centred {
@@ -345,9 +354,9 @@ impl Kernel for GemmStream {
             ]
             .contains(name)
         });
-        let (eps, is_centred) = self.behind().unwrap_or((1.0, false));
+        let (eps, is_centred) = self.input_norm().unwrap_or((1.0, false));
         let cluster = match splits {
-            // The attribute costs time even where a cluster is one CTA.
+            // The attribute costs time even if a cluster is one CTA.
             1 => String::new(),
             _ => format!("__cluster_dims__({splits}, 1, 1) "),
         };
@@ -362,7 +371,7 @@ impl Kernel for GemmStream {
             ("per_sm", per_sm.into()),
             ("early", (per_sm > 1 && rows <= EARLY_ROWS).into()),
             ("gated", self.gated.into()),
-            ("normed", self.behind().is_some().into()),
+            ("normed", self.input_norm().is_some().into()),
             ("centred", is_centred.into()),
             ("eps", f32_literal(eps).into()),
             (
@@ -431,7 +440,7 @@ impl Kernel for GemmStream {
                 };
                 let shape = Shape::new([self.x_rows(), u64::from(self.k).into()]);
                 params[0] = read("x", self.dtype, shape, scaled);
-                // Σ s and Σ s² that are each half the number of columns give rows of mean and deviation 1/2.
+                // With Σ s and Σ s² each half the number of columns, rows have mean and deviation 1/2.
                 let mean = self.k as f32 / row_stats_of(self.k) as f32;
                 let stats = Fill::Normal {
                     mean,
@@ -472,11 +481,11 @@ impl Kernel for GemmStream {
         Some(self.estimate(rows, machine))
     }
 
-    /// Gamma and beta are behind the last row of x, which the only tile of rows has; otherwise two tiles, as more read the
-    /// weight too often, and no more rows than were timed.
+    /// With gamma and beta after the last row of x, one tile of rows. Otherwise two tiles, because more would read the weight too
+    /// often, and no more rows than were timed.
     fn most_rows(&self) -> Option<u64> {
         let rows = u64::from(self.tile.rows);
-        Some(match self.behind() {
+        Some(match self.input_norm() {
             Some((_, true)) => rows,
             _ => (2 * rows).min(SMALL_M),
         })
@@ -493,12 +502,12 @@ impl Kernel for GemmStream {
     fn cases(&self) -> Vec<Case> {
         let mut cases = Case::standard();
         if self.norm == StreamNorm::None && !self.gated {
-            return cases; // Those of its definition, which any GEMM has.
+            return cases; // The definition's cases, which suit any GEMM.
         }
-        // Octets and tiles of rows that are whole, partial and empty, and gamma and beta in one octet or two.
+        // Octets and tiles of rows that are full, partial and empty, with gamma and beta in one octet or two.
         let rows = [7, 8, 15, 30, 31, 32, 33, 62, 64, 65, 127, 128];
         cases.extend(rows.map(|rows| Case::new("few_rows", &[rows])));
-        if let Some((_, true)) = self.behind() {
+        if let Some((_, true)) = self.input_norm() {
             let tokens = |case: &Case| case.lens.iter().map(|&len| u64::from(len)).sum::<u64>();
             cases.retain(|case| tokens(case) <= u64::from(self.tile.rows));
         }

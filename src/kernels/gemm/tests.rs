@@ -15,7 +15,7 @@ fn the_reference_is_the_definition_on_a_worked_example() {
     let bias = HostTensor::Real(vec![1.0, -0.5]);
     let extents = Extents::of(&[2]).expect("a batch");
     let out = kernel.reference(&extents, &[&x, &weight, &bias]);
-    // Row 0: 1 − 3 + 1 = −1 → 0 and 2 + 2 + 1.5 − 0.5 = 5; row 1: 4 − 6 + 1 → 0 and 15.5.
+    // Row 0: 1 − 3 + 1 = −1 → 0 and 2 + 2 + 1.5 − 0.5 = 5. Row 1: 4 − 6 + 1 → 0 and 15.5.
     assert_eq!(out, [HostTensor::Real(vec![0.0, 5.0, 0.0, 15.5])]);
 }
 
@@ -43,7 +43,7 @@ fn the_reference_sums_all_of_a_long_odd_row() {
 }
 
 #[test]
-fn the_symbol_spells_the_epilogue_and_the_tile() {
+fn the_symbol_names_the_epilogue_and_the_tile() {
     let mut kernel = gemm(3072, 768, DType::F16, GELU);
     kernel.tile = Tile::candidates(DType::F16)[0];
     assert_eq!(
@@ -107,7 +107,7 @@ fn accesses_are_as_wide_as_every_row_is_aligned() {
 }
 
 #[test]
-fn equal_kernels_and_only_they_have_equal_symbols() {
+fn symbols_are_equal_if_and_only_if_kernels_are_equal() {
     let mut symbols = std::collections::BTreeSet::new();
     let mut kernels = 0;
     let activations = Activation::ALL.map(Some).into_iter().chain([None]);

@@ -1,4 +1,4 @@
-//! The tiles of the GEMM by `mma.sync`, and the model of its time.
+//! Tiles of the `mma.sync` GEMM, and their cost model.
 
 use super::Tile;
 use crate::{machine::Machine, tensor::DType};
@@ -14,8 +14,8 @@ const fn tile(m: u32, n: u32, k: u32, warps_m: u32, warps_n: u32, stages: u32) -
     }
 }
 
-/// Tiles for tensor cores; a stage is `(m + n)·k·2` bytes of shared memory. Warps of 64×64 outputs read
-/// the fewest bytes of shared memory for an MMA that the registers allow.
+/// Tiles for tensor cores. A stage is `(m + n)·k·2` bytes of shared memory. Warps of 64×64 outputs read the fewest bytes of
+/// shared memory per MMA that the registers allow.
 const TENSOR_TILES: [Tile; 9] = [
     tile(128, 256, 32, 2, 4, 4),
     tile(128, 192, 32, 2, 4, 4),
@@ -28,7 +28,7 @@ const TENSOR_TILES: [Tile; 9] = [
     tile(16, 32, 64, 1, 2, 5),
 ];
 
-/// Tiles for f32: 8×8 or 4×4 outputs a thread, double-buffered in shared memory.
+/// Tiles for f32: 8×8 or 4×4 outputs per thread, double-buffered in shared memory.
 const SCALAR_TILES: [Tile; 5] = [
     tile(128, 128, 16, 4, 2, 2),
     tile(128, 64, 16, 4, 1, 2),
@@ -38,7 +38,7 @@ const SCALAR_TILES: [Tile; 5] = [
 ];
 
 impl Tile {
-    /// The tiles that a GEMM of this storage type may have, largest first.
+    /// Available tiles of a GEMM of this storage type, largest first.
     pub fn candidates(dtype: DType) -> &'static [Tile] {
         match dtype {
             DType::F32 => &SCALAR_TILES,
@@ -46,7 +46,7 @@ impl Tile {
         }
     }
 
-    /// The candidates that are not mostly empty on `n` columns; never none, as some are narrow.
+    /// Candidates that are not mostly empty on `n` columns. Never empty, because some candidates are narrow.
     pub fn fitting(n: u32, dtype: DType) -> Vec<Tile> {
         let widest = n.checked_next_power_of_two().unwrap_or(u32::MAX).max(64);
         let fits = |tile: &Tile| tile.n <= widest;
@@ -59,8 +59,8 @@ impl Tile {
 
     /// Estimated cycles: `waves × (k-steps × cost of a step + fill)`.
     ///
-    /// A step costs what its slowest unit does (MMAs, shared memory, L2), in f32 also part of the others.
-    /// CTAs that share an SM share its units, but hide each other's barriers and pipeline fills.
+    /// A step costs as much as its slowest unit (MMAs, shared memory, L2); in f32 also part of the other units' time. CTAs that
+    /// share an SM share its units, but hide each other's barriers and pipeline fills.
     pub fn cycles(self, rows: u64, n: u32, k: u32, dtype: DType, machine: &Machine) -> f64 {
         let cost = &machine.costs.mma_sync;
         let ctas = self.ctas(rows, n);
@@ -81,8 +81,8 @@ impl Tile {
         let bytes = f64::from(self.m + self.n) * f64::from(self.k) * dtype.bytes() as f64;
         let l2 = cost.l2_per_sm.min(cost.l2 / busy_sms);
         let (math, reads, exposed) = match dtype {
-            // Every lane reads its rows and columns, half of them shared with its neighbours; the
-            // reads take issue slots from the FMAs.
+            // Every lane reads its rows and columns, half of which it shares with its neighbours. The reads take issue slots from the
+            // FMAs.
             DType::F32 => (
                 products / machine.rates.fma,
                 warps * f64::from(self.k) * 64.0 * (warp_m / 4.0 + warp_n / 8.0),
@@ -104,11 +104,11 @@ impl Tile {
         let epilogue = outputs * cost.output / units;
         let estimate = of_busiest_sm as f64 * (steps * (step + cost.barrier / resident) + epilogue)
             + fills * cost.launch;
-        // What a large weight takes to be read was measured beside kernels with Hopper's instructions only.
+        // The time to read a large weight was measured only on GPUs with Hopper's instructions.
         match &machine.costs.hopper {
             Some(hopper) => {
                 let bytes = f64::from(n) * f64::from(k) * dtype.bytes() as f64;
-                // Rows of an odd number of columns are stored by two bytes.
+                // Rows of an odd number of columns are stored in 2-byte accesses.
                 let unaligned = f64::from(n % 2) * hopper.stream.odd_output / 32.0;
                 let stored = f64::from(self.n) * rows.min(self.m.into()) as f64;
                 estimate.max(cost.launch + bytes / hopper.wgmma.dram)
@@ -128,16 +128,16 @@ impl Tile {
             .saturating_mul(n.div_ceil(self.n).into())
     }
 
-    /// Bytes of dynamic shared memory of a CTA on tensor cores.
+    /// Bytes of dynamic shared memory per CTA on tensor cores.
     pub(super) const fn shared_bytes(self, dtype: DType) -> u32 {
         (self.m + self.n) * self.k * self.stages * dtype.bytes() as u32
     }
 
-    /// CTAs that one SM holds at a time.
+    /// Resident CTAs per SM.
     fn resident(self, dtype: DType, machine: &Machine) -> u32 {
         let threads = self.threads();
         let sums = self.m * self.n / threads;
-        // Two sets of fragments, or operands and loads in flight; addresses are in the constant below.
+        // Two sets of fragments, or operands and loads in flight. Addresses are in the constant below.
         let operands = match dtype {
             DType::F32 => 2 * self.k * (self.m + self.n) / threads,
             DType::F16 | DType::BF16 => (self.m / self.warps_m + self.n / self.warps_n) / 2,
@@ -158,7 +158,7 @@ mod tests {
     const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
     #[test]
-    fn every_candidate_fits_the_smallest_card() {
+    fn every_candidate_fits_the_smallest_gpu() {
         for dtype in DTYPES {
             for t in Tile::candidates(dtype) {
                 assert!(t.shared_bytes(dtype) <= 99 * 1024, "{t:?}");

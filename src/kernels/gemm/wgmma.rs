@@ -12,58 +12,58 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// The CTA tile of the Hopper GEMM and the schedule of its consumers.
+/// CTA tile of the Hopper GEMM, and the schedule of its consumers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct WgmmaTile {
-    /// Rows of a tile: 64, 128 or 256. Swap-AB tiles, ping-pong with 128 columns, have any other multiple of 8
-    /// up to 256, as x is then the N side of the MMAs.
+    /// Rows per tile: 64, 128 or 256. Swap-AB tiles (ping-pong, 128 columns) have any other multiple of 8 up to 256, because x is
+    /// then the N side of the MMAs.
     pub m: u32,
-    /// Columns of a tile: a multiple of 16 up to 256.
+    /// Columns per tile: a multiple of 16 up to 256.
     pub n: u32,
-    /// Whether both consumer warpgroups compute halves of one tile. Otherwise they are ping-pong: each has a
-    /// tile of its own, and the epilogue of one overlaps the mainloop of the other.
+    /// Whether both consumer warpgroups compute halves of one tile. Otherwise they work in ping-pong: each has its own tile, and the
+    /// epilogue of one overlaps the mainloop of the other.
     pub cooperative: bool,
 }
 
-/// `x [rows, k]`, `weight [n, k]`, `bias [n]` → `out [rows, n]` in f16 or bf16, as [`Gemm`], on
-/// Hopper. `n` and `k` are multiples of 8: rows of a tensor map start at multiples of 16 bytes.
+/// `x [rows, k]`, `weight [n, k]`, `bias [n]` → `out [rows, n]` in f16 or bf16, like [`Gemm`], on Hopper. `n` and `k` are
+/// multiples of 8, because rows of a tensor map start at multiples of 16 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmWgmma {
     pub n: u32,
     pub k: u32,
     pub dtype: DType,
     pub epilogue: Epilogue,
-    /// Whether the activation is of a gate, and the weight `[2n, k]`, as [`GemmStream`] has it.
+    /// Whether the activation belongs to a gate. The weight is then `[2n, k]`, as for [`GemmStream`].
     pub gated: bool,
     pub tile: WgmmaTile,
 }
 
-/// How the epilogue stores the output.
+/// The way in which the epilogue stores the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Store {
-    /// From registers to global memory: the weight's rows are loaded in [`RowOrder::Quads`], of multiples of 32.
+    /// From registers to global memory. The weight's rows are loaded in order [`RowOrder::Quads`], in multiples of 32.
     Direct,
-    /// From registers to global memory, with swap-AB: the weight's rows are loaded in [`RowOrder::Fours`].
+    /// From registers to global memory, with swap-AB. The weight's rows are loaded in order [`RowOrder::Fours`].
     SwapAb,
-    /// Through shared memory, by TMA.
+    /// Through shared memory, with TMA.
     Tma,
 }
 
 /// Bytes of shared memory of a CTA on Hopper.
 const SHARED_LIMIT: u32 = 227 * 1024;
-/// Elements of k in a stage: 128 bytes, the span of the widest swizzle.
+/// Elements of k per stage: 128 bytes, the span of the widest swizzle.
 const BLOCK_K: u32 = 64;
-/// More stages than this hide no more latency.
-const MOST_STAGES: u32 = 8;
+/// Max stages. More would hide no more latency.
+const MAX_STAGES: u32 = 8;
 /// Fewer stages than this expose the latency of the loads.
 const ENOUGH_STAGES: u32 = 4;
-/// Rows of one warp in the 64 rows of a warpgroup's MMA.
+/// Rows of one warp within the 64 rows of a warpgroup's MMA.
 const SUBTILE_ROWS: u32 = 16;
 /// One producer and two consumer warpgroups.
 const THREADS: u32 = 384;
 
 impl WgmmaTile {
-    /// The tiles that a GEMM may have, largest first.
+    /// Available tiles, largest first.
     pub const CANDIDATES: [WgmmaTile; 24] = [
         WgmmaTile::new(256, 128, true),
         WgmmaTile::new(128, 256, true),
@@ -95,16 +95,16 @@ impl WgmmaTile {
         Self { m, n, cooperative }
     }
 
-    /// The part of a symbol that names the tile.
+    /// Part of a symbol that names the tile.
     pub fn name(self) -> String {
         let schedule = if self.cooperative { "" } else { "_pingpong" };
         format!("wgmma{}x{}{schedule}", self.m, self.n)
     }
 
-    /// Columns of an epilogue subtile of a warp, and the TMA boxes that store it.
+    /// Columns of a warp's epilogue subtile, and the number of TMA boxes that store it.
     ///
-    /// Rows of 64 columns are swizzled. Where 64 does not divide the tile, a subtile is two boxes whose
-    /// rows are an odd number of 16-byte chunks: eight such rows are free of bank conflicts without a swizzle.
+    /// Rows of 64 columns are swizzled. If the tile is not a multiple of 64 columns, a subtile is two boxes whose rows are an odd
+    /// number of 16-byte chunks: eight such rows are free of bank conflicts without a swizzle.
     const fn subtile(self) -> (u32, u32) {
         match self.n.is_multiple_of(64) {
             true => (64, 1),
@@ -122,32 +122,32 @@ impl WgmmaTile {
         !self.swaps_ab() || n.is_multiple_of(RowOrder::GROUP)
     }
 
-    /// Whether a consumer has registers for this epilogue of a GEMM with `n` columns: a residual beside what is staged for
-    /// TMA is too much for the largest ping-pong tiles.
+    /// Whether a consumer has enough registers for this epilogue of a GEMM with `n` columns. The largest ping-pong tiles have no
+    /// registers for a residual in addition to the data staged for TMA.
     pub(crate) fn has_registers(self, n: u32, epilogue: Epilogue) -> bool {
         let is_large = !self.cooperative && self.m * self.n >= 128 * 144;
         !(epilogue.residual && is_large && self.store(n) == Store::Tma)
     }
 
-    /// Whether the epilogue can gate `n` columns: a lane has the same columns of both halves of the weight, and registers
-    /// for what is added to them.
+    /// Whether the epilogue can gate `n` columns. A lane must hold the same columns of both halves of the weight, and have registers
+    /// for the added bias.
     const fn gates(self, n: u32, bias: bool) -> bool {
         let has_registers = !bias || self.outputs_of_warpgroup() < 128 * 128;
         let halves = self.n.is_multiple_of(2 * RowOrder::GROUP);
         has_registers && halves && self.stores_directly(n)
     }
 
-    /// Outputs of a consumer warpgroup.
+    /// Outputs per consumer warpgroup.
     pub(super) const fn outputs_of_warpgroup(self) -> u32 {
         self.m * self.n / if self.cooperative { 2 } else { 1 }
     }
 
-    /// Whether the epilogue of a GEMM with `n` columns stores from registers, a lane whole groups of eight columns.
+    /// Whether the epilogue of a GEMM with `n` columns stores from registers, each lane whole groups of eight columns.
     pub(super) const fn stores_directly(self, n: u32) -> bool {
         matches!(self.store(n), Store::Direct)
     }
 
-    /// How the epilogue of a GEMM with `n` columns stores its output.
+    /// The way in which the epilogue of a GEMM with `n` columns stores its output.
     const fn store(self, n: u32) -> Store {
         if self.swaps_ab() {
             return Store::SwapAb;
@@ -158,8 +158,8 @@ impl WgmmaTile {
         }
     }
 
-    /// Subtiles that each of the eight consumer warps can have in flight to global memory: 16 rows of the
-    /// tile, or half as many where the stages need the room.
+    /// Subtiles that each of the eight consumer warps can have in flight to global memory: 16 rows of the tile, or half as many if
+    /// the stages need the room.
     fn buffers(self, store: Store) -> u32 {
         let (subtile, _) = self.subtile();
         let all = self.n / subtile;
@@ -174,14 +174,14 @@ impl WgmmaTile {
         (self.m + self.n) * BLOCK_K * 2
     }
 
-    /// Pipeline stages: as many as there is room for.
+    /// Pipeline stages: as many as fit.
     fn stages(self, store: Store) -> u32 {
         self.stages_beside(self.buffers(store))
     }
 
     fn stages_beside(self, buffers: u32) -> u32 {
-        let rest = SHARED_LIMIT - self.bytes_besides_stages(buffers, MOST_STAGES);
-        (rest / self.stage_bytes()).min(MOST_STAGES)
+        let rest = SHARED_LIMIT - self.bytes_besides_stages(buffers, MAX_STAGES);
+        (rest / self.stage_bytes()).min(MAX_STAGES)
     }
 
     /// Bytes of subtiles, barriers, and the bias of both consumer warpgroups.
@@ -195,12 +195,11 @@ impl WgmmaTile {
         stages * self.stage_bytes() + self.bytes_besides_stages(self.buffers(store), stages)
     }
 
-    /// Estimated cycles on a card with Hopper's instructions, comparable with [`Tile::cycles`](super::Tile::cycles).
+    /// Estimated cycles on a GPU with Hopper's instructions, comparable with [`Tile::cycles`](super::Tile::cycles).
     ///
-    /// `fill + tiles of the busiest SM × (k-steps × cost of a step + epilogue)`. A step costs a norm of its
-    /// limits (tensor cores, L2 for one SM, L2 for all), and what its bytes cost of the clock, where SMs count
-    /// that have a tile in the mean over the waves. Ping-pong hides the part of an epilogue that fits under
-    /// the other warpgroup's mainloop.
+    /// `fill + tiles of the busiest SM × (k-steps × cost of a step + epilogue)`. The cost of a step is a norm of its limits (tensor
+    /// cores, L2 for one SM, L2 for all SMs) plus the clock reduction due to its bytes, for the mean number of SMs that have a tile
+    /// over the waves. Ping-pong hides the part of an epilogue that fits under the other warpgroup's mainloop.
     pub fn cycles(self, rows: u64, n: u32, k: u32, epilogue: Epilogue, machine: &Machine) -> f64 {
         let Some(Hopper {
             wgmma: cost,
@@ -254,14 +253,14 @@ impl WgmmaTile {
             }
             false => 0.0,
         };
-        // A residual is read when it is needed: ping-pong hides nothing of that.
+        // A residual is read when it is needed, so ping-pong hides none of that time.
         let added = outputs * cost.output * f64::from(u8::from(epilogue.residual));
         let tiles = of_busiest * (cost.tile + added);
         let estimate = cost.launch + bytes * cost.stage_byte + tiles + work + waits;
         estimate.max(cost.launch + f64::from(n) * f64::from(k) * 2.0 / cost.dram)
     }
 
-    /// Tiles of the output.
+    /// Number of tiles of the output.
     fn tiles(self, rows: u64, n: u32) -> u64 {
         rows.div_ceil(self.m.into())
             .saturating_mul(n.div_ceil(self.n).into())
@@ -269,7 +268,7 @@ impl WgmmaTile {
 }
 
 impl GemmWgmma {
-    /// The tiles that serve a GEMM on a card with `instructions`.
+    /// Tiles that serve a GEMM on a GPU with `instructions`.
     pub fn tiles(n: u32, k: u32, dtype: DType, instructions: Instructions) -> Vec<WgmmaTile> {
         if !Self::serves(n, k, dtype) || instructions != Instructions::Hopper {
             return Vec::new();
@@ -278,7 +277,7 @@ impl GemmWgmma {
         all.filter(|tile| tile.serves(n)).collect()
     }
 
-    /// The tiles whose epilogue can gate `n` columns, with or without a bias.
+    /// Tiles whose epilogue can gate `n` columns, with or without a bias.
     pub fn gating(
         n: u32,
         k: u32,
@@ -296,26 +295,29 @@ impl GemmWgmma {
         dtype.has_mma() && n.is_multiple_of(8) && k.is_multiple_of(8) && n > 0 && k > 0
     }
 
-    /// [`GemmWgmma::serves`], with the reason where it does not.
+    /// Like [`GemmWgmma::serves`], but fails with the reason.
     pub(super) fn check_serves(n: u32, k: u32, dtype: DType) -> Result<(), String> {
         match Self::serves(n, k, dtype) {
             true => Ok(()),
             false => Err(format!(
-                "no Hopper GEMM for {n} columns and {k} products in {dtype}: it takes multiples of 8 in f16 or bf16"
+                "the Hopper GEMM does not support n = {n} and k = {k} in {dtype}; expected multiples of 8 in f16 or bf16"
             )),
         }
     }
 
-    /// Whether the kernel can be generated as described; otherwise what is wrong.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         Self::check_serves(self.n, self.k, self.dtype)?;
         if !WgmmaTile::CANDIDATES.contains(&self.tile) || !self.tile.serves(self.n) {
-            return Err(format!("{:?} is no tile of the Hopper GEMM", self.tile));
+            return Err(format!("{:?} is not a tile of the Hopper GEMM", self.tile));
         }
         let fits_gate = self.tile.gates(self.n, self.epilogue.bias) && !self.epilogue.residual;
         if self.gated && !(fits_gate && self.epilogue.activation.is_some()) {
             return Err(format!(
-                "no gate of {} columns with {:?} and {:?}: it has an activation, no residual, and whole groups of {} columns in either half of a tile",
+                "a gate of {} columns is not supported with {:?} and {:?}; expected an activation, no residual, and whole groups of {} columns in each half of a tile",
                 self.n,
                 self.tile,
                 self.epilogue,
@@ -324,7 +326,7 @@ impl GemmWgmma {
         }
         if !self.tile.has_registers(self.n, self.epilogue) {
             return Err(format!(
-                "{:?} has no registers for a residual beside {} columns",
+                "{:?} has no registers for a residual of {} columns; expected a smaller or a cooperative tile",
                 self.tile, self.n
             ));
         }
@@ -335,12 +337,12 @@ impl GemmWgmma {
         self.tile.store(self.n)
     }
 
-    /// The same GEMM for any card, which is its definition where there is no gate.
+    /// Returns the same GEMM for any GPU. It defines the result if there is no gate.
     pub fn plain(&self) -> Gemm {
         Gemm::of(self.n, self.k, self.dtype, self.epilogue)
     }
 
-    /// The same GEMM with its gate, if it has one.
+    /// Returns the same GEMM with its gate, if it has one.
     pub fn with_gate(&self) -> Option<GemmStream> {
         let Self {
             n,
@@ -360,12 +362,12 @@ impl GemmWgmma {
         })
     }
 
-    /// Rows of the weight.
+    /// Number of rows of the weight.
     pub fn weight_rows(&self) -> u32 {
         if self.gated { 2 * self.n } else { self.n }
     }
 
-    /// What the kernel computes, whatever computes it.
+    /// Returns the kernel that defines the result, with or without a gate.
     fn meaning(&self) -> Box<dyn Kernel> {
         match self.with_gate() {
             Some(gate) => Box::new(gate),
@@ -446,7 +448,7 @@ impl Kernel for GemmWgmma {
             order,
         };
         let x = operand("x", self.tile.m, RowOrder::Plain);
-        // Both halves of the weight come by copies of their own.
+        // Each half of the weight is loaded by separate copies.
         let at_once = if self.gated {
             self.tile.n / 2
         } else {
@@ -507,8 +509,8 @@ impl Kernel for GemmWgmma {
     }
 }
 
-/// Every tile, with epilogues, direct and TMA stores, and sizes that divide by 32 or 8 and nothing else;
-/// the storage type changes only conversions.
+/// Every tile, with epilogues, direct and TMA stores, and sizes that include odd multiples of 32 and of 8. The storage type changes only
+/// conversions.
 pub fn representative() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
     let gelu = Epilogue::new(true, Some(super::Activation::GeluExact));

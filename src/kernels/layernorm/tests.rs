@@ -40,7 +40,7 @@ fn the_bias_is_a_parameter_only_where_there_is_one() {
 }
 
 #[test]
-fn kernels_that_differ_have_symbols_that_differ() {
+fn different_kernels_have_different_symbols() {
     let mut symbols = std::collections::BTreeSet::new();
     let mut n_kernels = 0;
     for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -53,13 +53,13 @@ fn kernels_that_differ_have_symbols_that_differ() {
         }
     }
     assert_eq!(symbols.len(), n_kernels);
-    // The default kernel has the plain symbol; differences from it are spelled out.
+    // The default kernel has the plain symbol. Deviations from it are spelled out.
     assert!(symbols.contains("layernorm_f16_w768_eps1em12"));
     assert!(symbols.contains("bias_residual_layernorm_f16_w768_eps1em12_warps3_x1_two_pass"));
 }
 
 #[test]
-fn few_rows_have_a_kernel_of_their_own_and_the_last_serves_all_the_rest() {
+fn few_rows_have_a_separate_kernel_and_the_last_serves_all_others() {
     let variants = BiasResidualLayerNorm::new(768, 1e-12, DType::F32, true)
         .by_rows(&crate::machine::testing::hopper());
     let limits: Vec<Option<u64>> = variants.iter().map(|(rows, _)| *rows).collect();
@@ -83,8 +83,7 @@ fn few_rows_have_a_kernel_of_their_own_and_the_last_serves_all_the_rest() {
     );
 }
 
-/// Σ over a row in the kernel's order, in f32: a lane's packs one after the other, then the butterfly of
-/// `warp_all_reduce_xelem`.
+/// Sum of a row in the kernel's order, in f32: a lane's packs one after another, then the butterfly of `warp_all_reduce_xelem`.
 fn warp_sum(row: &[f32], vector: usize) -> f32 {
     let mut lanes = [0f32; 32];
     for (i, pack) in row.chunks(vector).enumerate() {
@@ -99,7 +98,7 @@ fn warp_sum(row: &[f32], vector: usize) -> f32 {
     lanes[0]
 }
 
-/// Rows of mean 1000 and deviation 0.1: twelve uniform values make a normal one.
+/// Rows of mean 1000 and deviation 0.1. A normal value is the sum of twelve uniform ones.
 fn far_from_zero(width: usize, seed: u64) -> Vec<f32> {
     let mut state = seed;
     let mut uniform = || {

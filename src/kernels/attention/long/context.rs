@@ -17,9 +17,8 @@ use crate::{
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
-/// `scores [heads, pairs + 8·tokens]`, `statistics [heads, tokens, 2]`, `v`, `cu_lens`,
-/// `pair_offsets` → `out [tokens, heads·head]`: per sequence `p·v` with
-/// `p = exp(score − maximum) / sum`, computed as the scores are loaded
+/// `scores [heads, pairs + 8·tokens]`, `statistics [heads, tokens, 2]`, `v`, `cu_lens`, `pair_offsets` → `out
+/// [tokens, heads·head]`: `p·v` for each sequence, with `p = exp(score − maximum) / sum` computed when the scores are loaded
 /// (ByteTransformer III.E.2, algorithm III.2).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MhaLongContext {
@@ -34,17 +33,20 @@ pub(in super::super) struct Plan {
     pub template: &'static str,
     pub rows: u32,
     pub threads: u32,
-    /// Keys of a pipeline stage.
+    /// Keys per pipeline stage.
     pub keys: u32,
     pub stages: u32,
-    /// 16-row tiles of a warp.
+    /// 16-row tiles per warp.
     pub m_tiles: u32,
     pub min_blocks: u32,
     pub shared_bytes: u32,
 }
 
 impl MhaLongContext {
-    /// Whether the kernel can be generated as described.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         check_head(self.head)?;
         check_views(self.head, &[("v", self.v, self.heads)])
@@ -73,11 +75,11 @@ impl MhaLongContext {
     }
 }
 
-/// Tiling of p · v on tensor cores, whether P is computed from scores or stored: for each query a stage has `keys`
-/// 16-bit weights and 16 bytes more, padding or the extra chunk of an unaligned row.
+/// Tiling of p · v on tensor cores, whether P is computed from scores or loaded. For each query, a stage has `keys` 16-bit
+/// weights and 16 more bytes for padding or the extra chunk of an unaligned row.
 ///
-/// Two 16-row tiles per warp halve the shared-memory reads of V per MMA, as long as the accumulators leave registers
-/// for them and for other CTAs of the SM.
+/// Two 16-row tiles per warp halve the shared-memory reads of V per MMA, as long as the accumulators leave registers for them
+/// and for other CTAs of the SM.
 pub(in super::super) fn tensor_core_plan(template: &'static str, head: u32, dtype: DType) -> Plan {
     let bytes = row_bytes(head, dtype);
     let (rows, m_tiles, keys, stages, min_blocks) = match head {
@@ -140,7 +142,7 @@ impl Kernel for MhaLongContext {
             role: Role::Read {
                 element: DType::F32.into(),
                 shape: statistics_shape(self.heads),
-                // Above 0, because row sums are sums of exponentials; as row maximum it exceeds most scores.
+                // Positive, because row sums are sums of exponentials. Used as a row maximum, it exceeds most scores.
                 fill: Fill::Normal {
                     mean: 4.0,
                     deviation: 0.5,
@@ -163,7 +165,7 @@ impl Kernel for MhaLongContext {
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let plan = self.plan();
-        // An upper bound on Σ ⌈n / rows⌉ over the sequences.
+        // Upper bound on Σ ⌈n / rows⌉ over the sequences.
         let of_head = extents.tokens / u64::from(plan.rows) + extents.batch;
         visitor_launch(
             of_head,
@@ -178,7 +180,7 @@ impl Kernel for MhaLongContext {
         self.plan().threads
     }
 
-    /// Computed in f64 throughout; sequences and heads run in parallel.
+    /// Computes in f64. Sequences and heads run in parallel.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (scores, statistics, v) = (reads[0].real(), reads[1].real(), reads[2].real());
         let layout = Layout::of(extents);

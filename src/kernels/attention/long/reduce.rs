@@ -7,9 +7,9 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// `partials [heads, key_tiles, 2]`, `cu_lens`, `pair_offsets` → `statistics [heads, tokens, 2]`:
-/// row maximum of the scores and row sum of `exp(score − maximum)`, from the partials of the row's key tiles. The full
-/// reduction between the two grouped GEMMs of ByteTransformer III.E.2, all in f32.
+/// `partials [heads, key_tiles, 2]`, `cu_lens`, `pair_offsets` → `statistics [heads, tokens, 2]`: row maximum of the scores and
+/// row sum of `exp(score − maximum)`, from the partials of the row's key tiles. This is the full reduction between the two
+/// grouped GEMMs of ByteTransformer III.E.2, in f32.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MhaLongReduce {
     pub heads: u32,
@@ -38,7 +38,7 @@ impl Kernel for MhaLongReduce {
             role: Role::Read {
                 element: DType::F32.into(),
                 shape: partials_shape(self.heads),
-                // Above 0, because the row sums are sums of exponentials.
+                // Positive, because the row sums are sums of exponentials.
                 fill: Fill::Normal {
                     mean: 3.0,
                     deviation: 0.5,
@@ -58,7 +58,7 @@ impl Kernel for MhaLongReduce {
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let rows = u64::from(THREADS / LANES);
         Launch {
-            // At most 2^24 tokens, so this fits.
+            // There are at most 2^24 tokens, so this fits.
             grid: [extents.tokens.div_ceil(rows) as u32, self.heads, 1],
             threads: THREADS,
             shared_bytes: 0,

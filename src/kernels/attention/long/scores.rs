@@ -18,9 +18,9 @@ use crate::{
     tensor::{DType, Extents, Shape},
 };
 
-/// `q`, `k`, `cu_lens`, `pair_offsets` → `scores [heads, pairs + 8·tokens]`, `scale · q·kᵀ` per sequence, and `partials
-/// [heads, key_tiles, 2]` in f32: for each row and key tile of 128, the row maximum of the stored scores and the row
-/// sum of `exp(score − maximum)` (ByteTransformer III.E.2, figure 8).
+/// `q`, `k`, `cu_lens`, `pair_offsets` → `scores [heads, pairs + 8·tokens]`: `scale · q·kᵀ` for each sequence; and `partials
+/// [heads, key_tiles, 2]` in f32: for each row and key tile of 128, the row maximum of the stored scores and the row sum of
+/// `exp(score − maximum)` (ByteTransformer III.E.2, figure 8).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaLongScores {
     pub heads: u32,
@@ -31,23 +31,26 @@ pub struct MhaLongScores {
     pub dtype: DType,
 }
 
-/// Keys of a key tile that are in shared memory at once: half of it, which halves the accumulators.
+/// Keys in shared memory at once: half of a key tile, which halves the accumulators.
 const KEYS: u32 = 64;
-/// Pitch of the rows of scores that the epilogue stages in shared memory, in bytes.
+/// Pitch, in bytes, of the rows of scores that the epilogue stages in shared memory.
 const STAGE_PITCH: u32 = KEYS * 2 + 16;
 
 struct Plan {
     template: &'static str,
     rows: u32,
     threads: u32,
-    /// Columns of the operands that are in shared memory at once.
+    /// Columns of the operands in shared memory at once.
     depth: u32,
     min_blocks: u32,
     shared_bytes: u32,
 }
 
 impl MhaLongScores {
-    /// Whether the kernel can be generated as described.
+    /// Checks that the kernel can be generated as described.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), AttentionError> {
         check_head(self.head)?;
         check_scale(self.scale)?;
@@ -62,7 +65,7 @@ impl MhaLongScores {
 
     fn plan(&self) -> Plan {
         if !self.dtype.has_mma() {
-            // The head in equal parts of at most 64 columns.
+            // Splits the head into equal parts of at most 64 columns.
             let parts = self.head.div_ceil(64).max(1);
             let depth = self.head.div_ceil(parts).next_multiple_of(8);
             return Plan {
@@ -83,7 +86,7 @@ impl MhaLongScores {
             rows,
             threads: rows * 2,
             depth,
-            // Leaves a thread 128 registers with 256 threads per CTA, 168 with 128.
+            // Leaves 128 registers per thread with 256 threads per CTA, 168 with 128.
             min_blocks: if rows == 128 { 2 } else { 3 },
             shared_bytes: shared(rows),
         }
@@ -156,7 +159,7 @@ impl Kernel for MhaLongScores {
         self.plan().threads
     }
 
-    /// NaN marks elements that the kernel does not write. Partials are computed from the scores as stored.
+    /// Elements that the kernel does not write are NaN. Partials are computed from the stored scores.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (q, k) = (reads[0].real(), reads[1].real());
         let (tokens, width) = (extents.tokens as usize, self.head as usize);

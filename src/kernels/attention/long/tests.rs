@@ -48,7 +48,7 @@ fn starts(lens: &[u32]) -> [Vec<i64>; 2] {
     [running(|n| n), running(|n| n * n)]
 }
 
-/// Lengths about every edge, in several orders, and a length that only 64 bits square.
+/// Lengths around every boundary, in several orders, and a length whose square needs 64 bits.
 fn batches() -> Vec<Vec<u32>> {
     let edges = [
         1, 2, 7, 8, 9, 15, 16, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000,
@@ -98,9 +98,9 @@ fn no_two_rows_share_an_element_and_all_lie_within_their_tensors() {
 }
 
 #[test]
-fn a_worked_example_goes_through_all_three() {
-    // Sequence 0 has one token; of sequence 1 the keys are 0 and ln 3 for queries 1 and 0, so
-    // that the weights are 1/4, 3/4 and 1/2, 1/2. Only the first of 8 columns carries anything.
+fn all_three_kernels_match_a_worked_example() {
+    // Sequence 0 has one token. Sequence 1 has keys 0 and ln 3 for queries 1 and 0, so the weights are 1/4, 3/4 and 1/2, 1/2.
+    // Only the first of the 8 columns is nonzero.
     let lens = [1, 2];
     let extents = Extents::of(&lens).expect("a batch");
     let [cu_lens, pair_offsets] = starts(&lens).map(HostTensor::Index);
@@ -117,7 +117,7 @@ fn a_worked_example_goes_through_all_three() {
     let [of_scores, partials] = &written[..] else {
         panic!("two tensors");
     };
-    // Three rows of 8, the first at 0 and the others from 8·1 + ⌊1 / 8⌋·8 on.
+    // Three rows of 8: the first starts at 0 and the others at 8·1 + ⌊1 / 8⌋·8.
     let mut row = [f32::NAN; 29];
     row[..24].fill(0.0);
     (row[0], row[9]) = (35.0, 3f32.ln());
@@ -145,7 +145,7 @@ fn a_worked_example_goes_through_all_three() {
 }
 
 #[test]
-fn the_three_together_are_online_attention() {
+fn the_three_kernels_together_equal_online_attention() {
     let case = Case::new("several tiles", &[300, 1, 128, 129, 5]);
     for view in [HeadView::HeadMajor, plain(48)] {
         let online = MhaOnline {
@@ -180,7 +180,7 @@ fn the_three_together_are_online_attention() {
 }
 
 #[test]
-fn partials_are_those_of_the_scores_as_they_are_stored() {
+fn partials_are_computed_from_the_stored_scores() {
     let case = Case::new("one", &[40]);
     let kernel = scores(1, 8, DType::BF16);
     let trial = Trial::new(&kernel, &case, 3).expect("a batch");
@@ -194,8 +194,8 @@ fn partials_are_those_of_the_scores_as_they_are_stored() {
     }
 }
 
-/// Model of the visitor of `partials/attention_visitor.cu`: the tiles of one CTA, 32 at a time, each found in a window
-/// of 32 sequences by binary search over their prefix sums of tiles.
+/// Model of the visitor in `partials/attention_visitor.cu`: visits the tiles of one CTA, 32 at a time. Each tile is found in a
+/// window of 32 sequences by binary search over the prefix sums of their tiles.
 fn visit(
     lens: &[u32],
     heads: u64,
@@ -248,13 +248,13 @@ fn visit(
     }
 }
 
-/// CTAs of a grouped GEMM, at most.
+/// Max number of CTAs of a grouped GEMM.
 fn most(machine: &Machine) -> u64 {
     CTAS_PER_SM * u64::from(machine.sms)
 }
 
 #[test]
-fn blocks_visit_every_tile_of_every_problem_once() {
+fn ctas_visit_every_tile_of_every_problem_once() {
     let crowd: Vec<u32> = (0..1500).map(|i| 1 + i % 3).collect();
     let ones = vec![1; 33];
     let batches = [vec![1], vec![513, 3, 129], (1..200).collect(), ones, crowd];
@@ -280,7 +280,7 @@ fn blocks_visit_every_tile_of_every_problem_once() {
 }
 
 #[test]
-fn a_grid_has_a_block_for_each_tile_up_to_the_most() {
+fn a_grid_has_one_cta_per_tile_up_to_the_max() {
     for lens in batches() {
         let extents = Extents::of(&lens).expect("a batch");
         for dtype in DTYPES {
@@ -323,7 +323,7 @@ fn launches_fit_every_target_at_every_head_size() {
 }
 
 #[test]
-fn what_grouped_attention_cannot_do_is_refused_in_words() {
+fn unsupported_grouped_attention_is_rejected_with_a_reason() {
     let good = scores(2, 32, DType::F16);
     assert_eq!(good.check(), Ok(()));
     let text = |result: Result<(), AttentionError>| result.expect_err("an error").to_string();
@@ -345,7 +345,7 @@ fn what_grouped_attention_cannot_do_is_refused_in_words() {
 }
 
 #[test]
-fn what_a_kernel_writes_are_its_last_tensors() {
+fn written_tensors_are_the_last_parameters() {
     let all = crate::kernels::representative();
     for kernel in all.into_iter().chain(KernelSpec::runtime()) {
         let params = kernel.as_kernel().params();

@@ -65,7 +65,7 @@ fn tensor_cores_take_16_bit_heads_whose_rows_start_at_16_bytes() {
 }
 
 #[test]
-fn the_two_forms_have_templates_and_symbols_of_their_own() {
+fn the_two_forms_have_different_templates_and_symbols() {
     let names = |kernel: &dyn Kernel| (kernel.template(), kernel.symbol());
     let (template, symbol) = names(&scores(12, 64, DType::F16));
     assert_eq!(template, "attention_scores");
@@ -121,7 +121,7 @@ fn launches_fit_every_target_at_every_head_size() {
 }
 
 #[test]
-fn a_grid_has_a_block_for_each_tile_up_to_the_most() {
+fn a_grid_has_one_cta_per_tile_up_to_the_max() {
     let most =
         u64::from(visitor_launch(u64::MAX, 1, 32, 0, &crate::machine::testing::hopper()).grid[0]);
     for lens in [
@@ -163,7 +163,7 @@ fn a_grid_has_a_block_for_each_tile_up_to_the_most() {
 
 #[test]
 fn a_warp_writes_each_score_of_a_row_once_and_pairs_where_they_are_aligned() {
-    // Model of `write_row` of `attention_scores.cu.tera`, for a row from element `start` on.
+    // Model of `write_row` in `attention_scores.cu.tera`, for a row that begins at element `start`.
     const KEYS: u32 = 64;
     for start in 0..8u32 {
         for width in (1..=KEYS).chain([1000]) {
@@ -191,8 +191,8 @@ fn a_warp_writes_each_score_of_a_row_once_and_pairs_where_they_are_aligned() {
 
 #[test]
 fn lanes_find_every_probability_wherever_its_row_starts() {
-    // Model of `attention_context.cu.tera` for a row of `n` from element `row_start` on: 16-byte chunks go to shared
-    // memory, and a lane extracts pairs from two words by a funnel shift. Each element holds its own index plus 1;
+    // Model of `attention_context.cu.tera` for a row of `n` elements that begins at `row_start`. 16-byte chunks are copied to
+    // shared memory, and a lane extracts pairs from two words by a funnel shift. Each element holds its own index plus 1;
     // elements outside the row must come out as 0.
     for keys in [32u32, 64] {
         let chunks = keys / 8 + 1;
@@ -241,7 +241,7 @@ fn lanes_find_every_probability_wherever_its_row_starts() {
 
 #[test]
 fn both_forms_have_one_definition_and_the_cases_reach_several_tiles() {
-    // The same values in f32 and, as they are exact there, in f16.
+    // The same values in f32 and in f16, where they are exact.
     let (simt, tensor) = (scores(2, 16, DType::F32), scores(2, 16, DType::F16));
     let case = &simt.cases()[2];
     let trial = Trial::new(&tensor, case, 3).expect("a batch");

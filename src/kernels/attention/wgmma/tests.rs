@@ -14,7 +14,7 @@ fn kernel(head: u32, tile: MhaTile) -> MhaWgmma {
 }
 
 #[test]
-fn every_tile_fits_as_many_ctas_to_an_sm_as_it_says() {
+fn as_many_ctas_fit_an_sm_as_the_tile_states() {
     for head in [32, 64, 96, 128] {
         let tiles = MhaTile::candidates(head);
         for &tile in tiles {
@@ -54,7 +54,7 @@ fn every_tile_fits_as_many_ctas_to_an_sm_as_it_says() {
 }
 
 #[test]
-fn ctas_are_the_heads_of_each_tile() {
+fn a_grid_has_one_cta_per_head_and_tile() {
     let launch = |tile, lens: &[u32]| {
         let extents = Extents::of(lens).expect("a batch");
         kernel(64, tile).launch(&extents, &crate::machine::testing::hopper())
@@ -73,7 +73,7 @@ fn ctas_are_the_heads_of_each_tile() {
 }
 
 #[test]
-fn registers_of_a_persistent_cta_are_those_that_it_is_launched_with() {
+fn registers_of_a_persistent_cta_add_up_to_those_at_launch() {
     assert_eq!(
         MhaTile::persistent(64, 64, 4).registers(Origin::Batch),
         (32, 112)
@@ -85,7 +85,7 @@ fn registers_of_a_persistent_cta_are_those_that_it_is_launched_with() {
 }
 
 #[test]
-fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
+fn unsupported_kernels_are_rejected_with_a_reason() {
     let tile = MhaTile::candidates(64)[0];
     let good = kernel(64, tile);
     let refused = |kernel: MhaWgmma| kernel.check().expect_err("an error").to_string();
@@ -129,7 +129,7 @@ fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
             tile: odd,
             ..good.clone()
         }),
-        "128x72x2_persistent is no tile of warpgroup attention with head size 64"
+        "128x72x2_persistent is not a tile of warpgroup attention with head size 64"
     );
     let windowed = Attending {
         by: ByDistance {
@@ -143,7 +143,7 @@ fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
             of: windowed,
             ..good.clone()
         }),
-        "128x64x2_persistent is no tile of warpgroup attention with head size 64"
+        "128x64x2_persistent is not a tile of warpgroup attention with head size 64"
     );
     let tile = MhaTile::for_distances(64).expect("there is one");
     let of = windowed;
@@ -180,6 +180,6 @@ fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
             },
             ..good
         }),
-        "warpgroup attention takes no windows and biases of causal attention; use the online kernel"
+        "warpgroup attention does not support causal attention with windows or biases; use the online kernel"
     );
 }

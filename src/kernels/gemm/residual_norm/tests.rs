@@ -20,7 +20,7 @@ fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
             assert_eq!(kernel.check(), Ok(()));
             let shared = kernel.shared_bytes() + kernel.declared_bytes();
             assert!(shared <= SHARED_LIMIT, "{n} {tile:?}: {shared}");
-            assert!((3..=MOST_STAGES).contains(&kernel.stages()), "{n} {tile:?}");
+            assert!((3..=MAX_STAGES).contains(&kernel.stages()), "{n} {tile:?}");
             assert!(
                 kernel.rows_of_warpgroup() / 64 * tile.n / 2 <= 128,
                 "{tile:?}"
@@ -42,7 +42,7 @@ fn whole_rows_are_held_by_two_to_eight_ctas() {
 }
 
 #[test]
-fn rows_that_fill_the_card_in_one_wave_are_estimated_to_be_fastest_with_the_tile_that_does_so() {
+fn the_estimate_prefers_the_tile_that_fills_the_gpu_in_one_wave() {
     let machine = hopper();
     let rows = |n: u32| machine.clusters_at_once(768 / n) * 128;
     for k in [768, 3072] {
@@ -68,7 +68,7 @@ fn rows_that_fill_the_card_in_one_wave_are_estimated_to_be_fastest_with_the_tile
 }
 
 #[test]
-fn a_card_without_room_for_a_cluster_is_told_by_the_estimate() {
+fn the_estimate_is_infinite_without_room_for_a_cluster() {
     let kernel = GemmResidualNorm {
         n: 768,
         k: 768,

@@ -1,4 +1,4 @@
-//! What the GEMM that streams its weight is estimated to take.
+//! Cost estimate of the GEMM that streams its weight.
 
 use super::{GemmStream, STATICS, StreamTile};
 use crate::{
@@ -7,8 +7,8 @@ use crate::{
 };
 
 impl GemmStream {
-    /// Cycles of a launch. Reading the weight, L2 and MMAs overlap; a second wave of clusters begins when the first ends. Stages
-    /// that are filled again wait for the MMAs, which wait for x.
+    /// Estimated cycles of a launch. Weight reads, L2 and MMAs overlap. A second wave of clusters begins when the first one ends.
+    /// Refilled stages wait for the MMAs, which wait for x.
     pub(super) fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
         let (Some(Hopper { stream: cost, .. }), Some(layout)) =
             (&machine.costs.hopper, self.layout())
@@ -22,7 +22,7 @@ impl GemmStream {
             ..
         } = self.tile;
         let machine_sms = u64::from(machine.sms);
-        // Registers of a thread: accumulators, residuals, and the rest.
+        // Registers per thread: accumulators, residuals, and the rest.
         let residuals = if self.epilogue.residual {
             tile_rows / 4
         } else {
@@ -68,7 +68,7 @@ impl GemmStream {
             true => 0.0,
             false => f64::from(self.n % 2) * cost.odd_output,
         };
-        let normals = match self.behind() {
+        let normals = match self.input_norm() {
             Some(_) => f64::from(tile_rows) * cost.normal,
             None => 0.0,
         };

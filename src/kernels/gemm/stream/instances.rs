@@ -9,7 +9,7 @@ use crate::{
     tensor::DType,
 };
 
-/// Tiles of all kinds, with epilogues, gates and both parts of norms, and sizes that divide by 8 and nothing else.
+/// Tiles of all kinds, with epilogues, gates and both parts of norms, and sizes that include odd multiples of 8.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     let mut add = |kernel: GemmStream, few: bool| {
@@ -37,7 +37,7 @@ pub fn representative() -> Vec<KernelSpec> {
     let gelu = Epilogue::new(true, Some(Activation::GeluTanh));
     let silu = |bias| Epilogue::new(bias, Some(Activation::Silu));
     for dtype in [DType::F16, DType::BF16] {
-        // Odd rows of a vocabulary, and weights that a CTA has many tiles of.
+        // Odd vocabulary sizes, and weights with many tiles per CTA.
         add(of(5003, 136, dtype, bias), true);
         add(of(20_001, 72, dtype, plain.with_residual()), true);
         for centred in [false, true] {

@@ -1,4 +1,4 @@
-//! The GEMM that streams its weight on the host, by its parts: the plain GEMM, gates and norms.
+//! CPU reference of the GEMM that streams its weight, composed of the plain GEMM, gates and norms.
 
 use super::{GemmStream, SCALE, StreamNorm};
 use crate::{
@@ -10,12 +10,12 @@ use crate::{
 };
 
 impl GemmStream {
-    /// What the kernel writes.
+    /// Returns the kernel's outputs.
     pub(super) fn on_host(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let rows = extents.rows as usize;
         let (mut of_product, more) = (reads.to_vec(), reads.len());
         let normal;
-        if let Some((eps, centred)) = self.behind() {
+        if let Some((eps, centred)) = self.input_norm() {
             let stats = of_product
                 .pop()
                 .expect("row statistics are read last")
@@ -49,7 +49,7 @@ impl GemmStream {
     }
 }
 
-/// `scaled` and `row_stats` of [`StreamNorm::Before`], from `out [rows, n]` and gamma, and beta if there is one.
+/// Returns `scaled` and `row_stats` of [`StreamNorm::Before`], from `out [rows, n]` and gamma, and beta if there is one.
 pub(crate) fn stream_scaled(out: &[f32], vectors: &[&[f32]]) -> (Vec<f32>, Vec<f32>) {
     let gamma = vectors[0];
     let mut scaled = Vec::with_capacity(out.len());
@@ -68,7 +68,7 @@ pub(crate) fn stream_scaled(out: &[f32], vectors: &[&[f32]]) -> (Vec<f32>, Vec<f
     (scaled, row_stats)
 }
 
-/// The rows of the norm of [`StreamNorm::Behind`].
+/// Returns the normalised rows of [`StreamNorm::Behind`].
 pub(crate) fn stream_normals(
     scaled: &[f32],
     row_stats: &[f32],

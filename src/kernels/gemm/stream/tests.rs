@@ -1,4 +1,4 @@
-//! What the GEMM that streams its weight is generated as, and which descriptions it refuses.
+//! Tests of the generated GEMM that streams its weight, and of the descriptions that it rejects.
 
 use super::*;
 use crate::{kernels::KernelSpec, machine::testing::hopper};
@@ -16,7 +16,7 @@ fn gemm(rows: u32, splits: u32) -> GemmStream {
 }
 
 #[test]
-fn what_lies_in_shared_memory_fits_as_often_as_the_tile_says() {
+fn shared_memory_has_room_for_the_ctas_that_the_tile_states() {
     let machine = hopper();
     for kernel in representative() {
         let KernelSpec::GemmStream(kernel) = kernel else {
@@ -32,7 +32,7 @@ fn what_lies_in_shared_memory_fits_as_often_as_the_tile_says() {
 }
 
 #[test]
-fn a_launch_has_all_clusters_or_as_many_ctas_as_there_is_room_for() {
+fn a_launch_has_all_clusters_or_as_many_ctas_as_fit() {
     let machine = hopper();
     let extents = Extents::of(&[100]).expect("a batch");
     assert_eq!(gemm(64, 4).launch(&extents, &machine).grid[0], 2 * 12 * 4);
@@ -44,19 +44,19 @@ fn a_launch_has_all_clusters_or_as_many_ctas_as_there_is_room_for() {
 }
 
 #[test]
-fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
+fn unsupported_kernels_are_rejected_with_a_reason() {
     let refused = |gemm: GemmStream| gemm.check().expect_err("refused");
     assert_eq!(
         refused(GemmStream {
             k: 770,
             ..gemm(8, 1)
         }),
-        "no GEMM streams a weight of 768 columns and 770 products in f16: it takes products in multiples of 8, in f16 or bf16"
+        "the streaming GEMM does not support n = 768 and k = 770 in f16; expected k in multiples of 8, in f16 or bf16"
     );
     for (rows, splits) in [(0, 1), (12, 1), (136, 1), (8, 0), (8, 9)] {
         let message = refused(gemm(rows, splits));
         assert!(
-            message.contains("is no tile of the GEMM that streams"),
+            message.contains("is not a tile of the streaming GEMM"),
             "{message}"
         );
     }
@@ -68,12 +68,15 @@ fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
         },
         ..gemm(8, 1)
     };
-    assert_eq!(refused(added), "no GEMM of a norm adds a residual");
+    assert_eq!(
+        refused(added),
+        "a GEMM of normalised rows cannot add a residual"
+    );
 }
 
 #[test]
-fn a_norm_between_two_gemms_is_that_of_the_rows_between_them() {
-    // Rows 1, 3 and 2, 2 with gamma 2, 1 and beta 1/2, 0: means of 2, deviations of 1 and 0.
+fn a_norm_split_between_two_gemms_equals_the_norm_of_the_rows() {
+    // Rows 1, 3 and 2, 2 with gamma 2, 1 and beta 1/2, 0: both means are 2, the deviations 1 and 0.
     let gamma_and_beta: [&[f32]; 2] = [&[2.0, 1.0], &[0.5, 0.0]];
     let rows = [1.0, 3.0];
     let (scaled, row_stats) = stream_scaled(&rows, &gamma_and_beta);
@@ -81,7 +84,7 @@ fn a_norm_between_two_gemms_is_that_of_the_rows_between_them() {
     assert_eq!(scaled.len(), 3 * 2);
     let normal = stream_normals(&scaled, &row_stats, 1, 2, 1e-12, true);
     assert_eq!(normal, [-1.5, 1.0]);
-    // A mean square of 25.
+    // The mean square is 25.
     let (scaled, row_stats) = stream_scaled(&[1.0, 7.0], &gamma_and_beta[..1]);
     let normal = stream_normals(&scaled, &row_stats, 1, 2, 0.0, false);
     assert_eq!(normal, [0.4, 1.4]);

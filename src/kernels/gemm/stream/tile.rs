@@ -1,19 +1,19 @@
-//! Tiles of the GEMM that streams its weight, and what a CTA keeps in shared memory.
+//! Tiles and shared-memory layout of the GEMM that streams its weight.
 
 use serde::{Deserialize, Serialize};
 
 use super::super::split_k::{ALIGNMENT, BLOCK_K};
 
-/// The tile of the GEMM that streams its weight.
+/// Tile of the GEMM that streams its weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StreamTile {
-    /// Rows of x in a tile, the N side of an MMA: a multiple of 8 up to 128.
+    /// Rows of x per tile, the N side of an MMA: a multiple of 8 up to 128.
     pub rows: u32,
-    /// CTAs of a cluster, which share k: 1 to 8, the portable cluster size.
+    /// CTAs per cluster, which split k: 1 to 8, the portable cluster size.
     pub splits: u32,
     /// Consumer warpgroups, each with 64 rows of the weight: 1 or 2.
     pub groups: u32,
-    /// CTAs for which an SM has shared memory: 1 or 2.
+    /// CTAs per SM that shared memory has room for: 1 or 2.
     pub per_sm: u32,
 }
 
@@ -30,12 +30,12 @@ impl StreamTile {
         }
     }
 
-    /// The tiles that a GEMM may have, fewest rows first.
+    /// Available tiles, fewest rows first.
     pub(super) fn candidates() -> impl Iterator<Item = StreamTile> {
         Self::ROWS.into_iter().flat_map(|rows| {
             Self::SPLITS.into_iter().flat_map(move |splits| {
                 let shapes: &[(u32, u32)] = match (rows, splits) {
-                    // Clusters of six that are alone on their SMs are for wide tiles, of which eight would find no room.
+                    // Clusters of six with one CTA per SM are for wide tiles only, for which clusters of eight would not fit.
                     (128, 6) => &[(2, 1)],
                     (_, 6) => &[],
                     (128, _) => &[(1, 1), (1, 2), (2, 1)],
@@ -58,24 +58,24 @@ impl StreamTile {
         format!("stream{rows}x{}_splits{splits}_{per_sm}", 64 * groups)
     }
 
-    /// Rows of the weight in a tile.
+    /// Rows of the weight per tile.
     pub(super) const fn weight_rows(self) -> u32 {
         64 * self.groups
     }
 
-    /// Steps of k of a CTA, at most.
+    /// Max steps of k per CTA.
     pub(super) const fn steps(self, k: u32) -> u32 {
         k.div_ceil(BLOCK_K).div_ceil(self.splits)
     }
 }
 
-/// Sizes in shared memory of a CTA.
+/// Shared-memory sizes of a CTA.
 pub(super) struct Layout {
     pub(super) stages: u32,
     /// Rows of the second operand of the MMAs.
     pub(super) mma_n: u32,
     pub(super) stage_bytes: u32,
-    /// Bytes of partial accumulators that it receives, and whether they take the place of the ring.
+    /// Bytes of partial accumulators that the CTA receives. `is_aliased` tells whether they reuse the ring's memory.
     pub(super) received: u32,
     pub(super) is_aliased: bool,
 }

@@ -1,4 +1,4 @@
-//! Which tiles the GEMM by WGMMA has, and what they are launched as.
+//! Tests of the WGMMA GEMM's tiles and of their launches.
 
 use super::*;
 
@@ -13,9 +13,9 @@ fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
         } {
             let store = *store;
             assert!(tile.shared_bytes(store) <= 227 * 1024, "{tile:?}");
-            assert!((3..=MOST_STAGES).contains(&tile.stages(store)), "{tile:?}");
+            assert!((3..=MAX_STAGES).contains(&tile.stages(store)), "{tile:?}");
         }
-        // A consumer thread has 240 registers, and the accumulators take most of them.
+        // A consumer thread has 240 registers. The accumulators use most of them.
         let rows = if tile.cooperative { tile.m / 2 } else { tile.m };
         assert!(rows * tile.n / 128 <= 192, "{tile:?}");
         if tile.swaps_ab() {
@@ -26,7 +26,7 @@ fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
             );
             continue;
         }
-        // TMA boxes start at multiples of 128 bytes of shared memory, swizzled ones of 1024.
+        // TMA boxes start at multiples of 128 bytes of shared memory, swizzled ones at multiples of 1024.
         let (subtile, boxes) = tile.subtile();
         assert_eq!(SUBTILE_ROWS * subtile * 2 / boxes % 128, 0, "{tile:?}");
         assert_eq!((tile.n % subtile, tile.n % 16), (0, 0), "{tile:?}");
@@ -39,7 +39,7 @@ fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
 }
 
 #[test]
-fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
+fn unsupported_kernels_are_rejected_with_a_reason() {
     let gemm = GemmWgmma {
         n: 770,
         k: 768,
@@ -50,7 +50,7 @@ fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
     };
     assert_eq!(
         gemm.check().unwrap_err(),
-        "no Hopper GEMM for 770 columns and 768 products in f16: it takes multiples of 8 in f16 or bf16"
+        "the Hopper GEMM does not support n = 770 and k = 768 in f16; expected multiples of 8 in f16 or bf16"
     );
     let tile = WgmmaTile { n: 96, ..gemm.tile };
     let gemm = GemmWgmma {
@@ -60,6 +60,6 @@ fn what_the_kernel_does_not_serve_is_refused_with_the_reason() {
     };
     assert_eq!(
         gemm.check().unwrap_err(),
-        "WgmmaTile { m: 256, n: 96, cooperative: true } is no tile of the Hopper GEMM"
+        "WgmmaTile { m: 256, n: 96, cooperative: true } is not a tile of the Hopper GEMM"
     );
 }
