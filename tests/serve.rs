@@ -1479,7 +1479,7 @@ fn slow_half_closed_and_oversized_clients_do_not_keep_others_waiting() {
     let (status, _, text) = read(body);
     assert_eq!(status, 408, "{text}");
     assert!(
-        text.contains("the body did not come within 0.3 s"),
+        text.contains("the body did not arrive within 0.3 s"),
         "{text}"
     );
     let (status, _, text) = read(large);
@@ -1813,10 +1813,10 @@ fn keys_let_those_in_who_have_one_and_balancers() {
     assert_eq!(get(to, "/v1/models").0, 401);
     server.shut_down(Duration::ZERO);
     for (text, error) in [
-        ("", "there is no key in it, so that nobody could ask"),
+        ("", "there is no key in it, so every request would be refused; add at least one"),
         (
             "alice",
-            "line 1 is no key; expected a name and the SHA-256 of the key in 64 hexadecimal digits, as `printf %s KEY | sha256sum` writes it",
+            "line 1 is not a key; expected a name and the SHA-256 of the key in 64 hexadecimal digits, as `printf %s KEY | sha256sum` writes it",
         ),
         (
             "alice 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b priority=3",
@@ -1874,7 +1874,7 @@ fn keys_and_models_are_reloaded_together_or_not_at_all() {
     std::fs::write(&file, "# nobody\n").unwrap();
     let (code, told) = post(admin, "/admin/reload", &json!({}));
     let expected = format!(
-        "the reload failed and changed nothing: `{}`: there is no key in it, so that nobody could ask",
+        "the reload failed and changed nothing: `{}`: there is no key in it, so every request would be refused; add at least one",
         file.display()
     );
     assert_eq!((code, &told["error"]["message"]), (500, &json!(expected)));

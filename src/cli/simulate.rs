@@ -33,7 +33,7 @@ pub(super) struct Args {
     /// What batches cost: a table in RON, as `examples/costs.ron`
     #[arg(long, value_name = "FILE")]
     costs: PathBuf,
-    /// Requests a second that arrive: A..B, A..B/N for N rates, or a list with commas
+    /// Requests per second that arrive: A..B, A..B/N for N rates, or a list with commas
     #[arg(long, value_name = "RATES", default_value = "20..1500")]
     rates: Rates,
     /// Lengths of requests in tokens: normal:MIN,MAX,MEAN,DEVIATION, uniform:MIN,MAX or fixed:N

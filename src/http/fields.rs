@@ -1,11 +1,11 @@
-//! Every field of request bodies that the server knows, for all routes.
+//! Table of the request fields that the server knows, for all routes.
 //!
-//! A field is computed by some routes. Elsewhere it is ignored if it cannot change a response; otherwise it is refused unless
-//! its value asks for nothing. A field that is not in the table is refused, since it might change a response. Null is accepted
-//! for every field.
+//! Some routes compute a field. Elsewhere the field is ignored if it cannot change a response. Otherwise it is refused, except
+//! with values that ask for nothing. A field that is not in the table is refused, because it might change a response. Null is
+//! accepted for every field.
 //!
-//! [`Fields`](super::request::Fields) checks bodies against this table; the OpenAPI document and the table of
-//! `docs/serving.md` are held to it by tests.
+//! [`Fields`](super::request::Fields) checks bodies against this table. Tests check that the OpenAPI document and the table in
+//! `docs/serving.md` agree with it.
 
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ use super::{Route, error::Failure};
 use crate::names::nearest;
 
 pub(super) struct Field {
-    /// Name in the body; a dot separates a nested field from its object.
+    /// Name in the body; a dot separates an object from its field.
     pub name: &'static str,
     /// Routes that compute it.
     pub routes: &'static [Route],
@@ -23,9 +23,9 @@ pub(super) struct Field {
 /// What a route does with a field that it does not compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Elsewhere {
-    /// Ignores it, as no value changes a response.
+    /// Ignores it: no value changes a response.
     Ignored,
-    /// Refuses it unless it is null or one of these values, a JSON array.
+    /// Refuses it, unless it is null or in this JSON array of values.
     Refused(&'static str),
 }
 
@@ -33,7 +33,7 @@ const fn computed(name: &'static str, routes: &'static [Route]) -> Field {
     computed_or(name, routes, "[]")
 }
 
-/// A field that some routes compute, with the values that other routes accept.
+/// A field that some routes compute. Other routes accept the values in `neutral`.
 const fn computed_or(name: &'static str, routes: &'static [Route], neutral: &'static str) -> Field {
     Field {
         name,
@@ -50,7 +50,7 @@ const fn ignored(name: &'static str) -> Field {
     }
 }
 
-/// A field of other servers that changes a response, with the values that do not.
+/// A field of other servers that changes a response. Values in `neutral` do not, and are accepted.
 const fn refused(name: &'static str, neutral: &'static str) -> Field {
     computed_or(name, &[], neutral)
 }
@@ -99,7 +99,7 @@ const INPUTS: &[Route] = &[
     Route::Tokenize,
 ];
 const RANKING: &[Route] = &[Route::TeiRerank, Route::Rerank, Route::RerankV2];
-/// Routes that `POST /` hands a request to.
+/// Routes that `POST /` forwards to.
 const BASE: [Route; 5] = [
     Route::Embed,
     Route::EmbedSparse,
@@ -166,8 +166,8 @@ pub(super) const FIELDS: &[Field] = &[
     computed_or("chat_template_kwargs", CHAT, "[{}]"),
     computed_or("continue_final_message", CHAT, "[false]"),
     computed_or("add_generation_prompt", CHAT, "[true]"),
-    // Fields that cannot change a response: marks of the sender, hints for storing, scheduling and caching, and parameters of
-    // methods that are off.
+    // Fields that cannot change a response: labels of the sender, hints for storage, scheduling and caching, and parameters of
+    // sampling methods that are off.
     ignored("user"),
     ignored("metadata"),
     ignored("store"),

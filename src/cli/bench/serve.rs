@@ -30,7 +30,7 @@ pub(in crate::cli) struct Args {
     /// Where the server answers, as http://127.0.0.1:8080
     #[arg(required_unless_present = "in_process", conflicts_with = "in_process")]
     url: Option<String>,
-    /// Requests a second that are sent, whether answers come or not
+    /// Requests per second that are sent, whether answers come or not
     #[arg(
         long,
         value_name = "R",

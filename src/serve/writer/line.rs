@@ -1,4 +1,4 @@
-//! Texts that wait for room, and which is next.
+//! Waiting texts for room, and which is next.
 
 use std::{cmp::Reverse, collections::HashMap};
 

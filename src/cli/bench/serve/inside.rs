@@ -69,7 +69,7 @@ pub(super) struct Inside {
 /// How long the engine alone is measured, at most.
 const OFFLINE: f64 = 5.0;
 
-/// Tokens a second of an engine alone, or the reason why they are not known.
+/// Tokens per second of an engine alone, or the reason why they are not known.
 type Offline = Result<f64, String>;
 
 /// A model that is served here, and the tokens a second of its engine alone on lengths of the same distribution.
@@ -142,7 +142,7 @@ fn builder(folder: &Path, inside: &InsideOptions) -> Builder {
     }
 }
 
-/// Tokens a second of steps that as many sequences take together as there are clients, each of a prompt of the mean length.
+/// Tokens per second of steps that as many sequences take together as there are clients, each of a prompt of the mean length.
 fn steps(args: &super::Args, folder: &Path) -> Result<f64, Report> {
     let batch = args.closed.ok_or_else(|| {
         miette!("completions are compared with steps of as many sequences as there are clients; give their number by --closed")
