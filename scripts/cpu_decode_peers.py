@@ -1,4 +1,4 @@
-"""Tokens per second that GPT-2 124M writes on a CPU, one sequence, greedy: gemmule beside ONNX Runtime, CTranslate2 and PyTorch.
+"""Tokens a second that GPT-2 124M writes on a CPU, one sequence, greedy: gemmule beside ONNX Runtime, CTranslate2 and PyTorch.
 
 Weights are random, from a seed, as the time does not depend on them; prompts have 32 tokens, 48 new ones follow. A
 step's time is that of all new tokens but the first, by their number. Each contender is a process of its own; they

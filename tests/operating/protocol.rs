@@ -278,11 +278,11 @@ fn arguments_that_would_close_or_hide_everything_are_refused() {
     for (name, problem) in [
         (
             "",
-            "it is empty; expected a name, or none for that of the folder",
+            "it is empty; expected a name, or no `name` to use that of the folder",
         ),
         (
             "  ",
-            "it is empty; expected a name, or none for that of the folder",
+            "it is empty; expected a name, or no `name` to use that of the folder",
         ),
         (
             "birds ",
