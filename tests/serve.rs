@@ -1813,7 +1813,10 @@ fn keys_let_those_in_who_have_one_and_balancers() {
     assert_eq!(get(to, "/v1/models").0, 401);
     server.shut_down(Duration::ZERO);
     for (text, error) in [
-        ("", "there is no key in it, so every request would be refused; add at least one"),
+        (
+            "",
+            "there is no key in it, so every request would be refused; add at least one",
+        ),
         (
             "alice",
             "line 1 is not a key; expected a name and the SHA-256 of the key in 64 hexadecimal digits, as `printf %s KEY | sha256sum` writes it",
@@ -2483,7 +2486,7 @@ fn a_file_of_models_is_read_again_on_sighup_and_sigterm_loses_no_request() {
     assert_eq!(names(), ["st-mean"]);
     write(&["st-mean", "ce-one"]);
     process.signal("HUP");
-    process.hears("the models are loaded anew");
+    process.hears("the models are reloaded");
     let began = Instant::now();
     while names() != ["st-mean", "ce-one"] {
         assert!(began.elapsed() < Duration::from_secs(20));

@@ -6,7 +6,7 @@ use hyper::Method;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
-use super::{App, Asking, Body, HttpChoice, Public, Route, openapi, request::Fields};
+use super::{App, Body, HttpChoice, Public, RequestContext, Route, openapi, request::Fields};
 use crate::serve::{Models, Submit};
 
 /// Models with the routes that read a body.
@@ -42,7 +42,7 @@ impl Bodies {
         let (route, ..) = Route::of(path, &Method::POST);
         let submit = Submit::default();
         self.runtime.block_on(async {
-            let asking = Asking::of(&self.app);
+            let asking = RequestContext::of(&self.app);
             let answered = match Fields::read(route, body.to_vec()) {
                 Ok(fields) => asking.of_body(route, fields, submit, false).await,
                 Err(failure) => Err(failure),

@@ -24,7 +24,7 @@ pub(super) enum Body {
 }
 
 /// Max bytes of a frame. hyper copies each frame, and requests the next one after it is sent.
-const FRAME: usize = 64 << 10;
+const MAX_FRAME: usize = 64 << 10;
 
 /// A body with the memory that its request is charged for.
 struct Charged<T>(
@@ -75,7 +75,7 @@ impl HttpBody for Body {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let bytes = match &mut *self {
             Self::Whole(rest) => Poll::Ready(rest.take().map(|mut bytes| {
-                let frame = bytes.split_to(bytes.len().min(FRAME));
+                let frame = bytes.split_to(bytes.len().min(MAX_FRAME));
                 *rest = Some(bytes).filter(|bytes| !bytes.is_empty());
                 frame
             })),

@@ -2,12 +2,12 @@
 
 use serde_json::Value;
 
-use super::{Asking, error::Failure, request::Fields};
+use super::{RequestContext, error::Failure, request::Fields};
 use crate::serve::{Answer, CutSide, ServeError, Service, Submit, Text};
 
 /// Computes inputs and returns their answers in order. If one input fails, the request fails.
 pub(super) async fn computed(
-    app: &Asking<'_>,
+    app: &RequestContext<'_>,
     service: &Service,
     inputs: Vec<Text>,
     submit: Submit,
@@ -19,7 +19,7 @@ pub(super) async fn computed(
 
 /// Like [`computed`], with memory that is already reserved.
 async fn answers(
-    app: &Asking<'_>,
+    app: &RequestContext<'_>,
     service: &Service,
     inputs: Vec<Text>,
     submit: Submit,
@@ -176,7 +176,7 @@ pub(super) fn base64(values: &[f32]) -> String {
 
 /// Scores documents against a query. Returns indices and scores, best first, and the number of tokens.
 pub(super) async fn ranked(
-    app: &Asking<'_>,
+    app: &RequestContext<'_>,
     service: &Service,
     query: &str,
     documents: &[String],

@@ -3,7 +3,7 @@
 use hyper::{Response, StatusCode};
 use serde_json::json;
 
-use super::{Answered, Body, error::Failure, json};
+use super::{Body, HandlerResult, error::Failure, json};
 use crate::serve::Models;
 
 /// Responds while the process is alive. Does not use the device.
@@ -12,7 +12,7 @@ pub(super) fn health() -> Response<Body> {
 }
 
 /// Responds with 200 if models are loaded, their devices work, and the server is not shutting down.
-pub(super) fn ready(models: &Models) -> Answered {
+pub(super) fn ready(models: &Models) -> HandlerResult {
     match models.not_ready() {
         None => Ok(json(StatusCode::OK, &json!({"status": "ready"}))),
         Some(why) => Err(Failure::not_ready(why)),

@@ -173,7 +173,7 @@ struct App {
 }
 
 /// A request in progress, with facts about it that become known while it is handled.
-struct Asking<'a> {
+struct RequestContext<'a> {
     app: &'a App,
     model: OnceLock<Arc<Model>>,
     /// Time when the values of its response were ready.
@@ -182,7 +182,7 @@ struct Asking<'a> {
     share: OnceLock<Arc<Share>>,
 }
 
-impl Deref for Asking<'_> {
+impl Deref for RequestContext<'_> {
     type Target = App;
 
     fn deref(&self) -> &App {
@@ -195,7 +195,7 @@ const MAX_RENDERINGS: usize = 4;
 /// Bodies with more bytes than this may block a thread for more than a millisecond.
 const LARGE: usize = 128 << 10;
 
-type Answered = Result<Response<Body>, Failure>;
+type HandlerResult = Result<Response<Body>, Failure>;
 
 impl App {
     fn new(models: Models, choice: HttpChoice) -> Self {
@@ -233,7 +233,7 @@ impl App {
         let is_coded = request.headers().contains_key(CONTENT_ENCODING);
         let is_large =
             method == Method::POST && (is_coded || length.is_none_or(|bytes| bytes > LARGE as u64));
-        let asking = Asking::of(&self);
+        let asking = RequestContext::of(&self);
         let answered = match request.method() == method || is_head || route == Route::Unknown {
             false if is_preflight => {
                 cors::preflight(&self.choice.cors, request.headers(), &methods)
@@ -273,7 +273,7 @@ impl App {
     }
 }
 
-impl<'a> Asking<'a> {
+impl<'a> RequestContext<'a> {
     fn of(app: &'a App) -> Self {
         Self {
             app,
@@ -311,7 +311,12 @@ impl<'a> Asking<'a> {
         }
     }
 
-    async fn routed(&self, route: Route, request: Request<Upload>, began: Instant) -> Answered {
+    async fn routed(
+        &self,
+        route: Route,
+        request: Request<Upload>,
+        began: Instant,
+    ) -> HandlerResult {
         let tenant = match (&self.choice.keys, self.choice.public.contains(route)) {
             (Some(keys), false) => keys.tenant(request.headers())?,
             _ => Tenant::default(),
@@ -372,7 +377,7 @@ impl<'a> Asking<'a> {
         fields: Fields,
         submit: Submit,
         is_raw: bool,
-    ) -> Answered {
+    ) -> HandlerResult {
         match route {
             Route::Embeddings => openai::embeddings(self, fields, submit, is_raw).await,
             Route::Completions => writing::completions(self, fields, submit).await,

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    Answered, Asking, Body,
+    Body, HandlerResult, RequestContext,
     embeddings::{base64, computed, cut, inputs, prompted, ranked, shortened},
     error::Failure,
     fields::shown,
@@ -102,11 +102,11 @@ fn prompt(
 }
 
 pub(super) async fn embeddings(
-    app: &Asking<'_>,
+    app: &RequestContext<'_>,
     mut fields: Fields,
     submit: Submit,
     is_raw: bool,
-) -> Answered {
+) -> HandlerResult {
     let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let is_base64 = match fields.text("encoding_format")?.as_deref() {
         None | Some("float") => false,
@@ -156,7 +156,7 @@ pub(super) async fn embeddings(
 }
 
 /// Returns vectors as raw bytes. Headers carry the number of rows, their width and the number of tokens.
-fn raw(answers: Vec<Answer>, dimensions: Option<usize>, tokens: usize) -> Answered {
+fn raw(answers: Vec<Answer>, dimensions: Option<usize>, tokens: usize) -> HandlerResult {
     let n = answers.len();
     let mut bytes = Vec::new();
     for answer in answers {
@@ -185,7 +185,7 @@ pub(super) fn models(models: &Models) -> Response<Body> {
     json(StatusCode::OK, &json!({"object": "list", "data": data}))
 }
 
-pub(super) fn model(models: &Models, name: &str) -> Answered {
+pub(super) fn model(models: &Models, name: &str) -> HandlerResult {
     let model = models.named(Some(name), |_| true)?;
     Ok(json(StatusCode::OK, &described(&model)))
 }
@@ -222,7 +222,11 @@ fn documents(fields: &mut Fields) -> Result<Vec<String>, Failure> {
 }
 
 /// Ranks documents in the format of Jina's API and of version 1 of Cohere's.
-pub(super) async fn rerank(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+pub(super) async fn rerank(
+    app: &RequestContext<'_>,
+    mut fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
     let model = app.asks(app.models.scoring(fields.text("model")?.as_deref()))?;
     let query = fields.required_text("query")?;
     let documents = documents(&mut fields)?;
@@ -252,7 +256,11 @@ pub(super) async fn rerank(app: &Asking<'_>, mut fields: Fields, submit: Submit)
 const DEFAULT_TOKENS_PER_DOC: usize = 4096;
 
 /// Ranks documents in the format of version 2 of Cohere's API, which truncates long documents.
-pub(super) async fn rerank_v2(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+pub(super) async fn rerank_v2(
+    app: &RequestContext<'_>,
+    mut fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
     let name = fields.required_text("model")?;
     let model = app.asks(app.models.scoring(Some(&name)))?;
     let query = fields.required_text("query")?;

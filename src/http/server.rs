@@ -65,15 +65,15 @@ pub enum Ended<E> {
 }
 
 /// Interval between checks for lost devices.
-const LOOKS: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Time for aborted requests to send their error response.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const ABORT_TIME: Duration = Duration::from_secs(1);
 /// Time that an idle connection stays open when the server ends. A request that is on its way is answered.
 const LINGER: Duration = Duration::from_millis(500);
 /// Min time between two warnings about connections that are not accepted.
 const WARNINGS: Duration = Duration::from_secs(10);
 /// Max bytes of the headers of a request.
-const MOST_HEADERS: usize = 64 << 10;
+const MAX_HEADERS: usize = 64 << 10;
 
 impl Server {
     /// Starts to serve requests on a socket.
@@ -171,7 +171,7 @@ impl Server {
             let _file_size = signal(SignalKind::from_raw(xfsz))?;
             let app = Arc::clone(&self.app);
             let mut loading = Some(tokio::task::spawn_blocking(move || load(&app.models)));
-            let mut looks = tokio::time::interval(LOOKS);
+            let mut looks = tokio::time::interval(CHECK_INTERVAL);
             loop {
                 let happened = poll_fn(|context| {
                     if term.poll_recv(context).is_ready() {
@@ -251,7 +251,7 @@ impl Server {
             if tokio::time::timeout(limit, closed.recv()).await.is_err() {
                 tracing::warn!("requests that still run after {limit:?} are given up");
                 self.app.cut.send_replace(true);
-                let _ = tokio::time::timeout(LAST_WORDS, closed.recv()).await;
+                let _ = tokio::time::timeout(ABORT_TIME, closed.recv()).await;
             }
         });
         self.runtime.shutdown_timeout(Duration::from_secs(1));
@@ -345,7 +345,7 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(idle_time.max(header_time))
-        .max_buf_size(MOST_HEADERS)
+        .max_buf_size(MAX_HEADERS)
         // A client that half-closes still gets its response; the watch detects clients that have left.
         .half_close(true)
         .serve_connection(TokioIo::new(socket), service);

@@ -20,7 +20,7 @@ use tokio::{
 };
 
 /// Interval between checks of a half-closed connection for a client that has left.
-const LOOKS: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Interim response that probes a half-closed connection. A client that still reads ignores it; the system of one that has closed
 /// the connection answers with a reset.
 const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
@@ -162,7 +162,9 @@ impl Watch {
             if !matches!(stream.take_error(), Ok(None)) {
                 return Poll::Ready(());
             }
-            let next = self.next.get_or_insert_with(|| Box::pin(sleep(LOOKS)));
+            let next = self
+                .next
+                .get_or_insert_with(|| Box::pin(sleep(CHECK_INTERVAL)));
             ready!(next.as_mut().poll(context));
             self.next = None;
         }

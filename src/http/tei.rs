@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    Answered, Asking, Body, Route,
+    Body, HandlerResult, RequestContext, Route,
     embeddings::{computed, cut, inputs, kind, normalize, prompted, ranked, shortened},
     error::Failure,
     json, of_type, on_thread,
@@ -30,7 +30,11 @@ fn prompt(
 }
 
 /// Handles `POST /`, the base address of a TEI server, like the route that fits the model and the body.
-pub(super) async fn base(app: &Asking<'_>, fields: Fields, submit: Submit) -> Answered {
+pub(super) async fn base(
+    app: &RequestContext<'_>,
+    fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
     let has_service = |model: &Model| matches!(model.kind, Kind::Service(_));
     let model = app.models.named(fields.peek("model"), has_service)?;
     let service = model.service()?;
@@ -48,7 +52,11 @@ pub(super) async fn base(app: &Asking<'_>, fields: Fields, submit: Submit) -> An
     Box::pin(app.of_body(route, fields.narrowed(route)?, submit, false)).await
 }
 
-pub(super) async fn embed(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+pub(super) async fn embed(
+    app: &RequestContext<'_>,
+    mut fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
     let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let submit = cut(&mut fields, submit)?;
     let normalizes = fields.flag("normalize")?.unwrap_or(true);
@@ -81,7 +89,11 @@ fn with_tokens(mut response: Response<Body>, tokens: usize) -> Response<Body> {
 }
 
 /// Returns the vectors of all tokens before pooling, including special tokens.
-pub(super) async fn embed_all(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+pub(super) async fn embed_all(
+    app: &RequestContext<'_>,
+    mut fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
     let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let submit = cut(&mut fields, submit)?;
     let inputs = inputs("inputs", &fields.value("inputs"))?;
@@ -108,7 +120,11 @@ struct Weight {
 }
 
 /// Returns the vocabulary entries with a weight for each text, and their weights.
-pub(super) async fn embed_sparse(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+pub(super) async fn embed_sparse(
+    app: &RequestContext<'_>,
+    mut fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
     let model = app.asks(app.models.sparse(fields.text("model")?.as_deref()))?;
     let submit = cut(&mut fields, submit)?;
     let inputs = inputs("inputs", &fields.value("inputs"))?;
@@ -130,7 +146,11 @@ pub(super) async fn embed_sparse(app: &Asking<'_>, mut fields: Fields, submit: S
 }
 
 /// Returns the cosine similarities of a text with each of several others.
-pub(super) async fn similarity(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+pub(super) async fn similarity(
+    app: &RequestContext<'_>,
+    mut fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
     let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let mut parameters = fields.object("parameters", "parameters.")?;
     let submit = cut(&mut parameters, submit)?;
@@ -164,7 +184,7 @@ pub(super) async fn similarity(app: &Asking<'_>, mut fields: Fields, submit: Sub
 }
 
 /// Returns the tokens of texts. Works with any kind of model.
-pub(super) async fn tokenize(app: &Asking<'_>, mut fields: Fields) -> Answered {
+pub(super) async fn tokenize(app: &RequestContext<'_>, mut fields: Fields) -> HandlerResult {
     let model = app.models.named(fields.text("model")?.as_deref(), |_| true);
     let model = app.asks(model)?;
     let adds_special = fields.flag("add_special_tokens")?.unwrap_or(true);
@@ -256,7 +276,7 @@ impl Token {
 }
 
 /// Decodes token ids.
-pub(super) async fn decode(app: &Asking<'_>, mut fields: Fields) -> Answered {
+pub(super) async fn decode(app: &RequestContext<'_>, mut fields: Fields) -> HandlerResult {
     let model = app.models.named(fields.text("model")?.as_deref(), |_| true);
     let model = app.asks(model)?;
     let skips_special = fields.flag("skip_special_tokens")?.unwrap_or(true);
@@ -327,7 +347,11 @@ fn predicted(value: &Value) -> Result<(Vec<Text>, bool), Failure> {
 }
 
 /// Scores texts or pairs by label.
-pub(super) async fn predict(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+pub(super) async fn predict(
+    app: &RequestContext<'_>,
+    mut fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
     let model = app.asks(app.models.scoring(fields.text("model")?.as_deref()))?;
     let submit = cut(&mut fields, submit)?;
     let are_raw = fields.flag("raw_scores")?.unwrap_or(false);
@@ -365,7 +389,11 @@ pub(super) async fn predict(app: &Asking<'_>, mut fields: Fields, submit: Submit
 }
 
 /// Ranks texts by a query. Scores are those of TEI and independent of the model's folder.
-pub(super) async fn rerank(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+pub(super) async fn rerank(
+    app: &RequestContext<'_>,
+    mut fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
     let model = app.asks(app.models.scoring(fields.text("model")?.as_deref()))?;
     let submit = cut(&mut fields, submit)?;
     let are_raw = fields.flag("raw_scores")?.unwrap_or(false);
@@ -390,7 +418,7 @@ pub(super) async fn rerank(app: &Asking<'_>, mut fields: Fields, submit: Submit)
     Ok(with_tokens(json(StatusCode::OK, &ranks), tokens))
 }
 
-pub(super) fn info(models: &Models) -> Answered {
+pub(super) fn info(models: &Models) -> HandlerResult {
     let all = models.all();
     let Some(model) = all.first() else {
         return Err(Failure::not_ready("it has no model"));

@@ -17,11 +17,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::{
-    asked::Asked,
+    asked::GenerationRequest,
     head::{Head, usage},
 };
 use super::{
-    Answered, App, Asking,
+    App, HandlerResult, RequestContext,
     body::{Body, Events},
     embeddings::inputs,
     error::Failure,
@@ -32,8 +32,12 @@ use crate::serve::{
     Ending, Message, Piece, Pieces, Scored, ServeError, Share, Submit, Text, Writer, Writing,
 };
 
-pub(super) async fn completions(app: &Asking<'_>, fields: Fields, submit: Submit) -> Answered {
-    let asked = Asked::parse(fields, false)?;
+pub(super) async fn completions(
+    app: &RequestContext<'_>,
+    fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
+    let asked = GenerationRequest::parse(fields, false)?;
     let model = app.asks(app.models.writing(asked.model.as_deref()))?;
     let writer = model.writer()?;
     let prompts = inputs("prompt", &asked.prompt)?;
@@ -63,8 +67,12 @@ pub(super) async fn completions(app: &Asking<'_>, fields: Fields, submit: Submit
     answered(app, head, &asked, n, all).await
 }
 
-pub(super) async fn chat(app: &Asking<'_>, fields: Fields, submit: Submit) -> Answered {
-    let mut asked = Asked::parse(fields, true)?;
+pub(super) async fn chat(
+    app: &RequestContext<'_>,
+    fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
+    let mut asked = GenerationRequest::parse(fields, true)?;
     let model = app.asks(app.models.writing(asked.model.as_deref()))?;
     let writer = model.writer()?;
     let said = asked
@@ -97,7 +105,7 @@ pub(super) async fn chat(app: &Asking<'_>, fields: Fields, submit: Submit) -> An
 
 /// Starts `n` generations for each prompt.
 async fn written(
-    app: &Asking<'_>,
+    app: &RequestContext<'_>,
     writer: &Writer,
     prompts: Vec<Vec<u32>>,
     n: usize,
@@ -146,12 +154,12 @@ fn seeded(app: &App, writing: &Writing, nth: usize) -> Writing {
 
 /// Sends `n` texts of each prompt, as a whole response or as a stream.
 async fn answered(
-    app: &Asking<'_>,
+    app: &RequestContext<'_>,
     head: Head,
-    asked: &Asked,
+    asked: &GenerationRequest,
     n: usize,
     all: Vec<Pieces>,
-) -> Answered {
+) -> HandlerResult {
     if asked.streams() {
         return streamed(head, all).await;
     }
@@ -234,7 +242,7 @@ async fn whole(all: Vec<Pieces>, share: &Share) -> Result<Vec<Done>, Failure> {
 }
 
 /// Streams pieces as server-sent events. Waits for the first piece, so that an invalid request gets an error status.
-async fn streamed(head: Head, mut all: Vec<Pieces>) -> Answered {
+async fn streamed(head: Head, mut all: Vec<Pieces>) -> HandlerResult {
     let first = match all.first_mut() {
         Some(pieces) => pieces.next().await,
         None => None,

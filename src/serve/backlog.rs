@@ -12,13 +12,13 @@ use crate::{
 };
 
 /// Seconds of work after which the weight of earlier measurements is halved.
-const OF_LATE: f64 = 0.2;
+const WINDOW: f64 = 0.2;
 /// Assumed seconds to tokenize a byte of text before anything was measured: WordPiece on one core.
 const BYTE: f64 = 0.5e-6;
 /// Fraction of a request's deadline reserved for sending the response, as a divisor, with an upper bound.
-const ON_THE_WAY: (u32, Duration) = (20, Duration::from_millis(50));
+const RESERVED: (u32, Duration) = (20, Duration::from_millis(50));
 /// Factor by which the lateness of a batch decays with each further batch.
-const FADES: f64 = 0.98;
+const DECAY: f64 = 0.98;
 /// Batch size in tokens, and mean sequence length, for estimating the cost of a long queue.
 const FULL: u64 = 4096;
 const LENGTH: u64 = 128;
@@ -33,7 +33,7 @@ pub(super) struct Pace {
 impl Pace {
     /// Returns an assumed pace in seconds per unit, with the weight of a hundredth of [`WINDOW`].
     pub fn of(seconds: f64) -> Self {
-        let of = OF_LATE / 100.0;
+        let of = WINDOW / 100.0;
         Self {
             amount: of / seconds,
             seconds: of,
@@ -43,7 +43,7 @@ impl Pace {
     pub fn add(&mut self, amount: f64, took: Duration) {
         self.amount += amount;
         self.seconds += took.as_secs_f64();
-        if self.seconds > OF_LATE {
+        if self.seconds > WINDOW {
             (self.amount, self.seconds) = (self.amount / 2.0, self.seconds / 2.0);
         }
     }
@@ -210,13 +210,13 @@ impl Backlog {
     pub fn ran(&mut self, estimate: Micros, took: Duration) {
         self.device.add(estimate.seconds(), took);
         let late = took.saturating_sub(Duration::from_micros(estimate.0));
-        self.late = self.late.mul_f64(FADES).max(late);
+        self.late = self.late.mul_f64(DECAY).max(late);
     }
 
     /// Returns the part of a request's time limit that is left for its batch. Under overload every request finishes close to its
     /// deadline, so it needs time for sending the response, and for batches that take longer than estimated.
     pub fn for_batches(&self, within: Duration) -> Duration {
-        let (share, most) = ON_THE_WAY;
+        let (share, most) = RESERVED;
         within - (within / share).min(most) - self.late.min(within / 4)
     }
 

@@ -1,7 +1,7 @@
 //! Response cache: in memory, in a file, and in a server shared with others. Off by default.
 //!
 //! A key is a digest of everything that determines an answer: the model's files and program, and the input as it was sent. A hit
-//! therefore saves tokenizing, too. Equal requests join a computation in progress ([`Flights`]). Errors are never cached.
+//! therefore saves tokenizing, too. Equal requests join a computation in progress ([`Coalescer`]). Errors are never cached.
 
 mod file;
 #[cfg(feature = "shared-cache")]
@@ -106,10 +106,10 @@ pub struct Cache {
 struct Weight;
 
 /// Bytes of an answer besides its values: the key, and the overhead of map and allocator.
-const BESIDE: u64 = 160;
+const OVERHEAD: u64 = 160;
 
 fn weight(answer: &Answer) -> u64 {
-    4 * (answer.values.len() + answer.entries.len()) as u64 + BESIDE
+    4 * (answer.values.len() + answer.entries.len()) as u64 + OVERHEAD
 }
 
 impl Weighter<Key, Arc<Answer>> for Weight {
@@ -359,29 +359,29 @@ fn from_bytes(key: &Key, bytes: &[u8]) -> Option<Answer> {
 
 /// Computations in progress by key, with the followers that have joined them. `L` identifies the leader that computes the value; `F`
 /// is a follower waiting for it.
-pub(super) struct Flights<L, F> {
-    flights: Mutex<HashMap<Key, Flight<L, F>>>,
+pub(super) struct Coalescer<L, F> {
+    flights: Mutex<HashMap<Key, InFlight<L, F>>>,
 }
 
 /// Role of a request among equal requests.
 #[derive(Debug, PartialEq)]
-pub(super) enum Boarded<L, F> {
+pub(super) enum Role<L, F> {
     /// It waits for the answer of this leader.
-    Joins(Arc<L>),
+    Follower(Arc<L>),
     /// It is computed, and others may join it.
-    Leads(F),
+    Leader(F),
     /// It is computed separately from the current leader.
     Alone(F),
 }
 
-struct Flight<L, F> {
+struct InFlight<L, F> {
     lead: Arc<L>,
     joined: Vec<F>,
     /// Number of clients that still wait, including the leader.
-    interested: usize,
+    waiting: usize,
 }
 
-impl<L, F> Default for Flights<L, F> {
+impl<L, F> Default for Coalescer<L, F> {
     fn default() -> Self {
         Self {
             flights: Mutex::new(HashMap::new()),
@@ -389,36 +389,36 @@ impl<L, F> Default for Flights<L, F> {
     }
 }
 
-impl<L, F> Flights<L, F> {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Flight<L, F>>> {
+impl<L, F> Coalescer<L, F> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, InFlight<L, F>>> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Joins the computation of `key` if it `serves`. Becomes the leader if there is none.
-    pub fn board(
+    pub fn join(
         &self,
         key: Key,
         lead: &Arc<L>,
-        beside: F,
+        follower: F,
         serves: impl FnOnce(&L) -> bool,
-    ) -> Boarded<L, F> {
+    ) -> Role<L, F> {
         match self.lock().entry(key) {
             hash_map::Entry::Occupied(flight) if !serves(&flight.get().lead) => {
-                Boarded::Alone(beside)
+                Role::Alone(follower)
             }
             hash_map::Entry::Occupied(mut flight) => {
                 let flight = flight.get_mut();
-                flight.joined.push(beside);
-                flight.interested += 1;
-                Boarded::Joins(Arc::clone(&flight.lead))
+                flight.joined.push(follower);
+                flight.waiting += 1;
+                Role::Follower(Arc::clone(&flight.lead))
             }
             hash_map::Entry::Vacant(place) => {
-                place.insert(Flight {
+                place.insert(InFlight {
                     lead: Arc::clone(lead),
                     joined: Vec::new(),
-                    interested: 1,
+                    waiting: 1,
                 });
-                Boarded::Leads(beside)
+                Role::Leader(follower)
             }
         }
     }
@@ -433,8 +433,8 @@ impl<L, F> Flights<L, F> {
         if !Arc::ptr_eq(&flight.lead, lead) {
             return true;
         }
-        flight.interested -= 1;
-        let is_last = flight.interested == 0;
+        flight.waiting -= 1;
+        let is_last = flight.waiting == 0;
         if is_last {
             flights.remove(key);
         }
@@ -442,7 +442,7 @@ impl<L, F> Flights<L, F> {
     }
 
     /// Ends a computation and returns its followers.
-    pub fn land(&self, key: &Key, lead: &Arc<L>) -> Vec<F> {
+    pub fn complete(&self, key: &Key, lead: &Arc<L>) -> Vec<F> {
         let mut flights = self.lock();
         match flights.get(key) {
             Some(flight) if Arc::ptr_eq(&flight.lead, lead) => {}
@@ -549,23 +549,23 @@ mod tests {
 
     #[test]
     fn a_flight_is_over_when_the_last_has_left() {
-        let flights: Flights<u8, u8> = Flights::default();
+        let flights: Coalescer<u8, u8> = Coalescer::default();
         let (key, lead, other) = ([0; 32], Arc::new(1), Arc::new(2));
-        let joins = |lead: &Arc<_>| Boarded::Joins(Arc::clone(lead));
-        let board = |own, beside| flights.board(key, own, beside, |_| true);
-        assert_eq!(board(&lead, 10), Boarded::Leads(10));
-        assert_eq!(board(&other, 11), joins(&lead));
-        assert_eq!(board(&other, 12), joins(&lead));
+        let joins = |lead: &Arc<_>| Role::Follower(Arc::clone(lead));
+        let join = |own, follower| flights.join(key, own, follower, |_| true);
+        assert_eq!(join(&lead, 10), Role::Leader(10));
+        assert_eq!(join(&other, 11), joins(&lead));
+        assert_eq!(join(&other, 12), joins(&lead));
         // A request with an earlier deadline is computed alone and does not affect the other.
-        assert_eq!(flights.board(key, &other, 9, |_| false), Boarded::Alone(9));
+        assert_eq!(flights.join(key, &other, 9, |_| false), Role::Alone(9));
         assert!(!flights.leave(&key, &lead));
         assert_eq!(flights.promote(&key, &lead, |&f| f), Some(12));
         assert!(!flights.leave(&key, &lead));
         assert!(flights.leave(&key, &lead));
         // A new request starts its own computation, regardless of followers of the first one.
-        assert_eq!(board(&other, 13), Boarded::Leads(13));
-        assert!(flights.land(&key, &lead).is_empty());
-        assert_eq!(board(&lead, 14), joins(&other));
-        assert_eq!(flights.land(&key, &other), [14]);
+        assert_eq!(join(&other, 13), Role::Leader(13));
+        assert!(flights.complete(&key, &lead).is_empty());
+        assert_eq!(join(&lead, 14), joins(&other));
+        assert_eq!(flights.complete(&key, &other), [14]);
     }
 }

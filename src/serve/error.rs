@@ -38,7 +38,9 @@ pub enum ServeError {
         "the request cannot be answered before its deadline; send it with a later one, or to another server"
     )]
     Hopeless,
-    #[error("the request's deadline passed before its response was ready; send it with a later one")]
+    #[error(
+        "the request's deadline passed before its response was ready; send it with a later one"
+    )]
     Deadline,
     #[error("the server is not ready: {why}; another one may answer")]
     NotReady { why: &'static str },

@@ -107,7 +107,7 @@ pub enum ReloadError {
 pub const LOADING: &str = "its models are being loaded";
 
 /// Max time that a reload waits for the last requests of replaced models, whose time limit may be a day.
-const LEAVE: Duration = Duration::from_secs(60);
+const MAX_LEAVING: Duration = Duration::from_secs(60);
 
 /// Time for measuring costs.
 const MEASURING: Duration = Duration::from_secs(3);
@@ -237,7 +237,9 @@ impl Model {
                 let first = ROWS.into_iter().find(|name| usual.contains(name));
                 let does = match usual.contains(&TOKEN_LOGITS) {
                     true => "is a model for token classification (named entities, parts of speech)",
-                    false => "is a model for other tasks than embeddings, scores and text generation",
+                    false => {
+                        "is a model for other tasks than embeddings, scores and text generation"
+                    }
                 };
                 let first = first.ok_or_else(|| EngineError::NotServed {
                     folder: folder.root().to_owned(),
@@ -425,8 +427,10 @@ impl Models {
             drop(old);
             let _ = gone.send(());
         });
-        if leaving.is_ok() && all_gone.recv_timeout(LEAVE).is_err() {
-            tracing::warn!("requests of the models that were replaced still run after {LEAVE:?}");
+        if leaving.is_ok() && all_gone.recv_timeout(MAX_LEAVING).is_err() {
+            tracing::warn!(
+                "requests of the models that were replaced still run after {MAX_LEAVING:?}"
+            );
         }
         Ok(names)
     }

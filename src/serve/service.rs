@@ -16,12 +16,12 @@ pub use self::request::Reply;
 use self::{
     lanes::{Collect, Launcher, Weights, run_launch, session_of},
     queue::{Kept, Shared, State},
-    request::{Asked, Lead, Open, Ticket},
+    request::{Leader, Open, Ticket, Waiter},
 };
 use super::{
     Cache, Lookup, Metrics, Recorder, Seat, ServeError, Share, Text, Tier,
     backlog::Backlog,
-    cache::{Boarded, Deep, Key, digest, key},
+    cache::{Deep, Key, Role, digest, key},
     tokenize::{Pool, prompt},
     trace::began,
 };
@@ -369,7 +369,7 @@ impl Service {
         let shared = &self.shared;
         let mut replies = Vec::with_capacity(inputs.len());
         // Inputs that are not in the cache: the input, its key, and the client that waits for it.
-        let mut left: Vec<(Text, Option<Key>, Asked)> = Vec::new();
+        let mut left: Vec<(Text, Option<Key>, Waiter)> = Vec::new();
         for (index, text) in inputs.into_iter().enumerate() {
             let (sender, answer) = oneshot::channel();
             let kept = shared.kept.as_ref();
@@ -382,7 +382,7 @@ impl Service {
                 is_answered: false,
                 open: None,
             });
-            let asked = Asked {
+            let asked = Waiter {
                 answer: sender,
                 index,
                 submit,
@@ -432,18 +432,18 @@ impl Service {
         for (text, key, asked) in left {
             let n_bytes = text.bytes();
             let reply = &mut replies[asked.index];
-            let mut lead = Lead {
+            let mut lead = Leader {
                 asked: None,
                 ticket: Arc::clone(&reply.ticket),
-                boarded: None,
+                coalesced: None,
             };
             lead.asked = match (&shared.kept, key) {
                 (Some(kept), Some(key)) => {
                     reply.key = Some(key);
                     // Join a computation only if it finishes no later than this one would.
                     let serves = |ahead: &Ticket| ahead.goes_before(&lead.ticket);
-                    let asked = match kept.joined.board(key, &lead.ticket, asked, serves) {
-                        Boarded::Joins(ticket) => {
+                    let asked = match kept.joined.join(key, &lead.ticket, asked, serves) {
+                        Role::Follower(ticket) => {
                             shared.metrics.cache.add(Tier::Memory, Lookup::Joined);
                             reply.ticket = ticket;
                             if !is_inline {
@@ -451,11 +451,11 @@ impl Service {
                             }
                             continue;
                         }
-                        Boarded::Leads(asked) => {
-                            lead.boarded = Some((key, Arc::clone(&kept.joined)));
+                        Role::Leader(asked) => {
+                            lead.coalesced = Some((key, Arc::clone(&kept.joined)));
                             asked
                         }
-                        Boarded::Alone(asked) => asked,
+                        Role::Alone(asked) => asked,
                     };
                     shared.metrics.cache.add(Tier::Memory, Lookup::Miss);
                     Some(asked)

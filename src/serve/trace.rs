@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Max number of events that wait to be written.
-const BEHIND: usize = 1 << 16;
+const MAX_QUEUED: usize = 1 << 16;
 
 /// Recorder of scheduling events. It never waits for the disk. If writing is too slow, or the file reaches its max size, the trace
 /// ends with a warning.
@@ -37,7 +37,7 @@ impl Recorder {
             source,
         })?;
         let name = file.display().to_string();
-        let (events, queue) = sync_channel(BEHIND);
+        let (events, queue) = sync_channel(MAX_QUEUED);
         let thread = std::thread::Builder::new().name("trace".to_owned());
         let thread = thread.spawn(move || {
             if let Err(problem) = write(opened, &queue, most_bytes) {

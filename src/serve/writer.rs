@@ -17,7 +17,7 @@ use std::{
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use self::{running::Running, texts::Texts};
+use self::{running::GenerationLoop, texts::DetokenizerPool};
 use super::{
     Metrics, Seat, ServeError, Share, Submit,
     backlog::{Tenants, Work},
@@ -205,7 +205,7 @@ impl Shared {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn waits(&self, job: &Job) {
+    fn add_waiting(&self, job: &Job) {
         Metrics::count(&self.metrics.queue_requests, 1);
         let mut waiting = self.waiting();
         waiting.change(job.tenant, |work| {
@@ -215,7 +215,7 @@ impl Shared {
         Metrics::set(&self.metrics.queue_tokens, waiting.all().tokens.before(0));
     }
 
-    fn waits_no_more(&self, job: &Job) {
+    fn remove_waiting(&self, job: &Job) {
         let requests = &self.metrics.queue_requests;
         requests.fetch_sub(1, Ordering::Relaxed);
         let mut waiting = self.waiting();
@@ -300,14 +300,14 @@ impl Writer {
         let (jobs, come) = channel();
         let encoder = Arc::new(encoder);
         let metrics = Arc::new(Metrics::of([engine]));
-        let texts = Texts::start(&encoder, &metrics)?;
+        let texts = DetokenizerPool::start(&encoder, &metrics)?;
         let shared = Arc::new(Shared {
             metrics,
             is_lost: AtomicBool::new(false),
             token_nanos: AtomicU64::new(0),
             waiting: Mutex::default(),
         });
-        let writing = Running::new(generator, texts, Arc::clone(&shared), seat);
+        let writing = GenerationLoop::new(generator, texts, Arc::clone(&shared), seat);
         let thread = std::thread::Builder::new().name("write".to_owned());
         let thread = thread.spawn(move || writing.run(&come));
         let thread = thread.map_err(|e| EngineError::Threads {
@@ -395,9 +395,7 @@ impl Writer {
         let template = self.template.as_ref().map_err(|problem| {
             ServeError::invalid(
                 "model",
-                format!(
-                    "the model has no usable chat template: {problem}; use /v1/completions"
-                ),
+                format!("the model has no usable chat template: {problem}; use /v1/completions"),
             )
         })?;
         let has_tools = options
@@ -568,9 +566,9 @@ impl Writer {
         if !has_place {
             return Err(self.overloaded(Duration::from_secs(1)));
         }
-        self.shared.waits(&job);
+        self.shared.add_waiting(&job);
         if let Err(unsent) = jobs.send(job) {
-            self.shared.waits_no_more(&unsent.0);
+            self.shared.remove_waiting(&unsent.0);
             return Err(ServeError::NotReady { why });
         }
         Ok(Pieces {

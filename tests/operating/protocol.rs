@@ -272,7 +272,7 @@ fn arguments_that_would_close_or_hide_everything_are_refused() {
     };
     for public in ["none", "health"] {
         let text = refused(&["--public", public]);
-        let expected = "--public closes routes to requests without a key, and there are no keys; give them by --api-keys, or leave --public out";
+        let expected = "--public closes routes to requests without a key, but the server has no keys; give --api-keys, or leave --public out";
         assert!(text.contains(expected), "{text}");
     }
     for (name, problem) in [

@@ -1,4 +1,4 @@
-//! Batches of random token counts, so that a choice of kernels is seen between the sizes that anybody had in mind.
+//! Batches with random token counts, which test the choice of kernels at sizes that nobody selected.
 
 use std::str::FromStr;
 
@@ -6,14 +6,14 @@ use crate::{kernels::trial::uniform, tensor::Extents};
 
 use super::{encoder::Row, sets::Set};
 
-/// Which token counts, and sequences of what length.
+/// Token counts and mean sequence length of the batches.
 #[derive(clap::Args)]
 pub struct Scan {
-    /// Instead of sets, N batches of random token counts: one from each of N parts of --scan-tokens, which are equal by logarithm
+    /// Instead of sets, N batches with random token counts: one from each of N parts of --scan-tokens with equal ratios
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "38", conflicts_with_all = ["workloads", "sets"],
           value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub scan: Option<u16>,
-    /// The fewest and the most tokens of a scan's batches
+    /// Min and max tokens of a scan's batches
     #[arg(
         long,
         value_name = "FROM..TO",
@@ -21,16 +21,16 @@ pub struct Scan {
         requires = "scan"
     )]
     scan_tokens: Tokens,
-    /// The mean length of a scan's sequences: they are drawn from 0.6 to 1.4 times it, and the last takes what is left
+    /// Mean sequence length of a scan: lengths are drawn from 0.6 to 1.4 times it, and the last sequence has the rest
     #[arg(long, value_name = "TOKENS", default_value_t = 100, requires = "scan",
           value_parser = clap::value_parser!(u32).range(1..=Extents::MAX_TOKENS as i64))]
     scan_length: u32,
-    /// The seed of a scan's token counts and lengths
+    /// Seed of a scan's token counts and lengths
     #[arg(long, value_name = "SEED", default_value_t = 1, requires = "scan")]
     scan_seed: u64,
 }
 
-/// The fewest and the most tokens.
+/// Min and max tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tokens {
     from: u32,
@@ -54,7 +54,7 @@ impl FromStr for Tokens {
 }
 
 impl Scan {
-    /// The batches, by tokens; none without `--scan`.
+    /// Returns the batches by tokens; `None` without `--scan`.
     pub(super) fn sets(&self) -> Option<Vec<Set>> {
         let n = self.scan?;
         let mut state = self.scan_seed;
@@ -89,12 +89,12 @@ impl Scan {
     }
 }
 
-/// From 0 to 1, of 53 random bits.
+/// Returns a number from 0 to 1 with 53 random bits.
 fn fraction(state: &mut u64) -> f64 {
     (uniform(state) >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// The batch that takes longest beside a larger one, in words; `None` where each takes no longer than all larger ones.
+/// Describes the batch with the largest excess over the time of a larger batch; `None` if no batch takes longer than a larger one.
 pub(super) fn slower_than_larger<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Option<String> {
     let rows: Vec<&Row> = rows.into_iter().collect();
     let pairs = rows

@@ -11,10 +11,10 @@ use super::super::{
 };
 use crate::serve::{ChatOptions, Json, Message, Tool, Writing};
 
-pub(super) struct Asked {
+pub(super) struct GenerationRequest {
     pub model: Option<String>,
     pub prompt: Value,
-    pub messages: Option<Vec<Said>>,
+    pub messages: Option<Vec<ChatMessage>>,
     /// Max number of new tokens; -1 for all positions that are left.
     max_tokens: Option<i64>,
     temperature: Option<f32>,
@@ -42,7 +42,7 @@ pub(super) struct Asked {
 }
 
 #[derive(Deserialize)]
-pub(super) struct Said {
+pub(super) struct ChatMessage {
     role: String,
     #[serde(default)]
     content: Value,
@@ -182,7 +182,7 @@ fn check_best_of(fields: &mut Fields, n: usize) -> Result<(), Failure> {
     }
 }
 
-impl Asked {
+impl GenerationRequest {
     /// Reads the fields of a completion or a chat completion.
     ///
     /// # Errors
@@ -303,7 +303,7 @@ impl Asked {
     }
 }
 
-impl Said {
+impl ChatMessage {
     /// Converts a message. Its text parts are concatenated.
     pub fn message(self, at: usize) -> Result<Message, Failure> {
         let wrong = |problem: String| Failure::invalid("messages", problem);

@@ -5,11 +5,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{super::App, Asked, Done};
+use super::{super::App, Done, GenerationRequest};
 use crate::serve::{Ending, Scored};
 
 /// Replaces the logarithm of 0, which JSON cannot represent.
-const LEAST: f32 = -9999.0;
+const MIN_LOG_PROBABILITY: f32 = -9999.0;
 
 /// Fields shared by all chunks and choices of a response.
 #[derive(Clone)]
@@ -54,7 +54,7 @@ struct Delta<'a> {
 }
 
 impl Head {
-    pub fn new(app: &App, model: &str, is_chat: bool, asked: &Asked) -> Self {
+    pub fn new(app: &App, model: &str, is_chat: bool, asked: &GenerationRequest) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             id: app.new_id(if is_chat { "chatcmpl" } else { "cmpl" }),
@@ -126,7 +126,7 @@ impl Head {
 
     /// Returns the log-probabilities of tokens, or null if they were not requested.
     fn scores(&self, tokens: &[Scored]) -> Value {
-        let number = |value: f32| value.max(LEAST);
+        let number = |value: f32| value.max(MIN_LOG_PROBABILITY);
         if !self.with_scores {
             return Value::Null;
         }

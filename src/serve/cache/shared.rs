@@ -18,7 +18,7 @@ const WITHIN: Duration = Duration::from_millis(2);
 const REST: Duration = Duration::from_secs(1);
 const CONNECT: Duration = Duration::from_secs(1);
 /// Max number of queued lookups and answers. Further lookups are misses, and further answers are dropped.
-const BEHIND: usize = 4096;
+const MAX_QUEUED: usize = 4096;
 /// Max number of jobs in one batch.
 const TOGETHER: usize = 256;
 
@@ -45,7 +45,7 @@ impl SharedTier {
             url: url.to_owned(),
             problem: e.to_string(),
         })?;
-        let (jobs, queue) = sync_channel(BEHIND);
+        let (jobs, queue) = sync_channel(MAX_QUEUED);
         let thread = std::thread::Builder::new().name("shared cache".to_owned());
         let thread = thread.spawn(move || run(&client, &queue));
         let thread = thread.map_err(|e| EngineError::Threads {
@@ -125,7 +125,9 @@ fn run(client: &Client, queue: &Receiver<Job>) {
                 Err(TryRecvError::Empty) => State::Connecting(found),
                 Ok(None) | Err(TryRecvError::Disconnected) => {
                     if !std::mem::replace(&mut is_told, true) {
-                        tracing::warn!("the shared cache cannot be reached; all requests are computed");
+                        tracing::warn!(
+                            "the shared cache cannot be reached; all requests are computed"
+                        );
                     }
                     State::Resting(Instant::now() + REST)
                 }

@@ -51,8 +51,8 @@ pub(super) enum Weights {
 }
 
 /// Sequence lengths for which memory is reserved at the start.
-const USUAL_LONGEST: u64 = 512;
-const USUAL_LENGTH: u64 = 64;
+const MAX_RESERVED_LENGTH: u64 = 512;
+const MEAN_LENGTH: u64 = 64;
 
 /// Opens a session that keeps its memory, and reserves memory for typical batches. On a CUDA device, allocating and freeing wait
 /// for the batches in flight.
@@ -77,15 +77,18 @@ pub(super) fn session_of(
         // A declared maximum is allocated at the first batch.
         return Ok(session);
     }
-    let longest = engine.limits().longest.map_or(USUAL_LONGEST, u64::from);
-    let longest = longest.min(USUAL_LONGEST);
+    let longest = engine
+        .limits()
+        .longest
+        .map_or(MAX_RESERVED_LENGTH, u64::from);
+    let longest = longest.min(MAX_RESERVED_LENGTH);
     // Schedulers fill a bucket's tokens beyond a full batch, so reserve twice as much.
     let mut tokens = 2 * full_batch(costs);
     loop {
         let extents = Extents {
             pairs: tokens * longest.min(tokens),
             longest: longest.min(tokens),
-            batch: tokens.div_ceil(USUAL_LENGTH),
+            batch: tokens.div_ceil(MEAN_LENGTH),
             ..Layout::Packed.computed([tokens as u32])
         };
         if costs.bytes(Layout::Packed, &extents) <= batch_bytes {

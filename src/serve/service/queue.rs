@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     Answer, Submit,
-    request::{Asked, Joined, Lead},
+    request::{Joined, Leader, Waiter},
 };
 use crate::{
     engine::{Encoded, TextEncoder},
@@ -30,7 +30,7 @@ pub(super) struct Kept {
 /// A queued request.
 pub(super) struct Entry {
     pub(super) encoded: Encoded,
-    pub(super) lead: Lead,
+    pub(super) lead: Leader,
     pub(super) sent: Instant,
     /// Tenant and class under which its tokens are counted.
     pub(super) tenant: u32,
@@ -100,7 +100,7 @@ impl Shared {
     pub(super) fn enqueue(
         &self,
         encoded: Encoded,
-        lead: Lead,
+        lead: Leader,
         tokenized: Option<(usize, Duration)>,
     ) {
         let Some(asked) = &lead.asked else {
@@ -157,35 +157,35 @@ impl Shared {
     /// with the latest deadline takes its place. Must not be called with the lock held.
     pub(super) fn answer(
         &self,
-        mut lead: Lead,
+        mut lead: Leader,
         result: Result<Answer, ServeError>,
         encoded: Option<Encoded>,
     ) {
         let Some(asked) = lead.asked.take() else {
             return;
         };
-        if let (Some(kept), Some((key, joined))) = (&self.kept, &lead.boarded) {
+        if let (Some(kept), Some((key, joined))) = (&self.kept, &lead.coalesced) {
             match &result {
                 Ok(answer) => {
                     // Cache it before an equal request arrives.
                     kept.cache.keep(*key, answer);
-                    for asked in lead.land() {
+                    for asked in lead.complete() {
                         asked.give(answer);
                     }
                 }
                 Err(ServeError::Deadline | ServeError::Hopeless) if encoded.is_some() => {
-                    let next = joined.promote(key, &lead.ticket, Asked::until);
+                    let next = joined.promote(key, &lead.ticket, Waiter::until);
                     if let (Some(next), Some(encoded)) = (next, encoded) {
-                        let lead = Lead {
+                        let lead = Leader {
                             asked: Some(next),
                             ticket: Arc::clone(&lead.ticket),
-                            boarded: Some((*key, Arc::clone(joined))),
+                            coalesced: Some((*key, Arc::clone(joined))),
                         };
                         self.enqueue(encoded, lead, None);
                     }
                 }
                 Err(error) => {
-                    for asked in lead.land() {
+                    for asked in lead.complete() {
                         let _ = asked.answer.send(Err(error.clone().at(asked.index)));
                     }
                 }
@@ -199,14 +199,14 @@ impl Shared {
     }
 
     /// Answers a request and its followers with a cached answer.
-    pub(super) fn answer_kept(&self, mut lead: Lead, answer: &Answer) {
-        for asked in lead.land().into_iter().chain(lead.asked.take()) {
+    pub(super) fn answer_kept(&self, mut lead: Leader, answer: &Answer) {
+        for asked in lead.complete().into_iter().chain(lead.asked.take()) {
             asked.give(answer);
         }
     }
 
     /// Tokenizes and enqueues an input.
-    pub(super) fn tokenize(&self, text: &Text, lead: Lead) {
+    pub(super) fn tokenize(&self, text: &Text, lead: Leader) {
         if lead.ticket.is_cancelled.load(Ordering::Acquire) {
             Metrics::count(&self.metrics.cancelled, 1);
             return;
@@ -221,7 +221,7 @@ impl Shared {
             Ok(found) => self.enqueue(found, lead, Some((text.bytes(), took))),
             Err(error) => {
                 // The error names the index of each follower's own input.
-                for asked in lead.land() {
+                for asked in lead.complete() {
                     let own = encoded(asked.index).err();
                     let _ = asked.answer.send(Err(own.unwrap_or_else(|| error.clone())));
                 }

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     serve::{
         Metrics, ServeError, Share,
-        cache::{Flights, Key},
+        cache::{Coalescer, Key},
     },
     simulate::Happened,
 };
@@ -89,7 +89,7 @@ impl Ticket {
 }
 
 /// A client that waits for an answer.
-pub(super) struct Asked {
+pub(super) struct Waiter {
     pub(super) answer: oneshot::Sender<Result<Answer, ServeError>>,
     /// Index of the input in its request.
     pub(super) index: usize,
@@ -99,7 +99,7 @@ pub(super) struct Asked {
     pub(super) share: Arc<Share>,
 }
 
-impl Asked {
+impl Waiter {
     /// Sends a copy of an answer.
     pub(super) fn give(self, answer: &Answer) {
         let charged = self.share.add(answer.memory(self.submit.wanted));
@@ -119,17 +119,17 @@ impl Asked {
 }
 
 /// Inputs in computation by ticket, with the clients that have joined them.
-pub(super) type Joined = Flights<Ticket, Asked>;
+pub(super) type Joined = Coalescer<Ticket, Waiter>;
 
 /// An input in computation: the client that waits for it, and the key under which others may join.
-pub(super) struct Lead {
+pub(super) struct Leader {
     /// `None` after it is answered.
-    pub(super) asked: Option<Asked>,
+    pub(super) asked: Option<Waiter>,
     pub(super) ticket: Arc<Ticket>,
-    pub(super) boarded: Option<(Key, Arc<Joined>)>,
+    pub(super) coalesced: Option<(Key, Arc<Joined>)>,
 }
 
-impl Lead {
+impl Leader {
     pub(super) fn submit(&self) -> Submit {
         self.asked.as_ref().map(|a| a.submit).unwrap_or_default()
     }
@@ -139,19 +139,19 @@ impl Lead {
     }
 
     /// Takes the followers. Later calls return none.
-    pub(super) fn land(&self) -> Vec<Asked> {
-        match &self.boarded {
-            Some((key, joined)) => joined.land(key, &self.ticket),
+    pub(super) fn complete(&self) -> Vec<Waiter> {
+        match &self.coalesced {
+            Some((key, joined)) => joined.complete(key, &self.ticket),
             None => Vec::new(),
         }
     }
 }
 
-impl Drop for Lead {
+impl Drop for Leader {
     fn drop(&mut self) {
         // After a panic the followers fail, too, and the next equal input is computed again.
         if self.asked.is_some() {
-            self.land();
+            self.complete();
         }
     }
 }

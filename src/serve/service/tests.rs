@@ -57,7 +57,7 @@ fn batch(
 ) {
     let members = texts.iter().enumerate().map(|(index, text)| {
         let (answer, reply) = oneshot::channel();
-        let asked = Asked {
+        let asked = Waiter {
             answer,
             index,
             submit: Submit::default(),
@@ -69,10 +69,10 @@ fn batch(
             .encode_one(Input::Text(text), Prompt::Default);
         let entry = Entry {
             encoded: encoded.unwrap(),
-            lead: Lead {
+            lead: Leader {
                 asked: Some(asked),
                 ticket: Arc::new(Ticket::of(&Submit::default(), Instant::now())),
-                boarded: None,
+                coalesced: None,
             },
             sent: Instant::now(),
             tenant: 0,

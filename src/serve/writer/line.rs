@@ -8,7 +8,7 @@ use super::Job;
 /// that the text that arrived first. This is start-time fair queueing, as in [`Turns`](crate::serve::Turns): a tenant without waiting
 /// texts accumulates no credit.
 #[derive(Default)]
-pub(super) struct Line {
+pub(super) struct FairQueue {
     /// In order of arrival.
     waiting: Vec<Job>,
     /// Tokens of tenants, for those that are ahead of `now`.
@@ -17,7 +17,7 @@ pub(super) struct Line {
     now: u64,
 }
 
-impl Line {
+impl FairQueue {
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -89,14 +89,14 @@ mod tests {
         }
     }
 
-    fn all(line: &mut Line) -> Vec<u32> {
+    fn all(line: &mut FairQueue) -> Vec<u32> {
         let next = || line.next().map(|at| line.take(at).request.prompt[0]);
         std::iter::from_fn(next).collect()
     }
 
     #[test]
     fn the_highest_class_goes_first_and_tenants_take_turns_by_tokens() {
-        let mut line = Line::default();
+        let mut line = FairQueue::default();
         // One tenant with many texts, one with two, and one urgent text.
         for name in 0..5 {
             line.add(job(name, 0, 1, 9));
@@ -115,7 +115,7 @@ mod tests {
         let of_first = order[..2].iter().filter(|&&name| name < 10).count();
         assert_eq!(of_first, 1, "{order:?}");
         // A text that is twice as long counts as two turns.
-        let mut line = Line::default();
+        let mut line = FairQueue::default();
         line.add(job(0, 0, 1, 39));
         line.add(job(1, 0, 1, 39));
         for name in 10..14 {

@@ -12,8 +12,8 @@ use std::{
 
 use super::{
     EarlyEnd, Job, Shared,
-    line::Line,
-    texts::{News, Texts},
+    line::FairQueue,
+    texts::{DetokenizerMsg, DetokenizerPool},
 };
 use crate::{
     EngineError,
@@ -26,7 +26,7 @@ use crate::{
 const TOKEN: f64 = 1e-5;
 
 /// A running text.
-struct Row {
+struct Sequence {
     until: Option<Instant>,
     /// Numbers of requested and of generated tokens.
     tokens: [u64; 2],
@@ -36,12 +36,12 @@ struct Row {
 }
 
 /// State of the thread.
-pub(super) struct Running {
+pub(super) struct GenerationLoop {
     generator: Generator,
-    texts: Texts,
+    texts: DetokenizerPool,
     shared: Arc<Shared>,
-    rows: HashMap<Ticket, Row>,
-    line: Line,
+    rows: HashMap<Ticket, Sequence>,
+    line: FairQueue,
     /// Bytes of the KV cache in use when there was no room for the next text.
     full_at: Option<u64>,
     seat: Option<Seat>,
@@ -53,10 +53,10 @@ pub(super) struct Running {
     written: Pace,
 }
 
-impl Running {
+impl GenerationLoop {
     pub(super) fn new(
         generator: Generator,
-        texts: Texts,
+        texts: DetokenizerPool,
         shared: Arc<Shared>,
         seat: Option<Seat>,
     ) -> Self {
@@ -65,7 +65,7 @@ impl Running {
             texts,
             shared,
             rows: HashMap::new(),
-            line: Line::default(),
+            line: FairQueue::default(),
             full_at: None,
             seat,
             step: Micros(1_000),
@@ -127,7 +127,7 @@ impl Running {
         }
         for job in gone {
             Metrics::count(&self.shared.metrics.cancelled, 1);
-            self.shared.waits_no_more(&job);
+            self.shared.remove_waiting(&job);
         }
         for job in late {
             Metrics::count(&self.shared.metrics.expired, 1);
@@ -156,10 +156,10 @@ impl Running {
     fn admit(&mut self, job: Job) {
         match self.generator.admit(job.request.clone()) {
             Ok(ticket) => {
-                self.shared.waits_no_more(&job);
+                self.shared.remove_waiting(&job);
                 let waited = job.came.elapsed();
                 self.shared.metrics.queue.add(waited.as_secs_f64());
-                let row = Row {
+                let row = Sequence {
                     until: job.until,
                     tokens: [job.tokens(), 0],
                     ending: Arc::clone(&job.ending),
@@ -172,7 +172,7 @@ impl Running {
     }
 
     fn refuse(&self, job: Job, error: ServeError) {
-        self.shared.waits_no_more(&job);
+        self.shared.remove_waiting(&job);
         let _ = job.pieces.send(Err(error));
     }
 
@@ -184,16 +184,16 @@ impl Running {
             // Read in this order: a text is complete before its reader leaves.
             let is_abandoned = row.ending.is_abandoned();
             if row.ending.is_complete() {
-                return Some((ticket, News::Gone(ticket)));
+                return Some((ticket, DetokenizerMsg::Gone(ticket)));
             }
             if is_abandoned {
                 Metrics::count(&metrics.cancelled, 1);
-                return Some((ticket, News::Gone(ticket)));
+                return Some((ticket, DetokenizerMsg::Gone(ticket)));
             }
             let is_late = row.until.is_some_and(|until| until <= now);
             is_late.then(|| {
                 Metrics::count(&metrics.expired, 1);
-                (ticket, News::Failed(ticket, ServeError::Deadline))
+                (ticket, DetokenizerMsg::Failed(ticket, ServeError::Deadline))
             })
         });
         for (ticket, news) in gone.collect::<Vec<_>>() {
@@ -237,7 +237,7 @@ impl Running {
         for (ticket, row) in std::mem::take(&mut self.rows) {
             self.generator.cancel(ticket);
             self.texts
-                .tell(row.thread, News::Failed(ticket, told.clone()));
+                .tell(row.thread, DetokenizerMsg::Failed(ticket, told.clone()));
         }
         if is_lost {
             self.shared.is_lost.store(true, Ordering::Release);
@@ -263,7 +263,7 @@ impl Running {
             }),
         };
         if let Some(thread) = thread {
-            self.texts.tell(thread, News::Event(event));
+            self.texts.tell(thread, DetokenizerMsg::Event(event));
         }
     }
 }

@@ -17,10 +17,10 @@ use crate::{
 };
 
 /// Max number of threads. One handles 200,000 tokens per second.
-const MOST_THREADS: usize = 4;
+const MAX_THREADS: usize = 4;
 
 /// Message to a thread.
-pub(super) enum News {
+pub(super) enum DetokenizerMsg {
     Begins(Ticket, Box<Job>),
     Event(Event),
     /// The request failed or its deadline passed.
@@ -30,27 +30,27 @@ pub(super) enum News {
 }
 
 /// Threads, and the index of the one for the next request.
-pub(super) struct Texts {
+pub(super) struct DetokenizerPool {
     threads: Vec<Thread>,
     next: usize,
 }
 
 struct Thread {
-    news: Option<Sender<Vec<News>>>,
+    news: Option<Sender<Vec<DetokenizerMsg>>>,
     /// Messages that are not sent yet.
-    open: Vec<News>,
+    open: Vec<DetokenizerMsg>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Texts {
+impl DetokenizerPool {
     pub(super) fn start(
         encoder: &Arc<TextEncoder>,
         metrics: &Arc<Metrics>,
     ) -> Result<Self, EngineError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let started = (0..(cores / 4).clamp(1, MOST_THREADS)).map(|_| {
+        let started = (0..(cores / 4).clamp(1, MAX_THREADS)).map(|_| {
             let (news, queue) = channel();
-            let making = Making {
+            let making = Detokenizer {
                 encoder: Arc::clone(encoder),
                 metrics: Arc::clone(metrics),
                 rows: HashMap::new(),
@@ -76,12 +76,12 @@ impl Texts {
     pub(super) fn begin(&mut self, ticket: Ticket, job: Job) -> usize {
         let thread = self.next;
         self.next = (thread + 1) % self.threads.len();
-        self.tell(thread, News::Begins(ticket, Box::new(job)));
+        self.tell(thread, DetokenizerMsg::Begins(ticket, Box::new(job)));
         thread
     }
 
     /// Queues a message for a thread.
-    pub(super) fn tell(&mut self, thread: usize, news: News) {
+    pub(super) fn tell(&mut self, thread: usize, news: DetokenizerMsg) {
         self.threads[thread].open.push(news);
     }
 
@@ -95,7 +95,7 @@ impl Texts {
     }
 }
 
-impl Drop for Texts {
+impl Drop for DetokenizerPool {
     fn drop(&mut self) {
         self.send();
         for thread in &mut self.threads {
@@ -108,31 +108,31 @@ impl Drop for Texts {
 }
 
 /// State of a thread.
-struct Making {
+struct Detokenizer {
     encoder: Arc<TextEncoder>,
     metrics: Arc<Metrics>,
-    rows: HashMap<Ticket, Row>,
+    rows: HashMap<Ticket, Sequence>,
 }
 
 /// A text in progress.
-struct Row {
+struct Sequence {
     job: Job,
     text: GrowingText,
     /// Tokens that were not sent yet.
     scored: Vec<Scored>,
 }
 
-impl Making {
-    fn run(mut self, queue: &Receiver<Vec<News>>) {
+impl Detokenizer {
+    fn run(mut self, queue: &Receiver<Vec<DetokenizerMsg>>) {
         while let Ok(all) = queue.recv() {
             all.into_iter().for_each(|news| self.take(news));
         }
     }
 
-    fn take(&mut self, news: News) {
+    fn take(&mut self, news: DetokenizerMsg) {
         match news {
-            News::Begins(ticket, job) => {
-                let mut row = Row {
+            DetokenizerMsg::Begins(ticket, job) => {
+                let mut row = Sequence {
                     job: *job,
                     text: GrowingText::default(),
                     scored: Vec::new(),
@@ -146,13 +146,13 @@ impl Making {
                 }
                 self.rows.insert(ticket, row);
             }
-            News::Event(event) => self.tell(event),
-            News::Failed(ticket, error) => {
+            DetokenizerMsg::Event(event) => self.tell(event),
+            DetokenizerMsg::Failed(ticket, error) => {
                 if let Some(row) = self.rows.remove(&ticket) {
                     let _ = row.job.pieces.send(Err(error));
                 }
             }
-            News::Gone(ticket) => drop(self.rows.remove(&ticket)),
+            DetokenizerMsg::Gone(ticket) => drop(self.rows.remove(&ticket)),
         }
     }
 
@@ -224,7 +224,7 @@ struct Step {
     most_probable: Vec<(u32, f32)>,
 }
 
-impl Row {
+impl Sequence {
     /// Appends a token to the text.
     fn grow(&mut self, encoder: &TextEncoder, step: Step) -> Result<(), EngineError> {
         let prompt = &self.job.request.prompt;
