@@ -10,7 +10,7 @@ use crate::{
 };
 
 pub(super) fn run() -> Outcome {
-    let mut rows = table(&["part", "found", "how to mend"]);
+    let mut rows = table(&["part", "found", "how to fix"]);
     let presence = probe();
     rows.add_row(match (presence.driver, presence.driver_version) {
         _ if presence.refused.is_some() => [

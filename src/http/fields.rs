@@ -20,7 +20,7 @@ pub(super) struct Field {
     pub elsewhere: Elsewhere,
 }
 
-/// What a route does with a field that it does not compute.
+/// Handling of a field by routes that do not compute it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Elsewhere {
     /// Ignores it: no value changes a response.
@@ -330,7 +330,7 @@ pub(super) const FIELDS: &[Field] = &[
 ];
 
 impl Field {
-    /// Whether a route computes the field. `POST /` computes the fields of all routes that it may stand for.
+    /// Returns whether a route computes the field. `POST /` computes the fields of all routes that it forwards to.
     pub fn is_computed(&self, route: Route) -> bool {
         match route {
             Route::Base => BASE.iter().any(|base| self.routes.contains(base)),
@@ -338,7 +338,7 @@ impl Field {
         }
     }
 
-    /// Values beside null that ask for nothing.
+    /// Returns the values besides null that ask for nothing.
     pub fn neutral(&self) -> Vec<Value> {
         match self.elsewhere {
             Elsewhere::Ignored => Vec::new(),
@@ -348,7 +348,7 @@ impl Field {
         }
     }
 
-    /// Whether a value cannot change a response of a route that does not compute the field.
+    /// Returns whether a value cannot change the response of a route that does not compute the field.
     pub fn is_neutral(&self, value: &Value) -> bool {
         let is_same = |neutral: &Value| match (neutral.as_f64(), value.as_f64()) {
             (Some(neutral), Some(value)) => neutral == value,
@@ -359,7 +359,7 @@ impl Field {
             || self.neutral().iter().any(is_same)
     }
 
-    /// The error of a value that is not neutral on a route that does not compute the field.
+    /// Returns the error for a value that is not neutral, on a route that does not compute the field.
     pub fn refusal(&self, route: Route, value: &Value) -> Failure {
         let name = self.name;
         if !self.routes.is_empty() {
@@ -384,12 +384,13 @@ impl Field {
     }
 }
 
-/// The field of this name, if the server knows it.
+/// Returns the field with this name, if the server knows it.
 pub(super) fn field(name: &str) -> Option<&'static Field> {
     FIELDS.iter().find(|field| field.name == name)
 }
 
-/// The error of a field that is not in the table. `prefix` is the path of its object and a dot, empty for the body itself.
+/// Returns the error for a field that is not in the table. `prefix` is the path of its object with a trailing dot, empty for the
+/// body itself.
 pub(super) fn unknown(route: Route, prefix: &str, name: &str) -> Failure {
     let name: String = name.chars().take(80).collect();
     let siblings = FIELDS.iter().filter(|field| field.is_computed(route));
@@ -403,7 +404,7 @@ pub(super) fn unknown(route: Route, prefix: &str, name: &str) -> Failure {
     Failure::invalid(&path, problem)
 }
 
-/// A value in an error: short ones as they are, others by their kind.
+/// Formats a value for an error: short values in full, others as their kind.
 pub(super) fn shown(value: &Value) -> String {
     const MAX_CHARS: usize = 40;
     let text = value.to_string();

@@ -204,7 +204,7 @@ impl Fields {
         }
     }
 
-    /// The fields of an object in the body; none where it is missing.
+    /// Reads the fields of an object in the body; no fields if it is missing.
     pub fn object(&mut self, name: &'static str, prefix: &'static str) -> Result<Self, Failure> {
         let given = match self.value(name) {
             Value::Null => Default::default(),
@@ -232,7 +232,7 @@ impl Fields {
         })
     }
 
-    /// A field of the body that keeps the order of its keys; `None` where it is missing or null.
+    /// Reads a field of [`ORDERED`] from the body; `None` if it is missing or null.
     pub fn parsed<T: DeserializeOwned>(
         &mut self,
         name: &'static str,
@@ -249,7 +249,7 @@ impl Fields {
     }
 }
 
-/// Reads one field of a body.
+/// Visitor that reads one field of a body.
 struct Pick<T> {
     name: &'static str,
     value: PhantomData<T>,
@@ -275,9 +275,9 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Pick<T> {
     }
 }
 
-/// The whole number that a value is.
+/// Converts a value to a whole number, if it is one.
 pub(super) fn as_whole(value: &Value) -> Option<i64> {
-    // The first double that is too large.
+    // The smallest double that exceeds `i64`.
     const LIMIT: f64 = (1_u64 << 63) as f64;
     value.as_i64().or_else(|| {
         let x = value.as_f64()?;
@@ -285,10 +285,10 @@ pub(super) fn as_whole(value: &Value) -> Option<i64> {
     })
 }
 
-/// Reads the fields of a body against the table.
+/// Visitor that reads the fields of a body, and checks them against the table.
 struct Reader<'a> {
     route: Route,
-    /// Why the body is refused, beside serde's own errors.
+    /// Error of a refused field, in addition to serde's errors.
     failure: &'a mut Option<Failure>,
 }
 

@@ -223,7 +223,7 @@ impl Server {
 
     /// Aborts running requests when a second signal arrives.
     fn hurry_at(&self, mut signals: [Signal; 2]) {
-        tracing::warn!("ending; a second signal gives up requests that still run");
+        tracing::warn!("shutting down; a second signal aborts requests that still run");
         let cut = self.app.cut.clone();
         tokio::spawn(async move {
             let second = poll_fn(|context| {
@@ -249,7 +249,7 @@ impl Server {
             let _ = self.stop.send(true);
             let _ = accepting.await;
             if tokio::time::timeout(limit, closed.recv()).await.is_err() {
-                tracing::warn!("requests that still run after {limit:?} are given up");
+                tracing::warn!("requests that still run after {limit:?} are aborted");
                 self.app.cut.send_replace(true);
                 let _ = tokio::time::timeout(ABORT_TIME, closed.recv()).await;
             }
