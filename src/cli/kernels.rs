@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_have_every_kernel_once_and_none_is_empty() {
+    fn parts_cover_every_kernel_once_and_none_is_empty() {
         let all: Vec<KernelSpec> = named(&["mean_pool_f16".to_owned()]).unwrap();
         assert!(all.len() > 2, "{}", all.len());
         let part = |text: &str| of_part(all.clone(), Some(text.parse().unwrap()));
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symbol_names_its_kernel_alone_and_other_texts_all_that_have_them() {
+    fn a_symbol_selects_one_kernel_and_other_texts_all_that_contain_them() {
         let symbols = |only: &[&str]| -> Vec<String> {
             let only: Vec<String> = only.iter().map(|&text| text.to_owned()).collect();
             let kernels = named(&only).unwrap();
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn skipping_leaves_the_others_and_all_is_an_error() {
+    fn skipping_all_kernels_is_an_error() {
         let all = some("mean_pool_f16");
         let skip =
             |text: &str| without(all.clone(), &["none has this".to_owned(), text.to_owned()]);
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_of_another_card_are_not_checked_in_silence() {
+    fn kernels_that_the_card_cannot_run_are_an_error() {
         let hopper = some("wgmma");
         let ampere: Target = "sm_80".parse().unwrap();
         let asked = hopper.len();

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_checked_holds_while_its_source_is_the_same() {
+    fn results_are_kept_while_their_source_is_unchanged() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("gpu.ron");
         let sources = [
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_ledger_is_an_error_with_its_name() {
+    fn a_file_that_is_not_a_ledger_is_an_error_with_its_name() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("gpu.ron");
         std::fs::write(&file, "(checked: 3)").expect("it is written");

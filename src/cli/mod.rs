@@ -311,7 +311,7 @@ mod tests {
     use clap::CommandFactory as _;
 
     #[test]
-    fn the_options_of_each_command_fit_together() {
+    fn the_options_of_each_command_are_consistent() {
         super::Cli::command().debug_assert();
     }
 }

@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_steers_a_terminal_is_escaped_and_nothing_else() {
+    fn only_characters_that_control_a_terminal_are_escaped() {
         assert!(matches!(clean("ä\tb\n→ 文"), Cow::Borrowed(_)));
         assert_eq!(
             clean("\u{1b}[31m\r\u{0}\u{7f}\u{9b}\u{202e}\u{2069}é"),
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_of_an_error_is_cleaned() {
+    fn every_part_of_an_error_is_escaped() {
         let error = Outer {
             source: std::io::Error::other("ca\u{9b}use"),
             code: miette::NamedSource::new("na\u{1b}me", "so\u{1b}urce".to_owned()),

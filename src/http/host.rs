@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_come_from_this_machine_and_from_no_web_page() {
+    fn commands_come_from_this_machine_and_not_from_web_pages() {
         let check =
             |headers: &[(&str, &str)]| check_command(&request(Version::HTTP_11, headers)).is_ok();
         for host in [

@@ -25,7 +25,7 @@ use crate::{
 };
 
 #[test]
-fn base64_is_that_of_the_standard() {
+fn base64_follows_the_standard() {
     // 1.0 and -2.5, encoded with Python's base64.
     assert_eq!(base64(&[]), "");
     assert_eq!(base64(&[1.0]), "AACAPw==");
@@ -56,7 +56,7 @@ fn inputs_have_the_four_shapes_of_openai() {
 
 proptest! {
     #[test]
-    fn embeddings_that_are_shortened_have_unit_length(
+    fn shortened_embeddings_have_unit_length(
         values in prop::collection::vec(-10.0_f32..10.0, 2..40),
         n in 1_usize..40,
     ) {
@@ -72,7 +72,7 @@ proptest! {
 }
 
 #[test]
-fn a_vector_of_zeros_stays_one() {
+fn a_zero_vector_stays_zero() {
     let mut zeros = [0.0; 3];
     normalize(&mut zeros);
     assert_eq!(zeros, [0.0; 3]);

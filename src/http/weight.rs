@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_values_weigh_more_than_their_bytes_and_characters_in_texts_do_not() {
+    fn values_are_charged_with_overhead_and_characters_in_texts_are_not() {
         assert_eq!(weight(b""), 0);
         assert_eq!(weight(br#""a,b[{\":""#), 3 * 10 + STRING);
         assert_eq!(weight(b"[1,2]"), 3 * 5 + LIST + VALUE);

@@ -37,12 +37,12 @@ pub(super) async fn completions(
     fields: Fields,
     submit: Submit,
 ) -> HandlerResult {
-    let asked = GenerationRequest::parse(fields, false)?;
-    let model = app.asks(app.models.writing(asked.model.as_deref()))?;
+    let params = GenerationRequest::parse(fields, false)?;
+    let model = app.asks(app.models.writing(params.model.as_deref()))?;
     let writer = model.writer()?;
-    let prompts = inputs("prompt", &asked.prompt)?;
-    let (n, writing) = (asked.n(), asked.writing(false));
-    if asked.streams() && prompts.len() != 1 {
+    let prompts = inputs("prompt", &params.prompt)?;
+    let (n, writing) = (params.n(), params.writing(false));
+    if params.streams() && prompts.len() != 1 {
         let problem = format!(
             "there are {} prompts; expected one prompt for a stream",
             prompts.len()
@@ -63,8 +63,8 @@ pub(super) async fn completions(
         ids.collect::<Result<Vec<Vec<u32>>, ServeError>>()
     });
     let all = written(app, writer, prompts.await??, n, &writing, submit).await?;
-    let head = Head::new(app, &model.name, false, &asked);
-    answered(app, head, &asked, n, all).await
+    let head = Head::new(app, &model.name, false, &params);
+    answered(app, head, &params, n, all).await
 }
 
 pub(super) async fn chat(
@@ -72,10 +72,10 @@ pub(super) async fn chat(
     fields: Fields,
     submit: Submit,
 ) -> HandlerResult {
-    let mut asked = GenerationRequest::parse(fields, true)?;
-    let model = app.asks(app.models.writing(asked.model.as_deref()))?;
+    let mut params = GenerationRequest::parse(fields, true)?;
+    let model = app.asks(app.models.writing(params.model.as_deref()))?;
     let writer = model.writer()?;
-    let said = asked
+    let said = params
         .messages
         .take()
         .filter(|said| !said.is_empty())
@@ -88,8 +88,8 @@ pub(super) async fn chat(
         .enumerate()
         .map(|(at, said)| said.message(at));
     let messages = messages.collect::<Result<Vec<Message>, Failure>>()?;
-    let (n, writing) = (asked.n(), asked.writing(true));
-    let options = asked.chat_options()?;
+    let (n, writing) = (params.n(), params.writing(true));
+    let options = params.chat_options()?;
     writer.has_place(n as u64, submit)?;
     let holds = Arc::clone(&model);
     // Limit the number of renderings that use memory at the same time. The permit is held until the work has ended, even if the client has left.
@@ -99,8 +99,8 @@ pub(super) async fn chat(
         holds.writer()?.conversation(&messages, &options)
     });
     let all = written(app, writer, vec![prompt.await??], n, &writing, submit).await?;
-    let head = Head::new(app, &model.name, true, &asked);
-    answered(app, head, &asked, n, all).await
+    let head = Head::new(app, &model.name, true, &params);
+    answered(app, head, &params, n, all).await
 }
 
 /// Starts `n` generations for each prompt.
@@ -156,11 +156,11 @@ fn seeded(app: &App, writing: &Writing, nth: usize) -> Writing {
 async fn answered(
     app: &RequestContext<'_>,
     head: Head,
-    asked: &GenerationRequest,
+    params: &GenerationRequest,
     n: usize,
     all: Vec<Pieces>,
 ) -> HandlerResult {
-    if asked.streams() {
+    if params.streams() {
         return streamed(head, all).await;
     }
     let (mut choices, mut prompt, mut tokens) = (Vec::with_capacity(all.len()), 0, 0);

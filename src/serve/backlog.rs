@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waits_takes_as_long_as_the_slower_of_tokenizers_and_devices() {
+    fn estimated_time_is_that_of_the_slower_of_tokenizers_and_devices() {
         let costs = CostTable::parse(include_str!("../../examples/costs.ron")).unwrap();
         let seconds = |of: &Backlog, tokens: u64| {
             let mut work = of.tenants.all().clone();
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_with_less_than_its_share_is_let_in_when_there_is_no_room() {
+    fn a_tenant_below_its_share_is_admitted_under_overload() {
         let queue = Duration::from_secs(2);
         let mut tenants = Tenants::default();
         // A token takes a millisecond.
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_have_less_time_where_they_take_longer_than_estimated() {
+    fn batches_get_less_time_if_they_take_longer_than_estimated() {
         let ms = Duration::from_millis;
         let mut backlog = Backlog::new(1, 1);
         assert_eq!(backlog.for_batches(ms(400)), ms(380));

@@ -477,7 +477,7 @@ mod tests {
     };
 
     #[test]
-    fn answers_kept_outside_are_the_same_bits_or_none() {
+    fn serialized_answers_round_trip_and_damage_is_detected() {
         let key = key(&[7; 32], &Text::One("x".to_owned()), Submit::default());
         let answer = Answer {
             values: vec![0.1, -0.0, f32::MIN_POSITIVE / 2.0, 3e38],
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_differ_with_all_that_answers_follow_from() {
+    fn keys_differ_with_everything_that_determines_answers() {
         let whole = Submit::default();
         let cut = Submit {
             truncate: true,
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flight_is_over_when_the_last_has_left() {
+    fn a_computation_ends_when_its_last_client_leaves() {
         let flights: Coalescer<u8, u8> = Coalescer::default();
         let (key, lead, other) = ([0; 32], Arc::new(1), Arc::new(2));
         let joins = |lead: &Arc<_>| Role::Follower(Arc::clone(lead));

@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_says_what_each_model_is_given() {
+    fn a_file_has_the_options_of_each_model() {
         let text = r#"(models: [
             (weights: "minilm", name: "small", devices: ["cuda:0", "cuda:1"], dtype: "bf16", queue_ms: 500, share: 2),
             (weights: "/data/writer", kv_bytes: 1000000, scheduler: "dp"),

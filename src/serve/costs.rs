@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn costs_are_kept_and_measured_again_where_their_file_is_damaged() {
+    fn costs_are_kept_and_measured_again_if_the_file_is_damaged() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("own");
         let file = folder.join("x.costs.ron");

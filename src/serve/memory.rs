@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_wait_for_memory_in_the_order_in_which_they_came() {
+    fn requests_wait_for_memory_in_order_of_arrival() {
         let memory = Memory::new(8 << 20);
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         let [first, second, third] = [1, 2, 3].map(|_| block_on(memory.request(1)).unwrap());
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_is_given_up_keeps_no_place_and_one_that_is_too_large_never_waits() {
+    fn a_cancelled_request_leaves_the_queue_and_one_that_is_too_large_never_waits() {
         let memory = Memory::new(8 << 20);
         let share = block_on(memory.request(VALUES)).unwrap();
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn short_bodies_pass_long_ones_that_wait_and_large_memory_comes_back_after_a_trim() {
+    fn short_bodies_skip_the_queue_and_large_memory_is_released_after_a_trim() {
         let memory = Memory::new(8 << 20);
         let held: Vec<Held> = (0..12).map(|_| block_on(memory.body(8 << 20))).collect();
         assert_eq!(used(&memory.bodies), BODIES);

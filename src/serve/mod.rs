@@ -2,7 +2,9 @@
 //!
 //! A [`Service`] computes embeddings and scores. [`Service::submit`] checks, tokenizes and queues a request. The launch thread
 //! gets batches from the scheduler, through [`Desk`](crate::schedule::Desk), and submits them to the executor. Collect threads
-//! wait for results and send the answers. A [`Writer`] generates text. [`Models`] looks up both by name.
+//! wait for results and send the answers. A lane is a device with its queue of batches.
+//!
+//! A [`Writer`] generates text. [`Models`] looks up both by name.
 
 mod backlog;
 mod cache;

@@ -382,7 +382,7 @@ impl Service {
                 is_answered: false,
                 open: None,
             });
-            let asked = Waiter {
+            let waiter = Waiter {
                 answer: sender,
                 index,
                 submit,
@@ -393,10 +393,10 @@ impl Service {
                 && let Some(answer) = kept.cache.in_memory(key)
             {
                 shared.metrics.cache.add(Tier::Memory, Lookup::Hit);
-                asked.give(&answer);
+                waiter.give(&answer);
                 continue;
             }
-            left.push((text, key, asked));
+            left.push((text, key, waiter));
         }
         let is_deep = shared.kept.as_ref().is_some_and(|k| k.cache.is_deep());
         let is_short = |text: &Text| match text {
@@ -425,24 +425,24 @@ impl Service {
                 tenants.change(tenant, |work| work.bytes.add(class, bytes));
             }
             let open = Open::new(shared, &mut state, tenant);
-            for (.., asked) in &left {
-                replies[asked.index].open = Some(Arc::clone(&open));
+            for (.., waiter) in &left {
+                replies[waiter.index].open = Some(Arc::clone(&open));
             }
         }
-        for (text, key, asked) in left {
+        for (text, key, waiter) in left {
             let n_bytes = text.bytes();
-            let reply = &mut replies[asked.index];
+            let reply = &mut replies[waiter.index];
             let mut lead = Leader {
-                asked: None,
+                waiter: None,
                 ticket: Arc::clone(&reply.ticket),
                 coalesced: None,
             };
-            lead.asked = match (&shared.kept, key) {
+            lead.waiter = match (&shared.kept, key) {
                 (Some(kept), Some(key)) => {
                     reply.key = Some(key);
                     // Join a computation only if it finishes no later than this one would.
                     let serves = |ahead: &Ticket| ahead.goes_before(&lead.ticket);
-                    let asked = match kept.joined.join(key, &lead.ticket, asked, serves) {
+                    let waiter = match kept.joined.join(key, &lead.ticket, waiter, serves) {
                         Role::Follower(ticket) => {
                             shared.metrics.cache.add(Tier::Memory, Lookup::Joined);
                             reply.ticket = ticket;
@@ -451,16 +451,16 @@ impl Service {
                             }
                             continue;
                         }
-                        Role::Leader(asked) => {
+                        Role::Leader(waiter) => {
                             lead.coalesced = Some((key, Arc::clone(&kept.joined)));
-                            asked
+                            waiter
                         }
-                        Role::Alone(asked) => asked,
+                        Role::Alone(waiter) => waiter,
                     };
                     shared.metrics.cache.add(Tier::Memory, Lookup::Miss);
-                    Some(asked)
+                    Some(waiter)
                 }
-                _ => Some(asked),
+                _ => Some(waiter),
             };
             if is_inline {
                 shared.tokenize(&text, lead);

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn who_had_nothing_to_do_saves_nothing_up_and_who_goes_frees_the_others() {
+    fn an_idle_model_accumulates_no_credit_and_a_dropped_one_blocks_no_others() {
         let turns = Arc::new(Turns::default());
         let (busy, idle) = (turns.join(1.0), turns.join(1.0));
         for _ in 0..100 {

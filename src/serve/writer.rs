@@ -183,7 +183,7 @@ pub struct Writer {
     encoder: Arc<TextEncoder>,
     /// The chat template, or the reason why there is none.
     template: Result<ChatTemplate, String>,
-    usual: Generate,
+    defaults: Generate,
     admission: Admission,
     /// Requests are refused if the waiting texts take longer than this.
     queue: Duration,
@@ -275,13 +275,13 @@ impl Writer {
         seat: Option<Seat>,
     ) -> Result<Self, EngineError> {
         let folder = encoder.folder().trunk().to_owned();
-        let usual = generation_config(&folder)?;
+        let defaults = generation_config(&folder)?;
         let bytes = match cache_bytes {
             Some(bytes) => bytes,
-            None => engine.usual_cache_bytes(&usual)?,
+            None => engine.usual_cache_bytes(&defaults)?,
         };
         let generator = engine.generator(bytes)?;
-        let checked = generator.check_options(&usual);
+        let checked = generator.check_options(&defaults);
         checked.map_err(|problem| EngineError::GenerationConfig {
             file: folder.join("generation_config.json"),
             problem: problem.to_string(),
@@ -318,7 +318,7 @@ impl Writer {
             thread: Some(thread),
             encoder,
             template,
-            usual,
+            defaults,
             admission,
             queue,
             shared,
@@ -345,8 +345,8 @@ impl Writer {
 
     /// Returns the temperature for sampling if the folder selects greedy decoding; `None` if the folder selects sampling.
     pub fn default_temperature(&self) -> Option<f32> {
-        let is_greedy = self.usual.sampling.is_none();
-        let own = self.usual.usual_sampling.temperature;
+        let is_greedy = self.defaults.sampling.is_none();
+        let own = self.defaults.usual_sampling.temperature;
         is_greedy.then_some(if own > 0.0 { own } else { 1.0 })
     }
 
@@ -370,7 +370,7 @@ impl Writer {
         // The source of an encoder-decoder model has its own positions and is checked later by its number of tokens.
         let room = match self.admission.has_source() {
             true => usize::MAX,
-            false => self.admission.room(0, &self.usual),
+            false => self.admission.room(0, &self.defaults),
         };
         let max = room.max(COUNTED);
         let ids = self.encoder.prompt_within(text, adds_special, max);
@@ -479,7 +479,7 @@ impl Writer {
         submit: Submit,
         share: &Arc<Share>,
     ) -> Result<Pieces, ServeError> {
-        let mut options = self.usual.clone();
+        let mut options = self.defaults.clone();
         let Writing {
             max_tokens,
             temperature,
@@ -507,15 +507,15 @@ impl Writer {
         if temperature == Some(0.0) {
             options.sampling = None;
         } else if temperature.is_some() || top_p.is_some() {
-            let usual = options.sampling.unwrap_or(Sampling {
+            let defaults = options.sampling.unwrap_or(Sampling {
                 top_k: 0,
                 ..options.usual_sampling
             });
             options.beams = None;
             options.sampling = Some(Sampling {
-                temperature: temperature.unwrap_or(usual.temperature),
-                top_p: top_p.unwrap_or(usual.top_p),
-                ..usual
+                temperature: temperature.unwrap_or(defaults.temperature),
+                top_p: top_p.unwrap_or(defaults.top_p),
+                ..defaults
             });
         }
         if let Some(n) = log_probabilities {

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_spread_by_their_logarithm_and_follow_the_seed() {
+    fn counts_are_uniform_in_their_logarithm_and_depend_on_the_seed() {
         let sets = scan("640..16384", 100, 1).sets().unwrap();
         let tokens: Vec<u64> = sets.iter().map(Set::tokens).collect();
         let step = (16384f64 / 640.0).powf(1.0 / 40.0);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fewest_tokens_and_sequences_of_one_are_batches_too() {
+    fn min_tokens_and_sequences_of_one_token_are_valid() {
         for set in scan("1..3", 1, 7).sets().unwrap() {
             assert!((1..=3).contains(&set.tokens()));
             assert!(set.lens.iter().all(|&len| len == 1));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_hold_nothing_or_too_much_are_refused() {
+    fn empty_and_oversized_ranges_are_refused() {
         for text in [
             "",
             "5",
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_fall_is_named() {
+    fn the_largest_slowdown_is_named() {
         let row = |tokens, ms| Row {
             set: String::new(),
             tokens,

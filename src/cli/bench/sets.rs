@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shipped_sets_are_sound_and_found_by_name() {
+    fn the_built_in_sets_are_valid_and_found_by_name() {
         let sets = load(None).unwrap();
         assert!(sets.len() > 20);
         let chosen = named(sets, &["b16_m128".to_owned()]).unwrap();

@@ -133,7 +133,7 @@ fn sound(route: Route) -> Value {
 }
 
 #[test]
-fn each_computed_field_is_read_and_an_absurd_value_is_an_error_that_names_it() {
+fn each_computed_field_is_read_and_an_invalid_value_is_an_error_that_names_it() {
     let models = ["st-mean", "ce-one", "writer", "st-splade"].map(small);
     let bodies = Bodies::new(Models::new(models.into())).unwrap();
     let told = |route: Route, body: &Value| {

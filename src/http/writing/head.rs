@@ -54,15 +54,15 @@ struct Delta<'a> {
 }
 
 impl Head {
-    pub fn new(app: &App, model: &str, is_chat: bool, asked: &GenerationRequest) -> Self {
+    pub fn new(app: &App, model: &str, is_chat: bool, params: &GenerationRequest) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             id: app.new_id(if is_chat { "chatcmpl" } else { "cmpl" }),
             model: model.to_owned(),
             created: now.unwrap_or_default().as_secs(),
             is_chat,
-            with_usage: asked.wants_usage(),
-            with_scores: asked.wants_scores(),
+            with_usage: params.wants_usage(),
+            with_scores: params.wants_scores(),
         }
     }
 

@@ -103,10 +103,10 @@ impl Shared {
         lead: Leader,
         tokenized: Option<(usize, Duration)>,
     ) {
-        let Some(asked) = &lead.asked else {
+        let Some(waiter) = &lead.waiter else {
             return;
         };
-        let (submit, sent) = (asked.submit, asked.sent);
+        let (submit, sent) = (waiter.submit, waiter.sent);
         let mut state = self.lock();
         if let Some((n_bytes, took)) = tokenized {
             state.backlog.tokenizing.add(n_bytes as f64, took);
@@ -161,7 +161,7 @@ impl Shared {
         result: Result<Answer, ServeError>,
         encoded: Option<Encoded>,
     ) {
-        let Some(asked) = lead.asked.take() else {
+        let Some(waiter) = lead.waiter.take() else {
             return;
         };
         if let (Some(kept), Some((key, joined))) = (&self.kept, &lead.coalesced) {
@@ -169,15 +169,15 @@ impl Shared {
                 Ok(answer) => {
                     // Cache it before an equal request arrives.
                     kept.cache.keep(*key, answer);
-                    for asked in lead.complete() {
-                        asked.give(answer);
+                    for waiter in lead.complete() {
+                        waiter.give(answer);
                     }
                 }
                 Err(ServeError::Deadline | ServeError::Hopeless) if encoded.is_some() => {
                     let next = joined.promote(key, &lead.ticket, Waiter::until);
                     if let (Some(next), Some(encoded)) = (next, encoded) {
                         let lead = Leader {
-                            asked: Some(next),
+                            waiter: Some(next),
                             ticket: Arc::clone(&lead.ticket),
                             coalesced: Some((*key, Arc::clone(joined))),
                         };
@@ -185,23 +185,23 @@ impl Shared {
                     }
                 }
                 Err(error) => {
-                    for asked in lead.complete() {
-                        let _ = asked.answer.send(Err(error.clone().at(asked.index)));
+                    for waiter in lead.complete() {
+                        let _ = waiter.answer.send(Err(error.clone().at(waiter.index)));
                     }
                 }
             }
         }
         match result {
-            Ok(answer) => asked.give_own(answer),
+            Ok(answer) => waiter.give_own(answer),
             // The client may have left.
-            Err(error) => _ = asked.answer.send(Err(error)),
+            Err(error) => _ = waiter.answer.send(Err(error)),
         }
     }
 
     /// Answers a request and its followers with a cached answer.
     pub(super) fn answer_kept(&self, mut lead: Leader, answer: &Answer) {
-        for asked in lead.complete().into_iter().chain(lead.asked.take()) {
-            asked.give(answer);
+        for waiter in lead.complete().into_iter().chain(lead.waiter.take()) {
+            waiter.give(answer);
         }
     }
 
@@ -221,9 +221,11 @@ impl Shared {
             Ok(found) => self.enqueue(found, lead, Some((text.bytes(), took))),
             Err(error) => {
                 // The error names the index of each follower's own input.
-                for asked in lead.complete() {
-                    let own = encoded(asked.index).err();
-                    let _ = asked.answer.send(Err(own.unwrap_or_else(|| error.clone())));
+                for waiter in lead.complete() {
+                    let own = encoded(waiter.index).err();
+                    let _ = waiter
+                        .answer
+                        .send(Err(own.unwrap_or_else(|| error.clone())));
                 }
                 self.answer(lead, Err(error), None);
             }

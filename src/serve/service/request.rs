@@ -124,18 +124,18 @@ pub(super) type Joined = Coalescer<Ticket, Waiter>;
 /// An input in computation: the client that waits for it, and the key under which others may join.
 pub(super) struct Leader {
     /// `None` after it is answered.
-    pub(super) asked: Option<Waiter>,
+    pub(super) waiter: Option<Waiter>,
     pub(super) ticket: Arc<Ticket>,
     pub(super) coalesced: Option<(Key, Arc<Joined>)>,
 }
 
 impl Leader {
     pub(super) fn submit(&self) -> Submit {
-        self.asked.as_ref().map(|a| a.submit).unwrap_or_default()
+        self.waiter.as_ref().map(|a| a.submit).unwrap_or_default()
     }
 
     pub(super) fn index(&self) -> usize {
-        self.asked.as_ref().map_or(0, |asked| asked.index)
+        self.waiter.as_ref().map_or(0, |waiter| waiter.index)
     }
 
     /// Takes the followers. Later calls return none.
@@ -150,7 +150,7 @@ impl Leader {
 impl Drop for Leader {
     fn drop(&mut self) {
         // After a panic the followers fail, too, and the next equal input is computed again.
-        if self.asked.is_some() {
+        if self.waiter.is_some() {
             self.complete();
         }
     }

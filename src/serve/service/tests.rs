@@ -57,7 +57,7 @@ fn batch(
 ) {
     let members = texts.iter().enumerate().map(|(index, text)| {
         let (answer, reply) = oneshot::channel();
-        let asked = Waiter {
+        let waiter = Waiter {
             answer,
             index,
             submit: Submit::default(),
@@ -70,7 +70,7 @@ fn batch(
         let entry = Entry {
             encoded: encoded.unwrap(),
             lead: Leader {
-                asked: Some(asked),
+                waiter: Some(waiter),
                 ticket: Arc::new(Ticket::of(&Submit::default(), Instant::now())),
                 coalesced: None,
             },
@@ -84,7 +84,7 @@ fn batch(
 }
 
 #[test]
-fn a_batch_that_joined_another_gives_no_lane_back() {
+fn a_batch_that_joined_another_frees_no_lane() {
     let (engine, encoder) = engine();
     let service = service("slotted-das", &engine, encoder);
     let collect = collect(&service, &engine, 1 << 30);
@@ -118,7 +118,7 @@ fn a_batch_that_joined_another_gives_no_lane_back() {
 }
 
 #[test]
-fn texts_that_wait_for_slow_tokenizers_have_new_ones_refused() {
+fn requests_are_refused_while_tokenizers_are_overloaded() {
     let (engine, encoder) = engine();
     let service = service("packed", &engine, encoder);
     let ask = || service.submit(vec![Text::One("rain".to_owned())], Submit::default());
@@ -153,7 +153,7 @@ fn texts_that_wait_for_slow_tokenizers_have_new_ones_refused() {
 }
 
 #[test]
-fn a_device_that_is_lost_has_all_told_to_ask_another_server() {
+fn a_lost_device_refuses_all_requests() {
     use cudarc::driver::{DriverError, sys::CUresult};
     let (engine, encoder) = engine();
     let service = service("packed", &engine, encoder);
@@ -189,8 +189,8 @@ fn a_device_that_is_lost_has_all_told_to_ask_another_server() {
             Err(error) => panic!("{error}"),
         }
     }
-    let asked = service.submit(vec![Text::One("x".to_owned())], Submit::default());
-    let error = asked.err().unwrap();
+    let waiter = service.submit(vec![Text::One("x".to_owned())], Submit::default());
+    let error = waiter.err().unwrap();
     assert_eq!(
         error.to_string(),
         "the server is not ready: its device was lost, and it is shutting down; another one may answer"
@@ -198,7 +198,7 @@ fn a_device_that_is_lost_has_all_told_to_ask_another_server() {
 }
 
 #[test]
-fn a_batch_for_which_there_is_no_memory_runs_by_halves_and_its_lane_takes_less_for_a_while() {
+fn a_batch_without_memory_runs_in_halves_and_reduces_the_limit_for_a_while() {
     let (engine, encoder) = engine();
     let texts = ["a small bird", "the tower is high", "words", "rain"];
     let of_all = encoder.encode(&texts).unwrap();

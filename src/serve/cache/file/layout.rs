@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_read_as_they_were_written_or_not_at_all() {
+    fn headers_round_trip_and_damage_is_detected() {
         let layout = Layout::new(1 << 20);
         let file = file_header(&layout);
         assert_eq!(read_file_header(&file), Some(layout.segment_bytes));
