@@ -69,6 +69,7 @@ pub struct Scored {
     pub most_probable: Vec<(Vec<u8>, f32)>,
     /// Position of the token in the whole text, in bytes.
     pub start: usize,
+    /// Position of the token in the whole text, in characters.
     pub offset: usize,
 }
 
