@@ -43,14 +43,14 @@ struct Results {
 }
 
 /// Ids of texts, the encoding of a pair unless the model takes none, and decoded texts.
-type Results = (Vec<Vec<u32>>, Option<Encoded>, Vec<String>);
+type Tokenized = (Vec<Vec<u32>>, Option<Encoded>, Vec<String>);
 
 /// Computes the results of gemmule for a folder.
 fn results(
     folder: &Folder,
     expected: &Expected,
     ids: &[Vec<u32>],
-) -> Result<Results, String> {
+) -> Result<Tokenized, String> {
     let encoder = TextEncoder::open(folder.path()).map_err(|e| folder.text(&e))?;
     let encode = |input| encoder.encode_one(input, Prompt::Default);
     let mut texts = Vec::new();
