@@ -46,11 +46,7 @@ struct Results {
 type Tokenized = (Vec<Vec<u32>>, Option<Encoded>, Vec<String>);
 
 /// Computes the results of gemmule for a folder.
-fn results(
-    folder: &Folder,
-    expected: &Expected,
-    ids: &[Vec<u32>],
-) -> Result<Tokenized, String> {
+fn results(folder: &Folder, expected: &Expected, ids: &[Vec<u32>]) -> Result<Tokenized, String> {
     let encoder = TextEncoder::open(folder.path()).map_err(|e| folder.text(&e))?;
     let encode = |input| encoder.encode_one(input, Prompt::Default);
     let mut texts = Vec::new();
