@@ -106,10 +106,10 @@ fn every_subcommand_has_help() {
 fn a_description_is_checked() {
     let cli = Cli::new();
     assert_snapshot!(cli.ok(&["check", "bert", "--weights", "."]), @r"
-    `bert` is sound: 33 launches as described, 9 after fusion; 5 expectations hold
-    the checkpoint has all weights that are read, and no layer is left out
+    `bert` is valid: 33 launches as described, 9 after fusion; 5 expectations hold
+    the checkpoint has all weights that the model reads, and every layer is used
     ");
-    assert_snapshot!(cli.ok(&["check", "bert"]), @"`bert` is sound as far as it can be told without sizes; give --config or --weights to check shapes and fusion");
+    assert_snapshot!(cli.ok(&["check", "bert"]), @"`bert` is valid as far as can be checked without sizes; give --config or --weights to check shapes and fusion");
 }
 
 #[test]
@@ -219,9 +219,9 @@ fn an_allocator_is_told_what_it_needs_and_nothing_else() {
         cli.error(&[&plan, options].concat())
     };
     assert_snapshot!(on(&["--allocator", "best"]), @"error: invalid value 'best' for '--allocator <NAME>' [possible values: chunk, gsoc, caching, maximum, turbo] For more information, try '--help'.");
-    assert_snapshot!(on(&["--allocator", "maximum"]), @"× --allocator maximum plans for the largest batch there will be; give --maximum, such as 512x8 for 8 sequences of 512 tokens");
-    assert_snapshot!(on(&["--maximum", "12x8"]), @"× --maximum is what --allocator maximum plans for; leave it out, or give --allocator maximum");
-    assert_snapshot!(on(&["--allocator", "gsoc", "--maximum", "12x8"]), @"× --maximum is what --allocator maximum plans for; leave it out, or give --allocator maximum");
+    assert_snapshot!(on(&["--allocator", "maximum"]), @"× --allocator maximum needs the size of the largest batch; give --maximum, such as 512x8 for 8 sequences of 512 tokens");
+    assert_snapshot!(on(&["--maximum", "12x8"]), @"× --maximum has an effect only with --allocator maximum; leave it out, or give --allocator maximum");
+    assert_snapshot!(on(&["--allocator", "gsoc", "--maximum", "12x8"]), @"× --maximum has an effect only with --allocator maximum; leave it out, or give --allocator maximum");
     assert_snapshot!(on(&["--allocator", "turbo", "--release-after", "3"]), @"× --release-after and --idle-limit are settings of the chunk allocator; leave them out, or give --allocator chunk");
     assert_snapshot!(on(&["--allocator", "caching", "--idle-limit", "0"]), @"× --release-after and --idle-limit are settings of the chunk allocator; leave them out, or give --allocator chunk");
     for wrong in [
@@ -237,7 +237,7 @@ fn an_allocator_is_told_what_it_needs_and_nothing_else() {
         assert_eq!(
             error,
             format!(
-                "error: invalid value '{wrong}' for '--maximum <LENxN>': `{wrong}` is no largest batch; expected length x sequences, each at least 1 and together at most 16777216 tokens, such as 512x8 for 8 sequences of 512 tokens For more information, try '--help'."
+                "error: invalid value '{wrong}' for '--maximum <LENxN>': `{wrong}` is not a batch size; expected length x sequences, each at least 1 and together at most 16777216 tokens, such as 512x8 for 8 sequences of 512 tokens For more information, try '--help'."
             )
         );
     }
@@ -856,7 +856,7 @@ fn every_folder_that_runs_is_sound() {
             continue;
         }
         let said = cli.ok(&["check", "--weights", folder.to_str().expect("a plain path")]);
-        assert!(said.contains("is sound"), "{}: {said}", folder.display());
+        assert!(said.contains("is valid"), "{}: {said}", folder.display());
         n += 1;
     }
     assert!(n > 30, "{n}");
@@ -987,8 +987,8 @@ fn a_check_with_a_folder_looks_at_its_weights_and_at_every_output() {
     let cli = Cli::new();
     let gamma = published("hf-gamma");
     assert_snapshot!(cli.ok(&["check", "--weights", &gamma]), @r"
-    `bert` is sound: 58 launches as described, 16 after fusion; 9 expectations hold
-    the checkpoint has all weights that are read, and no layer is left out
+    `bert` is valid: 58 launches as described, 16 after fusion; 9 expectations hold
+    the checkpoint has all weights that the model reads, and every layer is used
     ");
     let short =
         std::fs::read_to_string(Path::new(&gamma).join("config.json")).expect("it is there");

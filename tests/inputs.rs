@@ -205,9 +205,9 @@ fn values_that_are_no_numbers_are_an_error_in_every_form() {
 #[test]
 fn what_is_missing_is_said_before_kernels_are_compiled() {
     let shell = Shell::new();
-    assert_snapshot!(shell.error(RUN), @"× there is nothing to run on; give --text, --texts-file, --pair, --pairs- file or --ids");
+    assert_snapshot!(shell.error(RUN), @"× there is no input; give --text, --texts-file, --pair, --pairs-file or --ids");
     shell.0.write("texts", "\n \n");
-    assert_snapshot!(shell.error(&format!("{RUN} --texts-file texts")), @"× `texts` holds no text; expected one a line");
+    assert_snapshot!(shell.error(&format!("{RUN} --texts-file texts")), @"× `texts` has no text; expected one per line");
     // Also before weights are looked for.
     std::fs::remove_file(shell.0.file("model.safetensors")).expect("it was there");
     assert_snapshot!(shell.error(&format!("{RUN} --text a")), @"× `.` has no tokenizer.json; expected one, or a SentencePiece model with the vocab.json of its ids: source.spm, or sentencepiece.bpe.model");

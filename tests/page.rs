@@ -132,7 +132,7 @@ fn a_browser_shows_model_load_and_latency() {
             &shown[..40]
         );
     }
-    let tokens = between("<h3>Tokens a second</h3><b>");
+    let tokens = between("<h3>Tokens per second</h3><b>");
     assert!(tokens.is_some_and(|n| n != "0"), "{tokens:?}");
     server.shut_down(Duration::ZERO);
 }

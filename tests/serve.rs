@@ -608,7 +608,7 @@ fn tools_are_the_affair_of_templates_that_take_them() {
     assert_eq!((status, &refused["error"]["param"]), (400, &json!("tools")));
     assert_eq!(
         refused["error"]["message"],
-        "the model's chat template has no place for tools, as it was not taught to call them; leave `tools` out, or ask another model"
+        "the model's chat template does not support tools; leave `tools` out, or use another model"
     );
     let plain = post(to, "/v1/chat/completions", &asked(&tools, "none"));
     assert_eq!(plain.0, 200, "{}", plain.1);
@@ -1479,7 +1479,7 @@ fn slow_half_closed_and_oversized_clients_do_not_keep_others_waiting() {
     let (status, _, text) = read(body);
     assert_eq!(status, 408, "{text}");
     assert!(
-        text.contains("the body did not come within 0.3 s"),
+        text.contains("the body did not arrive within 0.3 s"),
         "{text}"
     );
     let (status, _, text) = read(large);
@@ -1672,7 +1672,7 @@ fn a_stream_has_a_deadline_and_texts_that_would_wait_long_are_refused() {
     assert_eq!(status, 200, "{text}");
     assert!(
         text.contains(
-            "the request's deadline passed before there was an answer; send it with a later one"
+            "the request's deadline passed before its response was ready; send it with a later one"
         ),
         "{text}"
     );
@@ -1818,10 +1818,13 @@ fn keys_let_those_in_who_have_one_and_balancers() {
     assert_eq!(get(to, "/v1/models").0, 401);
     server.shut_down(Duration::ZERO);
     for (text, error) in [
-        ("", "there is no key in it, so that nobody could ask"),
+        (
+            "",
+            "there is no key in it, so every request would be refused; add at least one",
+        ),
         (
             "alice",
-            "line 1 is no key; expected a name and the SHA-256 of the key in 64 hexadecimal digits, as `printf %s KEY | sha256sum` writes it",
+            "line 1 is not a key; expected a name and the SHA-256 of the key in 64 hexadecimal digits, as `printf %s KEY | sha256sum` writes it",
         ),
         (
             "alice 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b priority=3",
@@ -1879,7 +1882,7 @@ fn keys_and_models_are_reloaded_together_or_not_at_all() {
     std::fs::write(&file, "# nobody\n").unwrap();
     let (code, told) = post(admin, "/admin/reload", &json!({}));
     let expected = format!(
-        "the reload failed and changed nothing: `{}`: there is no key in it, so that nobody could ask",
+        "the reload failed and changed nothing: `{}`: there is no key in it, so every request would be refused; add at least one",
         file.display()
     );
     assert_eq!((code, &told["error"]["message"]), (500, &json!(expected)));
@@ -2379,7 +2382,7 @@ fn the_status_page_asks_for_counts_that_are_there() {
         (&json!(2), &json!(true))
     );
     assert_eq!(counts["models"][0]["sequences"], 3);
-    assert_eq!(counts["models"][1]["does"], "writes texts");
+    assert_eq!(counts["models"][1]["does"], "generates text");
     assert!(counts["models"][1]["full_batch"].is_null());
     assert!(counts["models"][0]["full_batch"].as_u64().unwrap() >= 32);
     server.shut_down(Duration::ZERO);
@@ -2488,7 +2491,7 @@ fn a_file_of_models_is_read_again_on_sighup_and_sigterm_loses_no_request() {
     assert_eq!(names(), ["st-mean"]);
     write(&["st-mean", "ce-one"]);
     process.signal("HUP");
-    process.hears("the models are loaded anew");
+    process.hears("the models are reloaded");
     let began = Instant::now();
     while names() != ["st-mean", "ce-one"] {
         assert!(began.elapsed() < Duration::from_secs(20));
@@ -2584,7 +2587,7 @@ fn a_deadline_that_no_batch_meets_and_one_that_passes_are_told_apart_and_writers
         let (status, head, told) = ask_with(to, "POST", path, header, body);
         assert_eq!(status, 429, "{told}");
         assert!(head.contains("retry-after: 1"), "{head}");
-        assert!(told.contains("the request's deadline lies before the time that its answer would take; send it with a later one, or to another server"), "{told}");
+        assert!(told.contains("the request cannot be answered before its deadline; send it with a later one, or to another server"), "{told}");
         assert!(told.contains(text), "{told}");
     }
     let body = json!({"prompt": "One", "n": 128, "max_tokens": 40, "temperature": 1});
@@ -2598,7 +2601,7 @@ fn a_deadline_that_no_batch_meets_and_one_that_passes_are_told_apart_and_writers
     assert_eq!(status, 504, "{told}");
     assert!(
         told.contains(
-            "the request's deadline passed before there was an answer; send it with a later one"
+            "the request's deadline passed before its response was ready; send it with a later one"
         ),
         "{told}"
     );
@@ -2610,7 +2613,7 @@ fn a_deadline_that_no_batch_meets_and_one_that_passes_are_told_apart_and_writers
         let (status, _, told) = ask_with(to, "POST", "/v1/completions", "", &many.to_string());
         assert_eq!(status, 400, "{told}");
         let text = format!(
-            "the request asks for {} texts, of its prompts and `n` together; expected at most 1024, so send several requests",
+            "the request is for {} texts (prompts times `n`); expected at most 1024, so send several requests",
             prompts * n
         );
         assert!(told.contains(&text), "{told}");
@@ -2647,7 +2650,7 @@ fn words_are_weighed_where_a_model_does_that() {
         "{\"inputs\": \"x\"}",
     );
     assert_eq!(status, 404);
-    let expected = "the model `st-mean` embeds texts, and this request asks for weights of words; ask another model";
+    let expected = "the model `st-mean` embeds texts, but the request is for sparse embeddings; use another model";
     assert!(
         told.contains(expected) && told.contains("\"error_type\":\"unsupported_task\""),
         "{told}"

@@ -253,7 +253,7 @@ fn options_that_say_nothing_without_another_are_refused() {
     assert!(!output.status.success());
     let errors = String::from_utf8(output.stderr).expect("text");
     assert!(
-        errors.contains("--length-penalty counts with --beams only"),
+        errors.contains("--length-penalty has an effect only with --beams"),
         "{errors}"
     );
 }

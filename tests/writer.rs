@@ -262,24 +262,27 @@ fn options_that_say_nothing_without_another_are_refused() {
     for (options, said) in [
         (
             &["--length-penalty", "2"][..],
-            "--length-penalty counts with --beams only",
+            "--length-penalty has an effect only with --beams",
         ),
         (
             &["--early-stopping"],
-            "--early-stopping counts with --beams only",
+            "--early-stopping has an effect only with --beams",
         ),
-        (&["--groups", "2"], "--groups counts with --beams only"),
+        (
+            &["--groups", "2"],
+            "--groups has an effect only with --beams",
+        ),
         (
             &["--diversity", "1"],
-            "--diversity counts with --groups only",
+            "--diversity has an effect only with --groups",
         ),
         (
             &["--beams", "4", "--diversity", "1"],
-            "--diversity counts with --groups only",
+            "--diversity has an effect only with --groups",
         ),
         (
             &["--sample", "--length-penalty", "2"],
-            "--length-penalty counts with --beams only",
+            "--length-penalty has an effect only with --beams",
         ),
     ] {
         let refused = refused(&[&["generate", "--prompt", "One"], options].concat());
@@ -432,7 +435,10 @@ fn what_cannot_be_written_is_refused_in_words() {
     ]);
     assert!(groups.contains("4 beams do not divide into 3 groups"), "{groups}");
     let two = refused(&["generate", "--prompt", "One", "--prompt", "Two", "--stream"]);
-    assert!(two.contains("--stream shows one text as it comes"), "{two}");
+    assert!(
+        two.contains("--stream prints one text while it is generated"),
+        "{two}"
+    );
     let stop = refused(&["generate", "--prompt", "One", "--stop", ""]);
     assert!(stop.contains("an empty --stop"), "{stop}");
     let output = refused(&["generate", "--prompt", "One", "--output", "token_logits"]);
@@ -500,7 +506,7 @@ fn a_chat_template_writes_the_question_and_the_answer_alone_is_printed() {
             "3",
             "--chat-template-kwargs is a number; expected a JSON object",
         ),
-        ("{", "--chat-template-kwargs is no JSON"),
+        ("{", "--chat-template-kwargs is not JSON"),
     ] {
         let output = from(folder.path(), &[&given[..], &[text]].concat());
         assert!(!output.status.success());

@@ -26,10 +26,10 @@ pub(super) struct Args {
 pub(super) fn run(args: Args) -> Outcome {
     let described = args.model.description()?;
     let compiled = match args.model.config() {
-        // Without sizes only the description itself can be checked.
+        // Without sizes, only the description itself can be checked.
         Err(EngineError::NoConfig) => {
             print(&format!(
-                "`{}` is sound as far as it can be told without sizes; give --config or --weights to check shapes and fusion\n",
+                "`{}` is valid as far as can be checked without sizes; give --config or --weights to check shapes and fusion\n",
                 described.name()
             ))?;
             return Ok(ExitCode::SUCCESS);
@@ -43,7 +43,7 @@ pub(super) fn run(args: Args) -> Outcome {
         .map_err(EngineError::from)?;
     compiled.check_everywhere()?;
     let mut lines = format!(
-        "`{}` is sound: {} launches as described, {} after fusion; {} expectations hold\n",
+        "`{}` is valid: {} launches as described, {} after fusion; {} expectations hold\n",
         described.name(),
         compiled.model.graph.n_launches(),
         compiled.graph.n_launches(),
@@ -55,7 +55,7 @@ pub(super) fn run(args: Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Compiled for the expectations of its layers: with all rows of the last one, too, where an output needs one token's alone.
+/// Compiles for the expectations of the layers. If an output needs only one token's row of the last layer, also with all of its rows.
 fn compiled_for(
     args: &Args,
     described: &Description,
@@ -69,7 +69,7 @@ fn compiled_for(
     options.without.insert("hoist_pooled_token".to_owned());
     let config = args.model.config()?;
     match compile(described, &config, &options) {
-        // What a part keeps for another one lies in a cache.
+        // An encoder-decoder model keeps the encoder's results in a cache.
         Err(EngineError::NeedsSource { .. }) => {
             options.cached = true;
             compile(described, &config, &options)
@@ -78,8 +78,8 @@ fn compiled_for(
     }
 }
 
-/// The outputs that are not computed by default. One that config.json has not what it needs for is told; any other problem is
-/// the description's.
+/// Checks the outputs that are not computed by default. Reports outputs for which config.json lacks values; other problems are errors
+/// of the description.
 fn others(args: &Args, described: &Description, compiled: &Compiled) -> Result<String, Report> {
     let mut lines = String::new();
     for output in described.output_names() {
@@ -120,7 +120,7 @@ fn is_of_config(error: &EngineError) -> bool {
     }
 }
 
-/// Whether the folder's weights, if it has some, are those that are read.
+/// Checks that the folder's weights, if there are any, are those that the model reads.
 fn weights(args: &Args, described: &Description, compiled: &Compiled) -> Result<String, Report> {
     let Some(folder) = args.model.folder()? else {
         return Ok(String::new());
@@ -129,8 +129,10 @@ fn weights(args: &Args, described: &Description, compiled: &Compiled) -> Result<
     let checkpoint = match open_checkpoint(folder, names, &compiled.program) {
         Err(EngineError::Checkpoint(CheckpointError::NoCheckpoint { found, .. })) => {
             return Ok(match found {
-                Found::Nothing => "the folder holds no weights\n".to_owned(),
-                found => format!("the folder holds no weights that are read; it has {found}\n"),
+                Found::Nothing => "the folder has no weights\n".to_owned(),
+                found => {
+                    format!("the folder has no weights that the model reads; it has {found}\n")
+                }
             });
         }
         opened => opened?,
@@ -138,7 +140,7 @@ fn weights(args: &Args, described: &Description, compiled: &Compiled) -> Result<
     let config = args.model.config()?;
     let unread = unread(&checkpoint, names, &compiled.program, described, &config)?;
     let mut lines =
-        "the checkpoint has all weights that are read, and no layer is left out\n".to_owned();
+        "the checkpoint has all weights that the model reads, and every layer is used\n".to_owned();
     for name in unread {
         lines.push_str(&format!(
             "no output reads the tensor `{}`\n",

@@ -20,7 +20,7 @@ use crate::{
     select::Timings,
 };
 
-/// Those of the cards in data centres before Blackwell.
+/// Targets of data-centre cards before Blackwell.
 const DEFAULT_TARGETS: [Target; 4] = [Target::Sm80, Target::Sm86, Target::Sm89, Target::Sm90a];
 
 #[derive(clap::Args)]
@@ -29,18 +29,18 @@ pub(super) struct Args {
     model: Model,
     #[arg(long, default_value = "f16")]
     dtype: DType,
-    /// Targets to hold code for (sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120); by default the first four,
-    /// or that of --card. All run one program: sm_90a alone has Hopper's instructions
+    /// Targets to include code for (sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120); by default the first four, or that of --card. All
+    /// share one program, so Hopper's instructions are used only with sm_90a alone
     #[arg(long, value_delimiter = ',')]
     arch: Option<Vec<Target>>,
     #[command(flatten)]
     card: Card,
     #[command(flatten)]
     tuning: Tuning,
-    /// The CUDA device to tune on
+    /// CUDA device to tune on
     #[arg(long, default_value = "cuda:0")]
     device: DeviceChoice,
-    /// The file to write
+    /// File to write
     #[arg(short, long, value_name = "FILE")]
     out: PathBuf,
 }
@@ -49,14 +49,14 @@ pub(super) fn run(args: Args) -> Outcome {
     let jit = Jit::open().into_diagnostic()?;
     let bars = Bars::new();
     let device = args.device()?;
-    // Once, as it may be a pipe; the tuner reads it itself.
+    // Read once, because it may be a pipe; the tuner reads it itself.
     let read = match (&device, &args.tuning.timings) {
         (None, Some(file)) => Some(read_timings(file)?),
         _ => None,
     };
     let timed_on = read.as_ref().map(|(_, on)| on);
     let targets = args.targets(device.as_ref(), timed_on)?;
-    // One program serves all targets, with what they have in common.
+    // One program serves all targets, with the instructions that they share.
     let machine = match &device {
         Some(device) => device.info().machine().into_diagnostic()?.0,
         None => args.card.machine_of(&targets, timed_on)?,
@@ -102,7 +102,7 @@ pub(super) fn run(args: Args) -> Outcome {
 }
 
 impl Args {
-    /// What kernels are to be timed on, if they are.
+    /// Returns the device to time kernels on, if any.
     fn device(&self) -> Result<Option<Device>, Report> {
         if self.tuning.tune == TuneMode::Off {
             return Ok(None);
@@ -116,7 +116,7 @@ impl Args {
         }
     }
 
-    /// What there will be code for: as asked, else for the card that was named or timed.
+    /// Returns the targets to include code for: the requested ones, else that of the named or timed card.
     fn targets(
         &self,
         device: Option<&Device>,
@@ -128,7 +128,7 @@ impl Args {
                 let asked = asked.as_deref().unwrap_or_default();
                 match asked.iter().find(|&&t| t != target) {
                     Some(other) => Err(miette!(
-                        "kernels are timed on {}, whose code is for {target}, not for {other}; give --arch {target} alone",
+                        "kernels are timed on {}, whose target is {target}, not {other}; give --arch {target} alone",
                         device.info().name
                     )),
                     None => Ok(vec![target]),
@@ -149,7 +149,7 @@ impl Args {
         }
     }
 
-    /// The timings to compile with: measured on a device if asked for, else as a file says, which needs no device.
+    /// Returns the timings to compile with: measured on a device, or read from a file, which needs no device.
     fn timings(
         &self,
         device: Option<&Device>,

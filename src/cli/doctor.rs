@@ -10,7 +10,7 @@ use crate::{
 };
 
 pub(super) fn run() -> Outcome {
-    let mut rows = table(&["part", "found", "how to mend"]);
+    let mut rows = table(&["part", "found", "how to fix"]);
     let presence = probe();
     rows.add_row(match (presence.driver, presence.driver_version) {
         _ if presence.refused.is_some() => [
@@ -20,18 +20,18 @@ pub(super) fn run() -> Outcome {
         ],
         (true, Some((major, minor))) => [
             "driver".into(),
-            format!("serves CUDA {major}.{minor}"),
+            format!("supports CUDA {major}.{minor}"),
             String::new(),
         ],
         (true, None) => [
             "driver".into(),
-            "there, but gives no version".into(),
-            "install the driver again".into(),
+            "present, but reports no version".into(),
+            "reinstall the driver".into(),
         ],
         (false, _) => [
             "driver".into(),
             "no libcuda".into(),
-            "install the NVIDIA driver to use a GPU; the CPU works without".into(),
+            "install the NVIDIA driver to use a GPU; the CPU works without it".into(),
         ],
     });
     if presence.driver && presence.devices.is_empty() {
@@ -124,7 +124,7 @@ pub(super) fn run() -> Outcome {
         if presence.cublas_lt {
             ""
         } else {
-            "nothing needs it; `gemmule-bench gemm` compares with it where it is"
+            "optional; `gemmule-bench gemm` compares with it if it is present"
         },
     ]);
     match DiskCache::open_default() {
@@ -159,15 +159,15 @@ pub(super) fn run() -> Outcome {
         }),
         advice,
     ]);
-    print(&format!("{rows}\nwhere NVRTC was looked for:\n{log}"))?;
+    print(&format!("{rows}\nNVRTC was searched for in:\n{log}"))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the costs of a card's description are worth, in words.
+/// Describes the accuracy of the costs in a card's description.
 fn fit(fit: Fit) -> &'static str {
     match fit {
         Fit::Timings => "its costs were fitted to timings on it",
         Fit::Relative => "its costs were fitted on another card of its capability",
-        Fit::DataSheet => "its costs are from its data sheet, and not fitted",
+        Fit::DataSheet => "its costs are from its data sheet and not fitted",
     }
 }

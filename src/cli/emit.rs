@@ -19,23 +19,23 @@ pub(super) struct Args {
     model: Model,
     #[arg(long, default_value = "f16")]
     dtype: DType,
-    /// The source for this target, which may use instructions of its own, and its cubins beside it;
-    /// otherwise source that runs on all of them
+    /// Write source for this target, which may use its special instructions, and its cubins; by default source that runs on all
+    /// targets
     #[arg(long, value_name = "sm_XX", requires = "out")]
     arch: Option<Target>,
     #[command(flatten)]
     card: Card,
-    /// Kernels as they are chosen with the timings in this file, which `gemmule tune --export` wrote
+    /// Choose kernels with the timings in this file, written by `gemmule tune --export`
     #[arg(long, value_name = "FILE")]
     timings: Option<PathBuf>,
-    /// Folder for one .cu file per kernel; standard output otherwise
+    /// Folder for one .cu file per kernel; standard output by default
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
 pub(super) fn run(args: Args) -> Outcome {
     let targets: Vec<Target> = args.arch.into_iter().collect();
-    // Once, as it may be a pipe.
+    // Read once, because it may be a pipe.
     let timings = match args.timings {
         Some(file) => Some((read_timings(&file)?, file)),
         None => None,
@@ -47,7 +47,7 @@ pub(super) fn run(args: Args) -> Outcome {
         if compiled.options.invariant {
             return Err(EngineError::TuneInvariant.into());
         }
-        // Whichever NVRTC they were measured with: source is written.
+        // The version of NVRTC that the timings are from does not matter, since only source is written.
         let timings = timings_for(&file, read, &compiled.options.machine, None)?;
         compiled = compiled.with_timings(Some(timings))?;
     }

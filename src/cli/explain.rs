@@ -9,7 +9,7 @@ use crate::{DType, tensor::Extents};
 pub(super) struct Args {
     #[command(flatten)]
     model: Model,
-    /// Lengths of the batch for which bytes are counted
+    /// Sequence lengths of the batch for which bytes are counted
     #[arg(long, value_delimiter = ',', default_value = "128")]
     lens: Vec<u32>,
     #[arg(long, default_value = "f16")]

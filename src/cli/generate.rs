@@ -31,7 +31,7 @@ use crate::{
 pub(super) struct Args {
     #[command(flatten)]
     model: Runnable,
-    /// A text to go on from (several times for several)
+    /// A prompt (several times for several)
     #[arg(
         long = "prompt",
         value_name = "TEXT",
@@ -39,14 +39,13 @@ pub(super) struct Args {
         allow_hyphen_values = true
     )]
     prompts: Vec<String>,
-    /// A file with one text a line
+    /// A file with one prompt per line
     #[arg(long, value_name = "FILE", conflicts_with = "prompts")]
     prompts_file: Option<PathBuf>,
-    /// Take each prompt for what a user says in a conversation, written down by the checkpoint's chat template; the answer
-    /// alone is printed
+    /// Treat each prompt as a user message of a conversation, rendered with the checkpoint's chat template; only the reply is printed
     #[arg(long)]
     chat: bool,
-    /// What the system says first, in a conversation
+    /// System message of the conversation
     #[arg(
         long,
         value_name = "TEXT",
@@ -54,74 +53,74 @@ pub(super) struct Args {
         allow_hyphen_values = true
     )]
     system: Option<String>,
-    /// Values for the chat template, as a JSON object such as '{"enable_thinking": false}'
+    /// Variables for the chat template as a JSON object, such as '{"enable_thinking": false}'
     #[arg(long, value_name = "JSON", requires = "chat")]
     chat_template_kwargs: Option<String>,
-    /// Maximum number of new tokens; by default what generation_config.json says, and else all that the model's positions and the
-    /// KV cache leave
+    /// Max number of new tokens; by default the limit in generation_config.json, else all that the model's positions and the KV cache
+    /// leave
     #[arg(long, value_name = "N", value_parser = up_to(MAX_TOKENS))]
     max_new: Option<usize>,
-    /// Draw tokens instead of taking the most probable one; so does each of the four options that follow
+    /// Sample tokens instead of taking the most probable one; implied by each of the next four options
     #[arg(long)]
     sample: bool,
-    /// Draw of the K most probable tokens; 0 for all
+    /// Sample from the K most probable tokens; 0 for all
     #[arg(long, value_name = "K", value_parser = up_to(MAX_TOKENS))]
     top_k: Option<usize>,
-    /// Draw of the most probable tokens that have this probability together
+    /// Sample from the most probable tokens with this total probability
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
-    /// Draw of tokens that are this probable beside the most probable one
+    /// Sample from tokens with at least this probability relative to the most probable one
     #[arg(long, value_name = "P")]
     min_p: Option<f32>,
-    /// Divide logits by this: below 1 for the probable, above 1 for the surprising
+    /// Sampling temperature: below 1 favours probable tokens, above 1 flattens the distribution
     #[arg(long, value_name = "T")]
     temperature: Option<f32>,
-    /// Seed of the draws
+    /// Seed for sampling
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     seed: u64,
-    /// Search so many beams for the most probable text instead of taking token after token
+    /// Use beam search with N beams
     #[arg(long, value_name = "N", value_parser = up_to(Beams::MAX), conflicts_with_all = ["sample", "top_k", "top_p", "min_p", "temperature", "stream"])]
     beams: Option<usize>,
-    /// Search beams in groups that keep apart
+    /// Split beams into N groups that differ from each other (diverse beam search)
     #[arg(long, value_name = "N", value_parser = up_to(Beams::MAX))]
     groups: Option<usize>,
-    /// What a token costs for each beam of an earlier group that took it
+    /// Penalty of a token for each beam of an earlier group that chose it
     #[arg(long, value_name = "X")]
     diversity: Option<f32>,
-    /// Scores are log-probabilities over lengths to this power
+    /// Length penalty: scores are log-probabilities divided by the length to this power
     #[arg(long, value_name = "A", allow_hyphen_values = true)]
     length_penalty: Option<f32>,
-    /// End a search when as many texts as beams have ended: yes, no (when the best beam is worse now) or never (when
-    /// none can become better)
+    /// When to end a search: yes (when as many texts as beams have ended), no (when also no open beam is better at its current
+    /// length), or never (when no open beam can become better)
     #[arg(long, value_name = "yes|no|never", num_args = 0..=1, default_missing_value = "yes")]
     early_stopping: Option<Early>,
-    /// Make tokens that are there already less probable, above 1
+    /// Repetition penalty; above 1 makes tokens that occurred less probable
     #[arg(long, value_name = "R")]
     repetition_penalty: Option<f32>,
-    /// Begin with this token, such as that of the language
+    /// Force this first token, such as that of a language
     #[arg(long, value_name = "TOKEN")]
     forced_bos: Option<String>,
-    /// Let no sequence of N tokens come twice
+    /// Forbid repeated sequences of N tokens
     #[arg(long, value_name = "N", value_parser = up_to(MAX_TOKENS))]
     no_repeat_ngram: Option<usize>,
-    /// End a text where this comes, and leave it out (several times for several)
+    /// Stop before this text (several times for several)
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     stop: Vec<String>,
-    /// Print text as it comes; of one prompt
+    /// Print text while it is generated; for a single prompt
     #[arg(long)]
     stream: bool,
-    /// Print tokens, texts and reasons as JSON
+    /// Print tokens, texts and reasons for ending as JSON
     #[arg(long, conflicts_with = "stream")]
     json: bool,
 }
 
-/// A whole number of at most `max`.
+/// Returns a parser for whole numbers up to `max`.
 pub(super) fn up_to(max: usize) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(..=max as u64)
 }
 
 impl Args {
-    /// What the folder asks for, changed by the arguments.
+    /// Returns the folder's settings, changed by the arguments.
     fn options(&self, folder: &Folder) -> Result<Generate, Report> {
         let mut options = generation_config(folder.trunk())?;
         let rules = &mut options.rules;
@@ -132,7 +131,7 @@ impl Args {
         rules.no_repeat_ngram = self.no_repeat_ngram.unwrap_or(rules.no_repeat_ngram);
         let reals = [self.top_p, self.min_p, self.temperature];
         let draws = self.sample || self.top_k.is_some() || reals.iter().any(Option::is_some);
-        // What the arguments ask for is instead of what the folder asks for.
+        // The arguments replace the folder's choice between sampling and beam search.
         if draws {
             options.beams = None;
             let asked = options.usual_sampling;
@@ -180,7 +179,7 @@ impl Args {
     }
 }
 
-/// Values for the chat template.
+/// Parses variables for the chat template.
 fn kwargs(text: Option<&str>) -> Result<Vec<(String, Json)>, Report> {
     let Some(text) = text else {
         return Ok(Vec::new());
@@ -193,12 +192,12 @@ fn kwargs(text: Option<&str>) -> Result<Vec<(String, Json)>, Report> {
             other.kind()
         )),
         Err(e) => Err(miette!(
-            "--chat-template-kwargs is no JSON ({e}); {expected}"
+            "--chat-template-kwargs is not JSON ({e}); {expected}"
         )),
     }
 }
 
-/// Refuses a folder that asks for beams and for draws, if the arguments have not decided.
+/// Refuses a folder whose settings combine beam search and sampling, unless the arguments choose one.
 pub(super) fn beams_or_sampling(
     options: &Generate,
     folder: &Folder,
@@ -206,14 +205,14 @@ pub(super) fn beams_or_sampling(
 ) -> Result<(), Report> {
     match options.beams.is_some() && options.sampling.is_some() {
         true => Err(miette!(
-            "`{}` asks for beams whose tokens are drawn (`num_beams` with `do_sample`), which is not computed; {advice}",
+            "`{}` combines beam search with sampling (`num_beams` with `do_sample`), which is not supported; {advice}",
             folder.trunk().display()
         )),
         false => Ok(()),
     }
 }
 
-/// Refuses an option that would say nothing without another one.
+/// Refuses an option that has no effect without another one.
 pub(super) fn check_needs(
     option: &str,
     is_given: bool,
@@ -222,13 +221,13 @@ pub(super) fn check_needs(
 ) -> Result<(), Report> {
     match is_given && !is_there {
         true => Err(miette!(
-            "{option} counts with {needed} only, and neither the arguments nor the checkpoint's folder ask for that; give {needed}, or leave {option} out"
+            "{option} has an effect only with {needed}, which neither the arguments nor the checkpoint's folder select; give {needed}, or leave {option} out"
         )),
         false => Ok(()),
     }
 }
 
-/// As [`EarlyStopping`].
+/// Argument for [`EarlyStopping`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Early {
     Yes,
@@ -250,18 +249,18 @@ pub(super) fn run(args: Args) -> Outcome {
     let (prompts, source) = Source::texts("prompt", &args.prompts, args.prompts_file.as_deref())?;
     if prompts.is_empty() {
         return Err(miette!(
-            "there is no prompt; give --prompt, or a file with one a line"
+            "there is no prompt; give --prompt, or a file with one prompt per line"
         ));
     }
     if args.stream && prompts.len() > 1 {
         return Err(miette!(
-            "--stream shows one text as it comes, and there are {} prompts; leave one of them",
+            "--stream prints one text while it is generated, but there are {} prompts; give a single prompt",
             prompts.len()
         ));
     }
     if args.stop.iter().any(String::is_empty) {
         return Err(miette!(
-            "an empty --stop ends every text at once; expected at least one character"
+            "an empty --stop would end every text at once; expected at least one character"
         ));
     }
     let folder = args.model.weights.as_deref().ok_or_else(|| {
@@ -304,7 +303,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let lens: Vec<usize> = ids.iter().map(Vec::len).collect();
     let cache = engine.cache_bytes_at_most(&lens, &options)?;
     let mut problem: Option<Report> = None;
-    // What is written from a source, and an answer, does not go on from the prompt.
+    // Text from a source, and a reply, does not continue the prompt.
     let goes_on = !engine.has_source() && !args.chat;
     let mut texts = vec![GrowingText::default(); prompts.len()];
     if goes_on {
@@ -353,7 +352,7 @@ pub(super) fn run(args: Args) -> Outcome {
         }
         written[index] = answer;
     }
-    // The others' texts are there.
+    // Report failures after the texts of the other prompts.
     for (&index, problem) in &problems {
         say(&format!("{} failed: {problem}", source.name(index)));
     }
@@ -389,7 +388,7 @@ pub(super) fn run(args: Args) -> Outcome {
     match args.stream {
         true => show_rest(&texts[0])?,
         false => {
-            // What failed before its first token has no text.
+            // A prompt that failed before its first token has no text.
             let shown = |&i: &usize| !problems.contains_key(&i) || !texts[i].tokens.is_empty();
             let shown = (0..prompts.len()).filter(shown);
             for (nth, i) in shown.enumerate() {
@@ -403,7 +402,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let tokens: usize = texts.iter().map(|text| text.tokens.len()).sum();
     let ms = |time: Duration| format!("{:.1} ms", time.as_secs_f64() * 1e3);
     let speed = match tokens.saturating_sub(prompts.len()) {
-        // Beams give all tokens at the end.
+        // Beam search returns all tokens at the end.
         _ if options.beams.is_some() => format!("after {}", ms(took)),
         0 => format!("after {}", ms(first)),
         n => {
@@ -428,7 +427,7 @@ pub(super) fn run(args: Args) -> Outcome {
     Ok(code)
 }
 
-/// Prints what has become certain of a text.
+/// Prints the part of a text that cannot change any more.
 fn show(text: &mut GrowingText, stops: &[String]) -> Result<(), Report> {
     let to = match text.stopped {
         true => text.text.len().max(text.shown),

@@ -9,13 +9,13 @@ use crate::{DType, graph::Graph, machine::Machine, passes};
 pub(super) struct Args {
     #[command(flatten)]
     model: Model,
-    /// Show the graph after this pass, or after all with `all`; as described otherwise
+    /// Show the graph after this pass, or after all with `all`; by default as described
     #[arg(long, value_name = "PASS")]
     after: Option<String>,
     /// Write Graphviz source to FILE instead of text
     #[arg(long, value_name = "FILE")]
     dot: Option<PathBuf>,
-    /// Show weights in the Graphviz source too
+    /// Include weights in the Graphviz source
     #[arg(long, requires = "dot")]
     with_weights: bool,
 }

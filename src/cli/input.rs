@@ -1,4 +1,4 @@
-//! What a run takes: texts, pairs of texts, or token ids.
+//! Inputs of a run: texts, pairs of texts, or token ids.
 
 use std::path::{Path, PathBuf};
 
@@ -22,23 +22,23 @@ pub(super) struct Input {
         allow_hyphen_values = true
     )]
     texts: Vec<String>,
-    /// A file with one text a line
+    /// A file with one text per line
     #[arg(long, value_name = "FILE", group = "input")]
     texts_file: Option<PathBuf>,
     /// A pair of texts for a cross-encoder (several times for several)
     #[arg(long = "pair", num_args = 2, value_names = ["QUERY", "DOCUMENT"], group = "input", allow_hyphen_values = true)]
     pairs: Vec<String>,
-    /// A file with one pair a line, a tab between query and document
+    /// A file with one pair per line, with a tab between query and document
     #[arg(long, value_name = "FILE", group = "input")]
     pairs_file: Option<PathBuf>,
     /// Token ids as JSON: [[101, 102], …], or {"ids": …, "types": …} with segment ids, or {"ids": …, "mask": …, "types": …}
     /// for a padded batch
     #[arg(long, value_name = "FILE", group = "input")]
     ids: Option<PathBuf>,
-    /// The prompt of this name in the checkpoint's folder before every text
+    /// Put the prompt with this name in the checkpoint's folder before every text
     #[arg(long, value_name = "NAME", conflicts_with_all = ["prompt", "ids"])]
     prompt_name: Option<String>,
-    /// This prompt before every text; an empty one keeps the folder's default out
+    /// Put this prompt before every text; an empty one disables the folder's default
     #[arg(
         long,
         value_name = "TEXT",
@@ -48,22 +48,22 @@ pub(super) struct Input {
     prompt: Option<String>,
 }
 
-/// What was read.
+/// Inputs that were read.
 pub(super) struct Read {
     pub(super) texts: Texts,
     pub(super) batch: Batch,
 }
 
-/// What to show beside results.
+/// Texts to show with the results.
 pub(super) enum Texts {
     Single(Vec<String>),
     Pairs(Vec<(String, String)>),
-    /// Token ids have none.
+    /// For token ids.
     None,
 }
 
 impl Input {
-    /// Reads everything; `folder` is the checkpoint's.
+    /// Reads all inputs. `folder` is the checkpoint's.
     pub(super) fn read(&self, folder: Option<&Path>) -> Result<Read, Report> {
         if let Some(file) = &self.ids {
             let text = files::text(file, Kind::Batch).map_err(EngineError::from)?;
@@ -89,9 +89,9 @@ impl Input {
         };
         if matches!(&texts, Texts::Single(texts) if texts.is_empty()) {
             return Err(match &self.texts_file {
-                Some(file) => miette!("`{}` holds no text; expected one a line", file.display()),
+                Some(file) => miette!("`{}` has no text; expected one per line", file.display()),
                 None => miette!(
-                    "there is nothing to run on; give --text, --texts-file, --pair, --pairs-file or --ids"
+                    "there is no input; give --text, --texts-file, --pair, --pairs-file or --ids"
                 ),
             });
         }
@@ -113,22 +113,22 @@ impl Input {
                 let inputs = texts.iter().map(|text| engine::Input::Text(text));
                 source.batch(&encoder, inputs, prompt)?
             }
-            Texts::None => return Err(miette!("there is nothing to run on")),
+            Texts::None => return Err(miette!("there is no input")),
         };
         Ok(Read { texts, batch })
     }
 }
 
-/// Where inputs come from, as messages name each.
+/// Source of inputs, for naming them in messages.
 pub(super) enum Source {
-    /// From arguments, of which there is one kind.
+    /// Arguments of one kind.
     Arguments(&'static str),
-    /// From lines of a file, by their numbers.
+    /// Lines of a file, by number.
     Lines(PathBuf, Vec<usize>),
 }
 
 impl Source {
-    /// Texts of arguments, or the lines of a file that are not blank.
+    /// Returns the texts of arguments, or the nonblank lines of a file.
     pub(super) fn texts(
         kind: &'static str,
         arguments: &[String],
@@ -144,7 +144,7 @@ impl Source {
         Ok((lines, Self::Lines(file.to_owned(), numbers)))
     }
 
-    /// An input, counted from 0.
+    /// Names an input by its index, which counts from 0.
     pub(super) fn name(&self, index: usize) -> String {
         match self {
             Self::Arguments(kind) => format!("{kind} {index}, counted from 0,"),
@@ -152,7 +152,7 @@ impl Source {
         }
     }
 
-    /// The error of an input that was tokenized by itself.
+    /// Returns the error of an input.
     fn told(&self, index: usize, error: EngineError) -> Report {
         let error = Report::from(error.of_text(index));
         match self {
@@ -161,7 +161,7 @@ impl Source {
         }
     }
 
-    /// The batch of inputs. One that is cut is warned about.
+    /// Builds the batch of inputs. Warns about truncated inputs.
     fn batch<'t>(
         &self,
         encoder: &TextEncoder,
@@ -174,7 +174,7 @@ impl Source {
             let encoded = encoded.map_err(|e| self.told(index, e))?;
             if encoded.is_cut {
                 let (name, n) = (self.name(index), encoded.ids.len());
-                tracing::warn!("{name} is cut to {n} tokens, the most that the checkpoint takes");
+                tracing::warn!("{name} is truncated to {n} tokens, the checkpoint's maximum");
             }
             all.push(encoded);
         }
@@ -182,7 +182,7 @@ impl Source {
     }
 }
 
-/// Token ids of texts to go on from, each by itself; what is wrong with one is said of it alone.
+/// Tokenizes prompts separately, so that an error names its own prompt.
 pub(super) fn prompts<S: AsRef<str>>(
     encoder: &TextEncoder,
     texts: &[S],
@@ -195,7 +195,7 @@ pub(super) fn prompts<S: AsRef<str>>(
     .collect()
 }
 
-/// Pairs of the lines of a file.
+/// Reads pairs from the lines of a file.
 fn pairs(file: &Path) -> Result<(Vec<(String, String)>, Source), Report> {
     let (lines, source) = Source::texts("pair", &[], Some(file))?;
     let mut pairs = Vec::new();
@@ -212,14 +212,14 @@ fn pairs(file: &Path) -> Result<(Vec<(String, String)>, Source), Report> {
     }
     match pairs.is_empty() {
         true => Err(miette!(
-            "`{}` holds no pair; expected one a line",
+            "`{}` has no pair; expected one per line",
             file.display()
         )),
         false => Ok((pairs, source)),
     }
 }
 
-/// Token ids as a file has them. Rows without a mask are sequences, with one they are padded.
+/// Token ids in a file. Rows without a mask are sequences; rows with a mask are padded.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Ids {
@@ -228,7 +228,7 @@ struct Ids {
     types: Option<Vec<Vec<u32>>>,
 }
 
-/// Reads a batch of token ids from JSON text; `file` is its name in errors.
+/// Parses a batch of token ids from JSON. `file` is its name in errors.
 pub fn parse_ids(file: &Path, text: &str) -> Result<Batch, Report> {
     let expected = || {
         format!(
@@ -271,7 +271,7 @@ pub fn parse_ids(file: &Path, text: &str) -> Result<Batch, Report> {
     let batch = Batch::from_padded(&ids.concat(), &mask.concat(), width);
     let batch = batch.map_err(EngineError::from)?;
     let Some(types) = types else { return Ok(batch) };
-    // Those of padding are nobody's.
+    // Leave out the types of padding.
     let rows = types.iter().zip(batch.lens());
     let packed: Vec<u32> = rows
         .flat_map(|(row, &n)| row.iter().take(n as usize).copied())

@@ -20,37 +20,36 @@ use crate::{
 
 #[derive(clap::Subcommand)]
 pub(super) enum Command {
-    /// Run every kernel on all its cases on a GPU and compare with its CPU reference
+    /// Run every kernel on all its cases on a GPU, and compare with its CPU reference
     Check(Args),
-    /// List every kernel that the project answers for
+    /// List all kernels of the catalogue
     List,
 }
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The CUDA device
+    /// CUDA device
     #[arg(long, default_value = "cuda:0")]
     device: DeviceChoice,
-    /// Write the ledger of what ran
+    /// Write the results to the ledger
     #[arg(long)]
     record: bool,
-    /// Where the ledger is
+    /// File of the ledger
     #[arg(long, value_name = "FILE", default_value = "snapshots/gpu.ron")]
     ledger: PathBuf,
-    /// Only kernels whose source is not in the ledger as it is now; what is there stays
+    /// Only kernels whose current source is not in the ledger; existing entries stay
     #[arg(long)]
     changed: bool,
-    /// Only the kernel with this symbol, or else kernels whose symbol contains this; may be given several times
+    /// Only the kernel with this symbol, or else kernels whose symbol contains this text (several times for several)
     #[arg(long, value_name = "TEXT", conflicts_with = "record")]
     only: Vec<String>,
-    /// No kernels whose symbol contains this; may be given several times
+    /// Skip kernels whose symbol contains this text (several times for several)
     #[arg(long, value_name = "TEXT", conflicts_with = "record")]
     skip: Vec<String>,
-    /// Only the I-th of N parts of the kernels, for several processes side by side
+    /// Only the I-th of N parts of the kernels, for several processes in parallel
     #[arg(long, value_name = "I/N", conflicts_with = "record")]
     part: Option<Part>,
-    /// Only cases of at most so many tokens, for tools that make kernels slow, such as
-    /// compute-sanitizer
+    /// Only cases with at most N tokens, for tools that slow kernels down, such as compute-sanitizer
     #[arg(long, value_name = "N", conflicts_with = "record")]
     most_tokens: Option<u64>,
     /// Seed of the random inputs
@@ -58,8 +57,7 @@ pub(super) struct Args {
     seed: u64,
 }
 
-/// Every `of`-th kernel, from number `first` on, so that kernels much alike, which take much the same time, are
-/// in different parts.
+/// Every `of`-th kernel, starting with number `first`. Similar kernels, which take similar times, are thereby in different parts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Part {
     first: usize,
@@ -80,29 +78,27 @@ impl FromStr for Part {
     }
 }
 
-/// Why there is nothing to check: that is no success.
+/// Reason why there is nothing to check, which is an error.
 #[derive(Debug, PartialEq, thiserror::Error)]
 enum Nothing {
     #[error(
-        "no kernel has `{only}` in its symbol; expected a part of one of the {known} that `gemmule kernels list` prints"
+        "no kernel has `{only}` in its symbol; expected a part of one of the {known} symbols that `gemmule kernels list` prints"
     )]
     Named { only: String, known: usize },
-    #[error(
-        "--skip leaves none of the {asked} kernels that were asked for; give it longer texts, or fewer"
-    )]
+    #[error("--skip leaves none of the {asked} requested kernels; give it longer texts, or fewer")]
     Skipped { asked: usize },
     #[error(
-        "{target} has the instructions of none of the {asked} kernels that were asked for, so that nothing can be checked on this card; `gemmule kernels list` prints all kernels"
+        "{target} has the instructions of none of the {asked} requested kernels, so nothing can be checked on this card; `gemmule kernels list` prints all kernels"
     )]
     Launchable { target: Target, asked: usize },
     #[error(
-        "part {} of {} has no kernel, as there are only {kernels} to share out; ask for fewer parts, or for more kernels with a shorter --only", .part.first + 1, .part.of
+        "part {} of {} has no kernel, because there are only {kernels}; use fewer parts, or select more kernels with a shorter --only", .part.first + 1, .part.of
     )]
     Part { part: Part, kernels: usize },
 }
 
-/// The kernels of the catalogue that these texts name, or all if there is no text. A symbol names its kernel alone, any other text
-/// all kernels whose symbol contains it.
+/// Returns the kernels of the catalogue that these texts select, or all if there is no text. A full symbol selects only its kernel;
+/// any other text selects all kernels whose symbol contains it.
 fn named(only: &[String]) -> Result<Vec<KernelSpec>, Report> {
     let all = catalogue()?;
     let known = all.len();
@@ -122,7 +118,7 @@ fn named(only: &[String]) -> Result<Vec<KernelSpec>, Report> {
     Ok(kernels.map(|(_, emitted)| emitted.kernel.clone()).collect())
 }
 
-/// Those of them whose symbol contains none of these texts.
+/// Removes kernels whose symbol contains one of these texts.
 fn without(mut kernels: Vec<KernelSpec>, skip: &[String]) -> Result<Vec<KernelSpec>, Nothing> {
     let asked = kernels.len();
     let skipped = |symbol: &str| skip.iter().any(|text| symbol.contains(text.as_str()));
@@ -133,7 +129,7 @@ fn without(mut kernels: Vec<KernelSpec>, skip: &[String]) -> Result<Vec<KernelSp
     }
 }
 
-/// Those of them that a target can run.
+/// Keeps the kernels that a target can run.
 fn launchable(mut kernels: Vec<KernelSpec>, target: Target) -> Result<Vec<KernelSpec>, Nothing> {
     let asked = kernels.len();
     kernels.retain(|kernel| target.has(kernel.as_kernel().instructions()));
@@ -143,7 +139,7 @@ fn launchable(mut kernels: Vec<KernelSpec>, target: Target) -> Result<Vec<Kernel
     }
 }
 
-/// Those of them that are in a part.
+/// Keeps the kernels of a part.
 fn of_part(kernels: Vec<KernelSpec>, part: Option<Part>) -> Result<Vec<KernelSpec>, Nothing> {
     let Some(part) = part else {
         return Ok(kernels);
@@ -180,7 +176,7 @@ fn check(args: Args) -> Outcome {
     let mut kernels = launchable(named, target)
         .and_then(|kernels| of_part(kernels, args.part))
         .into_diagnostic()?;
-    // Those that have their references in common stand together.
+    // Put kernels that share references next to each other.
     kernels.sort_by_cached_key(|kernel| kernel.as_kernel().definition());
     let mut sources = emit(&kernels)?;
     let mut ledger = Ledger::default();
@@ -200,8 +196,7 @@ fn check(args: Args) -> Outcome {
         })
         .into_diagnostic()?;
     let compiled = began.elapsed();
-    // What was not run yet stands in the ledger with the reason, so that a run that is cut off loses
-    // nothing of what it found.
+    // Kernels that have not run yet are in the ledger with the reason, so that an interrupted run keeps its results.
     ledger.deferred = deferred(&device, target, &kernels)?;
     let mut failures = table(&[
         "kernel",
@@ -221,8 +216,7 @@ fn check(args: Args) -> Outcome {
         let most = args.most_tokens.unwrap_or(u64::MAX);
         Trial::all(kernels[0].as_kernel(), args.seed, most)
     };
-    // References are slow, and what the host does for a check takes longer than the kernel, so both
-    // are done side by side for some definitions at a time.
+    // References and the host's part of a check take longer than the kernels, so run both in parallel for a group of definitions.
     const GROUP: usize = 32;
     let mut n_done = 0;
     for group in definitions.chunks(GROUP) {
@@ -262,7 +256,7 @@ fn check(args: Args) -> Outcome {
             };
             if results.is_empty() {
                 n_failed += 1;
-                failures.add_row([symbol.as_str(), "no case has so few tokens"]);
+                failures.add_row([symbol.as_str(), "no case is small enough for --most-tokens"]);
                 continue;
             }
             let max_error = results.iter().map(|r| r.difference.max).fold(0.0, f32::max);
@@ -298,7 +292,7 @@ fn check(args: Args) -> Outcome {
             ledger.write(&args.ledger)?;
         }
         bars.show("checks", n_done, kernels.len());
-        // After a fault the device answers nothing more in this process.
+        // After a fault, the device is unusable in this process.
         if device.memory().is_err() {
             break;
         }
@@ -330,7 +324,7 @@ fn check(args: Args) -> Outcome {
     })
 }
 
-/// Every kernel that this run cannot check, and those that it will, until it has.
+/// Returns every kernel that this run cannot check or has not checked yet, with the reason.
 fn deferred(
     device: &Device,
     target: Target,
@@ -339,12 +333,12 @@ fn deferred(
     let mut deferred = BTreeMap::new();
     for (symbol, emitted) in catalogue()? {
         if !target.has(emitted.kernel.as_kernel().instructions()) {
-            let why = format!("{} has not the instructions for it", device.info().name);
+            let why = format!("{} lacks the instructions for it", device.info().name);
             deferred.insert(symbol, why);
         }
     }
     for kernel in kernels {
-        let why = "the run that was to check it was cut off before".to_owned();
+        let why = "the run that was to check it was interrupted before".to_owned();
         deferred.insert(kernel.as_kernel().symbol(), why);
     }
     Ok(deferred)
@@ -355,7 +349,7 @@ mod tests {
     use super::*;
     use crate::kernels::representative;
 
-    /// Those of the kernels that need no model, which are quicker to make than all that [`named`] looks at.
+    /// Returns kernels that need no model. That is faster than searching all that [`named`] searches.
     fn some(has: &str) -> Vec<KernelSpec> {
         let mut some = representative();
         some.retain(|kernel| kernel.as_kernel().symbol().contains(has));
@@ -363,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_have_every_kernel_once_and_none_is_empty() {
+    fn parts_cover_every_kernel_once_and_none_is_empty() {
         let all: Vec<KernelSpec> = named(&["mean_pool_f16".to_owned()]).unwrap();
         assert!(all.len() > 2, "{}", all.len());
         let part = |text: &str| of_part(all.clone(), Some(text.parse().unwrap()));
@@ -378,14 +372,14 @@ mod tests {
         assert_eq!(
             too_many.to_string(),
             format!(
-                "part {0} of {0} has no kernel, as there are only {n} to share out; ask for fewer parts, or for more kernels with a shorter --only",
+                "part {0} of {0} has no kernel, because there are only {n}; use fewer parts, or select more kernels with a shorter --only",
                 n + 1
             )
         );
     }
 
     #[test]
-    fn a_symbol_names_its_kernel_alone_and_other_texts_all_that_have_them() {
+    fn a_symbol_selects_one_kernel_and_other_texts_all_that_contain_them() {
         let symbols = |only: &[&str]| -> Vec<String> {
             let only: Vec<String> = only.iter().map(|&text| text.to_owned()).collect();
             let kernels = named(&only).unwrap();
@@ -411,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn skipping_leaves_the_others_and_all_is_an_error() {
+    fn skipping_all_kernels_is_an_error() {
         let all = some("mean_pool_f16");
         let skip =
             |text: &str| without(all.clone(), &["none has this".to_owned(), text.to_owned()]);
@@ -420,21 +414,21 @@ mod tests {
         assert_eq!(
             skip("mean").unwrap_err().to_string(),
             format!(
-                "--skip leaves none of the {} kernels that were asked for; give it longer texts, or fewer",
+                "--skip leaves none of the {} requested kernels; give it longer texts, or fewer",
                 all.len()
             )
         );
     }
 
     #[test]
-    fn kernels_of_another_card_are_not_checked_in_silence() {
+    fn kernels_that_the_card_cannot_run_are_an_error() {
         let hopper = some("wgmma");
         let ampere: Target = "sm_80".parse().unwrap();
         let asked = hopper.len();
         assert_eq!(
             launchable(hopper, ampere).unwrap_err().to_string(),
             format!(
-                "sm_80 has the instructions of none of the {asked} kernels that were asked for, so that nothing can be checked on this card; `gemmule kernels list` prints all kernels"
+                "sm_80 has the instructions of none of the {asked} requested kernels, so nothing can be checked on this card; `gemmule kernels list` prints all kernels"
             )
         );
     }

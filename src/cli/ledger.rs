@@ -1,4 +1,4 @@
-//! The ledger of sources that ran on a device: `snapshots/gpu.ron`.
+//! The ledger of sources that ran on a device, `snapshots/gpu.ron`.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,12 +13,12 @@ use crate::{
     jit::Source,
 };
 
-/// The result for each emitted source.
+/// Results by emitted source.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Ledger {
-    /// By symbol.
+    /// Results by symbol.
     pub(super) checked: BTreeMap<String, Checked>,
-    /// Sources that were not run yet: symbol and reason.
+    /// Sources that have not run yet, with the reason, by symbol.
     #[serde(default)]
     pub(super) deferred: BTreeMap<String, String>,
 }
@@ -26,17 +26,17 @@ pub(super) struct Ledger {
 /// A source that ran and agreed with its reference.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Checked {
-    /// [`Source::digest`] of the source.
+    /// Digest of the source, from [`Source::digest`].
     pub(super) sha256: String,
     pub(super) card: String,
-    /// Day of the run, UTC.
+    /// UTC date of the run.
     pub(super) date: String,
-    /// Largest difference from the reference over all cases.
+    /// Max difference from the reference over all cases.
     pub(super) max_error: f32,
 }
 
 impl Ledger {
-    /// The ledger in `file`; an empty one where there is no file.
+    /// Reads the ledger; empty if there is no file.
     fn read(file: &Path) -> Result<Self, Report> {
         let text = match files::text(file, Kind::Ledger) {
             Err(ReadError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
@@ -48,10 +48,10 @@ impl Ledger {
         };
         ron::from_str(&text)
             .into_diagnostic()
-            .wrap_err_with(|| format!("`{}` is no ledger; leave --changed out", file.display()))
+            .wrap_err_with(|| format!("`{}` is not a ledger; leave --changed out", file.display()))
     }
 
-    /// Reads `file` and keeps the results whose digest equals that of the present source.
+    /// Reads the ledger, and keeps the results of unchanged sources.
     pub(super) fn still_true(file: &Path, sources: &[Source]) -> Result<Self, Report> {
         let mut checked = Self::read(file)?.checked;
         let digests: HashMap<&str, String> = sources
@@ -80,7 +80,7 @@ impl Ledger {
     }
 }
 
-/// The day in UTC, as YYYY-MM-DD.
+/// Returns the UTC date as YYYY-MM-DD.
 pub(super) fn today() -> String {
     jiff::Timestamp::now().strftime("%F").to_string()
 }
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_checked_holds_while_its_source_is_the_same() {
+    fn results_are_kept_while_their_source_is_unchanged() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("gpu.ron");
         let sources = [
@@ -132,14 +132,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_ledger_is_an_error_with_its_name() {
+    fn a_file_that_is_not_a_ledger_is_an_error_with_its_name() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("gpu.ron");
         std::fs::write(&file, "(checked: 3)").expect("it is written");
         let error = Ledger::still_true(&file, &[]).expect_err("it is no ledger");
         let text = error.to_string();
         assert!(
-            text.contains("gpu.ron` is no ledger; leave --changed out"),
+            text.contains("gpu.ron` is not a ledger; leave --changed out"),
             "{text}"
         );
     }

@@ -1,4 +1,4 @@
-//! Arguments that say how intermediate tensors are given memory.
+//! Arguments that select the allocator of intermediate tensors.
 
 use std::str::FromStr;
 
@@ -6,39 +6,39 @@ use miette::{Report, miette};
 
 use crate::{AllocatorChoice, ChunkPolicy, tensor::Extents};
 
-/// What plans the memory of intermediate tensors.
+/// Allocator of intermediate tensors.
 #[derive(clap::Args, Clone)]
 pub(super) struct Memory {
-    /// What plans the memory of intermediate tensors
+    /// Allocator of intermediate tensors
     #[arg(long, value_enum, value_name = "NAME", default_value_t = AllocatorName::Chunk)]
     allocator: AllocatorName,
-    /// With `maximum`: the largest batch, its length × sequences, e.g. 512x8
+    /// With `maximum`: the largest batch as length x sequences, e.g. 512x8
     #[arg(long, value_name = "LENxN")]
     maximum: Option<MaximumBatch>,
-    /// With `chunk`: give memory back after N requests that could do without it
+    /// With `chunk`: free a chunk after N requests that did not need it
     #[arg(long, value_name = "N")]
     release_after: Option<u32>,
-    /// With `chunk`: bytes that may lie idle; what is above is given back at once
+    /// With `chunk`: max idle bytes; more are freed at once
     #[arg(long, value_name = "BYTES")]
     idle_limit: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum AllocatorName {
-    /// Chunks that stay between requests (TurboTransformers 4.2, improved)
+    /// Chunks that persist between requests (TurboTransformers 4.2, improved)
     Chunk,
-    /// One arena for every request, greedy by size
+    /// One arena per request, greedy by size
     Gsoc,
-    /// Size bins and reuse in operator order, as PyTorch does
+    /// Size bins and reuse in operator order, as in PyTorch
     Caching,
     /// One plan for a declared maximum (LightSeq 2.3)
     Maximum,
-    /// TurboTransformers 4.2 to the letter
+    /// TurboTransformers 4.2 exactly as published
     Turbo,
 }
 
 impl Memory {
-    /// The allocator that the arguments describe.
+    /// Returns the allocator that the arguments select.
     pub(super) fn choice(&self) -> Result<AllocatorChoice, Report> {
         let policy = ChunkPolicy::default();
         let policy = ChunkPolicy {
@@ -55,10 +55,10 @@ impl Memory {
         match (self.allocator, self.maximum) {
             (AllocatorName::Maximum, Some(maximum)) => Ok(AllocatorChoice::Maximum(maximum.0)),
             (AllocatorName::Maximum, None) => Err(miette!(
-                "--allocator maximum plans for the largest batch there will be; give --maximum, such as 512x8 for 8 sequences of 512 tokens"
+                "--allocator maximum needs the size of the largest batch; give --maximum, such as 512x8 for 8 sequences of 512 tokens"
             )),
             (_, Some(_)) => Err(miette!(
-                "--maximum is what --allocator maximum plans for; leave it out, or give --allocator maximum"
+                "--maximum has an effect only with --allocator maximum; leave it out, or give --allocator maximum"
             )),
             (AllocatorName::Chunk, None) => Ok(AllocatorChoice::Chunk(policy)),
             (AllocatorName::Gsoc, None) => Ok(AllocatorChoice::Gsoc),
@@ -68,13 +68,13 @@ impl Memory {
     }
 }
 
-/// A batch of sequences of one length.
+/// A batch of sequences with equal lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MaximumBatch(pub(super) Extents);
 
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "`{text}` is no largest batch; expected length x sequences, each at least 1 and together at most {} tokens, such as 512x8 for 8 sequences of 512 tokens",
+    "`{text}` is not a batch size; expected length x sequences, each at least 1 and together at most {} tokens, such as 512x8 for 8 sequences of 512 tokens",
     Extents::MAX_TOKENS
 )]
 pub(super) struct NoMaximum {

@@ -1,7 +1,7 @@
 //! The command line: one file per subcommand, each a caller of the public API.
 //!
-//! What is public here is for the other programs of this repository: a command line starts, prints and
-//! complains in one way ([`start`]), and says by the same arguments which model it is of ([`Runnable`]).
+//! Public items are for the other programs of this repository, so that they share the start, output and error reports ([`start`]) and
+//! the arguments that name a model ([`Runnable`]).
 
 pub mod bench;
 mod check;
@@ -49,66 +49,66 @@ pub use input::parse_ids;
 pub use model::Runnable;
 pub use progress::Bars;
 
-/// Compiles a description of a transformer into CUDA kernels written for that model, and runs it
-/// on batches of any lengths without padding.
+/// Compiles a description of a transformer into CUDA kernels for that model, and runs it on batches of
+/// sequences of any lengths without padding.
 ///
-/// MODEL is a description that comes with gemmule (`gemmule models` lists them) or the path of a RON file; where a
-/// checkpoint is given with --weights, it may be left out. A checkpoint is a folder as published on the Hugging Face hub, with config.json,
-/// model.safetensors and tokenizer.json.
+/// MODEL is a built-in description (`gemmule models` lists them) or the path of a RON file. It may be left out if a checkpoint is
+/// given with --weights. A checkpoint is a folder as published on the Hugging Face hub, with config.json, model.safetensors and
+/// tokenizer.json.
 #[derive(Parser)]
 #[command(name = "gemmule", version, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// Say more: what was chosen, and which tensors of a checkpoint are not used
+    /// Also log choices, such as kernels, and unused tensors of a checkpoint
     #[arg(short, long, global = true)]
     verbose: bool,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// List the descriptions that come with gemmule, or print one to start from
+    /// List the built-in descriptions, or print one as a starting point
     Models(models::Args),
-    /// Parse, build and verify a description, and check what it expects of the compiler
+    /// Parse, build and verify a description, and check its expectations of the compiler
     Check(check::Args),
-    /// Print the graph, as it is described or after a pass
+    /// Print the graph as described, or after a pass
     Graph(graph::Args),
-    /// Say what was fused, by which rule, what it saves, and what was refused and why
+    /// Report fused operators with the rule and the saving, and refused fusions with the reason
     Explain(explain::Args),
     /// Write the CUDA source of a model's kernels
     Emit(emit::Args),
     /// Compile a model into one file that runs without NVRTC
     Compile(compile::Args),
-    /// Time the kernels that may be fastest for a model in whole runs on a device, and show what each took
+    /// Time the most promising kernels in whole runs of a model on a device
     Tune(tune::Args),
-    /// Show where the intermediate tensors of a batch lie, and draw their lifetimes
+    /// Show the memory plan of a batch's intermediate tensors, and draw their lifetimes
     Plan(plan::Args),
     /// Run a model on texts or token ids
     Run(run::Args),
-    /// Write on from prompts
+    /// Generate text from prompts
     Generate(generate::Args),
-    /// Translate a file, one text a line
+    /// Translate a file with one text per line
     Translate(translate::Args),
-    /// Say how probable texts are: log-probabilities and perplexity
+    /// Compute log-probabilities and perplexity of texts
     Score(score::Args),
-    /// Serve models over HTTP: embeddings, scores, texts
+    /// Serve models over HTTP: embeddings, scores and text generation
     #[cfg(feature = "server")]
     Serve(Box<serve::Args>),
-    /// Compare schedulers of requests on made-up or recorded load, with costs of a device that need not be there
+    /// Compare schedulers on synthetic or recorded load, with a table of costs instead of a device
     Simulate(simulate::Args),
     /// Compare a model with stored results of another implementation
     Verify(verify::Args),
-    /// Kernels against their CPU references
+    /// Check kernels against their CPU references
     #[command(subcommand)]
     Kernels(kernels::Command),
-    /// Measure
+    /// Run benchmarks
     #[command(subcommand)]
     Bench(bench::Command),
-    /// Look for everything that gemmule uses, and say how to mend what is missing
+    /// Check the components that gemmule uses, and show how to install what is missing
     Doctor,
 }
 
-/// When the command line began, which is when the process did but for loading it.
+/// Start time of the command line, soon after the start of the process.
 static START: OnceLock<Instant> = OnceLock::new();
 
 fn since_start() -> Duration {
@@ -144,8 +144,7 @@ fn run(command: Command) -> Outcome {
     }
 }
 
-/// Runs a program: parses its arguments, starts the log, which says more where they are `verbose`, and shows
-/// how `run` ends.
+/// Runs a program: parses its arguments, starts the log at a level that `verbose` selects, calls `run`, and reports its error.
 pub fn start<C: Parser>(
     verbose: impl FnOnce(&C) -> bool,
     run: impl FnOnce(C) -> Outcome,
@@ -163,7 +162,7 @@ pub fn start<C: Parser>(
     });
     match run(cli) {
         Ok(code) => code,
-        // A reader that closed the pipe wanted no more.
+        // The reader closed the pipe, which is not an error.
         Err(error) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
         Err(error) => {
             say_rendered(&shown::rendered(&*error));
@@ -172,7 +171,7 @@ pub fn start<C: Parser>(
     }
 }
 
-/// What the library says goes to standard error, from this level on.
+/// Sends log messages of the library from this level on to standard error.
 fn start_log(level: LevelFilter) {
     let ours = Targets::new().with_target("gemmule", level);
     tracing_subscriber::fmt()
@@ -181,14 +180,14 @@ fn start_log(level: LevelFilter) {
         .with_ansi(shown::has_colours())
         .without_time()
         .with_target(false)
-        // It would say on standard error that standard error cannot be written.
+        // Otherwise a failure to write to standard error would be logged to standard error.
         .log_internal_errors(false)
         .finish()
         .with(ours)
         .init();
 }
 
-/// Keeps quiet about panics that the library turns into errors; they are told as errors.
+/// Silences panics that the library turns into errors. They are reported as errors.
 pub fn silence_contained_panics() {
     let otherwise = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -198,12 +197,12 @@ pub fn silence_contained_panics() {
     }));
 }
 
-/// Says what is wrong with the arguments, or gives the help that was asked for.
+/// Reports invalid arguments, or prints the requested help.
 fn refused(error: &clap::Error) -> ExitCode {
     let text = error.render();
     match error.kind() {
         ParseError::DisplayHelp | ParseError::DisplayVersion => {}
-        // An argument with control characters is shown in one colour.
+        // An argument with control characters is shown without colours.
         _ if shown::clean(&text.to_string()) != text.to_string() => {
             say_rendered(shown::clean(&text.to_string()).trim_end());
             return ExitCode::from(2);
@@ -214,15 +213,15 @@ fn refused(error: &clap::Error) -> ExitCode {
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
-/// What a subcommand returns: an error is shown by miette, a code says how a check went.
+/// Result of a subcommand: an error, which miette shows, or the exit code of a check.
 pub type Outcome = Result<ExitCode, Report>;
 
-/// The reader of the standard output closed it.
+/// The reader of standard output closed it.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 #[error("the standard output was closed")]
 struct OutputClosed;
 
-/// Says something on standard error. If that is closed or full, there is nobody to tell.
+/// Writes a message to standard error. Failures are ignored.
 pub fn say(text: &str) {
     say_rendered(&shown::clean(text));
 }
@@ -231,8 +230,8 @@ fn say_rendered(text: &str) {
     let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Prints to standard output what people read, with names and texts of others made harmless to a
-/// terminal; a closed pipe is an error with which a program ends well, not a panic.
+/// Prints text for people to standard output. Escapes characters that control a terminal. A closed pipe is an error that ends the
+/// program with success.
 pub fn print(text: &str) -> Result<(), Report> {
     print_raw(&shown::clean(text))
 }
@@ -251,7 +250,7 @@ fn print_raw(text: &str) -> Result<(), Report> {
     }
 }
 
-/// Writes what the user named, with its path in the error.
+/// Writes a file that the user named. The error contains its path.
 pub fn write_file(path: &std::path::Path, text: &[u8]) -> Result<(), Report> {
     crate::files::write(path, text).map_err(|source| {
         crate::EngineError::Write {
@@ -262,7 +261,7 @@ pub fn write_file(path: &std::path::Path, text: &[u8]) -> Result<(), Report> {
     })
 }
 
-/// Writes what was measured, or chosen, where the user named a file for it.
+/// Writes measurements or choices as JSON to a file that the user named.
 pub fn write_json<T: serde::Serialize + ?Sized>(
     path: &std::path::Path,
     value: &T,
@@ -270,7 +269,7 @@ pub fn write_json<T: serde::Serialize + ?Sized>(
     write_file(path, &serde_json::to_vec_pretty(value).into_diagnostic()?)
 }
 
-/// Lets the process have as many connections open as the system grants: mostly a thousand are the usual, and many more are to be had.
+/// Raises the limit of open files to the hard limit, because the default often allows only about a thousand connections.
 #[cfg(feature = "server")]
 fn allow_connections() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -284,12 +283,12 @@ fn allow_connections() {
     }
 }
 
-/// Bytes for people.
+/// Formats bytes for people.
 pub fn human(bytes: u64) -> String {
     indicatif::HumanBytes(bytes).to_string()
 }
 
-/// A table without lines between rows.
+/// Creates a table without lines between rows.
 pub fn table(header: &[&str]) -> comfy_table::Table {
     let mut table = comfy_table::Table::new();
     table
@@ -312,7 +311,7 @@ mod tests {
     use clap::CommandFactory as _;
 
     #[test]
-    fn the_options_of_each_command_fit_together() {
+    fn the_options_of_each_command_are_consistent() {
         super::Cli::command().debug_assert();
     }
 }

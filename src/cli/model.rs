@@ -1,4 +1,4 @@
-//! Arguments that say which model, shared by the subcommands.
+//! Arguments that select a model, shared by the subcommands.
 
 use std::{
     cell::OnceCell,
@@ -24,22 +24,21 @@ use crate::{
 
 use super::{memory::Memory, progress::Bars};
 
-/// A description with its sizes: all that the stages before a run need.
+/// A description with its sizes, which is all that the stages before a run need.
 #[derive(clap::Args)]
 pub(super) struct Model {
-    /// A shipped description (`gemmule models` lists them) or the path of a RON file; by default the one for the
-    /// checkpoint
+    /// A built-in description (`gemmule models` lists them) or the path of a RON file; by default the one for the checkpoint
     #[arg(required_unless_present = "weights")]
     model: Option<String>,
-    /// The checkpoint folder, for its config.json
+    /// Checkpoint folder, for its config.json
     #[arg(long, value_name = "DIR")]
     weights: Option<PathBuf>,
-    /// Sizes from this config.json
+    /// Read sizes from this config.json
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
     choices: Choices,
-    /// What MODEL and the config.json hold, read once: either may be a pipe.
+    /// Contents of MODEL and config.json. They are read once, because either may be a pipe.
     #[arg(skip)]
     opened: OnceCell<ModelFile>,
     #[arg(skip)]
@@ -48,39 +47,38 @@ pub(super) struct Model {
     folder: OnceCell<Folder>,
 }
 
-/// What to compute, and with which passes.
+/// Outputs to compute, and passes to use.
 #[derive(clap::Args, Clone)]
 pub(super) struct Choices {
-    /// An output to compute (several times for several); the description's defaults otherwise
+    /// An output to compute (several times for several); by default those of the description
     #[arg(long = "output", value_name = "NAME")]
     outputs: Vec<String>,
-    /// Switch a pass off (several times for several)
+    /// Disable a pass (several times for several)
     #[arg(long, value_name = "PASS")]
     without: Vec<String>,
-    /// Kernels of attention: auto (by the longest sequence), short (an error beyond its limit),
-    /// grouped, online (any length) or wgmma (any length, on Hopper)
+    /// Attention kernels: auto (by the longest sequence), short (fails beyond its limit), grouped, online (any length) or wgmma (any
+    /// length, on Hopper)
     #[arg(long, value_name = "KIND")]
     attention: Option<AttentionChoice>,
-    /// Results of a sequence that do not depend on its batch-mates, not by a bit: one kernel for
-    /// each operator, whatever the batch
+    /// Make results bitwise independent of the rest of the batch: each operator always uses the same kernel
     #[arg(long)]
     invariant: bool,
-    /// Launches of its own for every operator of the fused graph, also where one that covers several, as a linear layer
-    /// and the LayerNorm behind it, is faster; for comparisons
+    /// Launch every operator of the fused graph separately, even if a fused launch, such as a linear layer with the following
+    /// LayerNorm, is faster; for comparisons
     #[arg(long)]
     no_joint_launches: bool,
 }
 
-/// The card that kernels are chosen for.
+/// Card that kernels are chosen for.
 #[derive(clap::Args, Clone, Default)]
 pub(super) struct Card {
-    /// Choose kernels for this card, which need not be there: a100, h200, …; `gemmule doctor` lists them
+    /// Choose kernels for this card, which need not be in this machine: a100, h200, …; `gemmule doctor` lists them
     #[arg(long, value_name = "NAME")]
     pub(super) card: Option<String>,
 }
 
 impl Card {
-    /// As [`Card::machine`], but where none is named, the card that timings are of, if all targets are its own.
+    /// Like [`machine`](Self::machine). Without --card, uses the card of the timings if all targets are its own.
     pub(super) fn machine_of(
         &self,
         targets: &[Target],
@@ -97,7 +95,7 @@ impl Card {
         self.machine(targets)
     }
 
-    /// The card that was named, else the one that stands for what all of these targets have in common, else the usual one.
+    /// Returns the named card, else the one that represents the common features of these targets, else the default one.
     pub(super) fn machine(&self, targets: &[Target]) -> Result<Machine, EngineError> {
         let runs_on = |machine: &Machine, target: Target| {
             let (major, minor) = machine.capability;
@@ -107,7 +105,7 @@ impl Card {
             let machine = Machine::named(name)?;
             return match targets {
                 [] => Ok(machine),
-                // Code for several targets is one program, with what they have in common.
+                // Code for several targets is one program, with the instructions that they share.
                 _ if targets.iter().all(|t| t.has(machine.instructions))
                     && targets.iter().any(|&target| runs_on(&machine, target)) =>
                 {
@@ -133,17 +131,17 @@ impl Card {
 /// Timings of kernels.
 #[derive(clap::Args, Clone)]
 pub(super) struct Tuning {
-    /// Time kernels in whole runs on the CUDA device, which corrects the cost model: quick (seconds) or full (two minutes at
-    /// most); what was timed is kept on disk
+    /// Time kernels in whole runs on the CUDA device, to correct the cost model: quick (seconds) or full (up to two minutes); timings
+    /// are kept on disk
     #[arg(long, value_name = "MODE", default_value = "off")]
     pub(super) tune: TuneMode,
-    /// Timings of kernels in this file, which `gemmule tune --export` wrote
+    /// Read timings of kernels from this file, written by `gemmule tune --export`
     #[arg(long, value_name = "FILE")]
     pub(super) timings: Option<PathBuf>,
 }
 
 impl Model {
-    /// The checkpoint's folder, if one is given.
+    /// Returns the checkpoint's folder, if one is given.
     pub(super) fn folder(&self) -> Result<Option<&Folder>, EngineError> {
         let Some(path) = &self.weights else {
             return Ok(None);
@@ -155,7 +153,7 @@ impl Model {
         Ok(Some(self.folder.get_or_init(|| folder)))
     }
 
-    /// The config: from `--config`, from the checkpoint, or that of the shipped sizes.
+    /// Returns the config: from `--config`, from the checkpoint, or that of the built-in sizes.
     pub(super) fn config(&self) -> Result<Value, EngineError> {
         if let Some(read) = self.read.get() {
             return Ok(read.clone());
@@ -168,7 +166,7 @@ impl Model {
         Ok(self.read.get_or_init(|| read).clone())
     }
 
-    /// What MODEL is.
+    /// Reads MODEL.
     pub(super) fn opened(&self) -> Result<&ModelFile, EngineError> {
         if let Some(opened) = self.opened.get() {
             return Ok(opened);
@@ -209,19 +207,19 @@ impl Model {
         self.opened()?.clone().description()
     }
 
-    /// For the usual card.
+    /// Compiles for the default card.
     pub(super) fn compile(&self, dtype: DType) -> Result<Compiled, Report> {
         self.compile_for(dtype, Machine::usual().map_err(EngineError::from)?)
     }
 
-    /// For this card.
+    /// Compiles for `machine`.
     pub(super) fn compile_for(&self, dtype: DType, machine: Machine) -> Result<Compiled, Report> {
         let options = self.options(dtype, machine)?;
         Ok(compile(&self.description()?, &self.config()?, &options)?)
     }
 }
 
-/// MODEL as it was given, else the folder that it was found by.
+/// Returns MODEL, else the folder that selects it.
 fn named<'a>(model: Option<&'a str>, folder: Option<&'a Path>) -> &'a str {
     let folder = || folder.and_then(Path::to_str).unwrap_or("the checkpoint");
     model.unwrap_or_else(folder)
@@ -233,23 +231,23 @@ impl Choices {
     }
 }
 
-/// A model that runs: description or artifact, weights, device.
+/// A model to run: description or artifact, weights and device.
 #[derive(clap::Args)]
 pub struct Runnable {
-    /// A shipped description (`gemmule models` lists them), a RON file, or a file that `gemmule compile` wrote, which computes outputs
-    /// and writes no texts; by default the description for the checkpoint
+    /// A built-in description (`gemmule models` lists them), a RON file, or an artifact of `gemmule compile`, which computes outputs but
+    /// generates no text; by default the description for the checkpoint
     #[arg(required_unless_present = "weights")]
     model: Option<String>,
-    /// The checkpoint folder
+    /// Checkpoint folder
     #[arg(long, value_name = "DIR")]
     pub(super) weights: Option<PathBuf>,
-    /// Sizes from this config.json instead of the checkpoint's
+    /// Read sizes from this config.json instead of the checkpoint's
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Random weights from this seed, for measurements
+    /// Use random weights with this seed, for measurements
     #[arg(long, value_name = "SEED", conflicts_with = "weights")]
     random_weights: Option<u64>,
-    /// Deviation of the random weights
+    /// Standard deviation of the random weights
     #[arg(
         long,
         value_name = "X",
@@ -260,16 +258,15 @@ pub struct Runnable {
     /// auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
-    /// f32, f16 or bf16; by default f16 on CUDA and f32 on the CPU, which has bf16 for the products of linear layers, where it
-    /// has the instructions, and no f16
+    /// f32, f16 or bf16; by default f16 on CUDA and f32 on the CPU. The CPU supports bf16 for the products of linear layers, if it has
+    /// the instructions, and no f16
     #[arg(long)]
     dtype: Option<DType>,
-    /// Compute the products of linear layers in 8-bit integers, on a CPU: weights with a scale for each row, found at load,
-    /// activations with one for each of theirs
+    /// Compute the products of linear layers in 8-bit integers on the CPU; weights have a scale for each row, determined at load time,
+    /// and activations have one for each row, too
     #[arg(long, value_enum, value_name = "KIND")]
     quantize: Option<Quantize>,
-    /// Threads that a CPU computes on; by default as many as this process may run at once, by its affinity and the quota of
-    /// its control group
+    /// CPU threads; by default as many as the process may run at once by its affinity and the quota of its control group
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
     #[command(flatten)]
@@ -278,33 +275,32 @@ pub struct Runnable {
     tuning: Tuning,
     #[command(flatten)]
     memory: Memory,
-    /// Run although the checkpoint has layers that the model does not read, as with a config.json that was edited to
-    /// fewer of them
+    /// Run even if the checkpoint has layers that the model does not read, as after an edit of config.json to fewer layers
     #[arg(long)]
     unused_layers: bool,
-    /// Begin each kernel when the one before is done, also on cards that can start it early
-    /// (compute capability 9.0 and later). Results are the same; for comparisons
+    /// Start each kernel after the previous one is done, also on cards that can start it early (compute capability 9.0 and later).
+    /// Results are the same; for comparisons
     #[arg(long)]
     plain_launches: bool,
-    /// What a CUDA device replays instead of launching kernel by kernel. Results are the same
+    /// CUDA graphs to replay instead of launching each kernel. Results are the same
     #[arg(long, value_enum, value_name = "KIND", default_value_t = Graphs::Buckets)]
     graphs: Graphs,
 }
 
-/// What `--quantize` knows.
+/// Formats of `--quantize`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Quantize {
     Int8,
 }
 
-/// As [`GraphChoice`].
+/// Argument for [`GraphChoice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Graphs {
     /// One graph for all batches of similar sizes
     Buckets,
-    /// One for batches of the very same sizes
+    /// One graph for batches of exactly the same sizes
     Exact,
-    /// None
+    /// No graphs
     Off,
 }
 
@@ -319,17 +315,17 @@ impl From<Graphs> for GraphChoice {
 }
 
 impl Runnable {
-    /// The outputs that were asked for.
+    /// Returns the requested outputs.
     pub fn outputs(&self) -> Option<Vec<String>> {
         self.choices.outputs()
     }
 
-    /// MODEL, or the folder that stands for it.
+    /// Returns MODEL, or the folder that selects it.
     pub fn name(&self) -> &str {
         named(self.model.as_deref(), self.weights.as_deref())
     }
 
-    /// An engine of it, as these arguments ask for it.
+    /// Returns a builder with the options of these arguments.
     pub fn builder(&self) -> Result<Builder, Report> {
         let mut builder = match (&self.model, &self.weights) {
             (Some(model), _) => Engine::from_model(ModelFile::open(model)?),
@@ -378,7 +374,7 @@ impl Runnable {
             .without(self.choices.without.clone()))
     }
 
-    /// The config.json with the model's sizes: from `--config`, or the checkpoint's.
+    /// Returns the config.json with the model's sizes: from `--config`, or the checkpoint's.
     pub fn config(&self) -> Result<Value, EngineError> {
         match (&self.config, &self.weights) {
             (Some(file), _) => config(file),
@@ -387,12 +383,12 @@ impl Runnable {
         }
     }
 
-    /// As [`builder`](Self::builder), for a command that knows which outputs it needs.
+    /// Like [`builder`](Self::builder), for commands that choose their outputs themselves.
     pub(super) fn builder_of_own_outputs(&self) -> Result<Builder, Report> {
         match self.choices.outputs() {
             None => self.builder(),
             Some(asked) => Err(miette!(
-                "this command computes the outputs that it needs; leave `{}` out",
+                "this command chooses its outputs itself; leave `{}` out",
                 asked.join(", ")
             )),
         }
@@ -409,7 +405,7 @@ impl Runnable {
     }
 }
 
-/// What a progress bar is of.
+/// Returns the label of a stage's progress bar.
 pub(super) fn stage_name(stage: Stage) -> &'static str {
     match stage {
         Stage::Kernels => "kernels",

@@ -5,7 +5,7 @@ use crate::{EngineError, model::Description, names::nearest};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Print the RON of this one
+    /// Description to print as RON
     name: Option<String>,
 }
 
@@ -27,7 +27,7 @@ pub(super) fn run(args: Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Each description with what it is for and what it computes.
+/// Lists the descriptions with their purposes and outputs.
 fn list() -> Result<String, EngineError> {
     let mut rows = table(&["MODEL", "model_type", "outputs"]);
     for description in Description::shipped_names()
@@ -42,6 +42,6 @@ fn list() -> Result<String, EngineError> {
         ]);
     }
     Ok(format!(
-        "{rows}\n`gemmule models NAME` prints one; `gemmule run --weights DIR` takes the one for the `model_type` in config.json\n"
+        "{rows}\n`gemmule models NAME` prints one; `gemmule run --weights DIR` uses the one for the `model_type` in config.json\n"
     ))
 }

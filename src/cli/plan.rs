@@ -21,15 +21,15 @@ pub(super) struct Args {
     model: Model,
     #[command(flatten)]
     memory: Memory,
-    /// Lengths of the sequences, e.g. 17,18,52
+    /// Sequence lengths, e.g. 17,18,52
     #[arg(long, value_delimiter = ',', required = true)]
     lens: Vec<u32>,
     #[arg(long, default_value = "f16")]
     dtype: DType,
     #[command(flatten)]
     card: Card,
-    /// Plan for these very lengths, as a session on the CPU does, not for the bucket of similar batches that
-    /// a CUDA device launches alike
+    /// Plan for exactly these lengths, like a session on the CPU, instead of the bucket of similar batches that a CUDA device runs with
+    /// the same launches
     #[arg(long)]
     exact: bool,
     /// Draw the lifetimes into FILE

@@ -2,7 +2,7 @@ use std::sync::Mutex;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar for the stage at hand, on standard error; nothing where that is no terminal.
+/// Progress bar of the current stage on standard error; hidden if that is not a terminal.
 #[derive(Default)]
 pub struct Bars {
     current: Mutex<Option<(&'static str, ProgressBar)>>,
@@ -13,9 +13,9 @@ impl Bars {
         Self::default()
     }
 
-    /// Shows that `done` of `total` are done of `what`.
+    /// Shows that `done` of `total` items of the stage `what` are done.
     pub fn show(&self, what: &'static str, done: usize, total: usize) {
-        // A poisoned lock means that another thread died while drawing; the bar is no loss.
+        // A poisoned lock means that another thread died while drawing; go on without the bar.
         let Ok(mut current) = self.current.lock() else {
             return;
         };

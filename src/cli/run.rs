@@ -19,7 +19,7 @@ pub(super) struct Args {
     model: Runnable,
     #[command(flatten)]
     input: Input,
-    /// Print a table of the similarities of the sentence embeddings
+    /// Print a table of similarities between the sentence embeddings
     #[arg(long)]
     similarities: bool,
     /// Print all values as JSON
@@ -32,7 +32,7 @@ pub(super) fn run(args: Args) -> Outcome {
     if args.similarities {
         builder = builder.outputs([EMBEDDING]);
     }
-    // What is wrong with the input is known before kernels are compiled and weights loaded.
+    // Check the input before kernels are compiled and weights are loaded.
     let began = Instant::now();
     let Read { texts, batch } = args.input.read(args.model.weights.as_deref())?;
     let encoding = began.elapsed();
@@ -90,7 +90,7 @@ pub(super) fn run(args: Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Each output's shape and first values.
+/// Lists each output's shape and first values.
 fn summary(outputs: &Outputs) -> String {
     let mut rows = table(&["output", "shape", "first values"]);
     for output in outputs.iter() {
@@ -109,7 +109,7 @@ fn summary(outputs: &Outputs) -> String {
     format!("{rows}\n")
 }
 
-/// As much of a text as a column shows.
+/// Shortens a text to fit a column.
 fn shortened(text: &str, n: usize) -> String {
     match text.chars().count() > n {
         true => format!("{}…", text.chars().take(n - 1).collect::<String>()),
@@ -117,7 +117,7 @@ fn shortened(text: &str, n: usize) -> String {
     }
 }
 
-/// Cosines between all pairs of embeddings.
+/// Lists cosine similarities between all pairs of embeddings.
 fn similarities(texts: &Texts, embeddings: &Output) -> String {
     let width = embeddings.shape.last().copied().unwrap_or(1).max(1) as usize;
     let vectors: Vec<&[f32]> = embeddings.values.chunks_exact(width).collect();
@@ -144,7 +144,7 @@ fn similarities(texts: &Texts, embeddings: &Output) -> String {
     format!("{rows}\n")
 }
 
-/// Each pair with its scores, one for each label.
+/// Lists each pair with its score for each label.
 fn scored(pairs: &[(String, String)], scores: &Output) -> String {
     let n_labels = scores.shape.get(1).copied().unwrap_or(1).max(1) as usize;
     let mut header = vec!["query".to_owned(), "document".to_owned()];

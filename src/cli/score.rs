@@ -26,10 +26,10 @@ pub(super) struct Args {
         required_unless_present = "texts_file"
     )]
     texts: Vec<String>,
-    /// A file with one text a line
+    /// A file with one text per line
     #[arg(long, value_name = "FILE", conflicts_with = "texts")]
     texts_file: Option<PathBuf>,
-    /// Tokens of a batch at most: the logits of all are in memory at once
+    /// Max tokens of a batch; the logits of all tokens are in memory at once
     #[arg(long, value_name = "N", default_value_t = 1024)]
     batch_tokens: usize,
     /// Print the log-probability of every token as JSON
@@ -37,7 +37,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Token ids that the model takes, or what is wrong with them.
+/// Checks token ids against the model's limits.
 fn checked(ids: Vec<u32>, limits: &Limits) -> Result<Vec<u32>, String> {
     let n = ids.len();
     match limits.longest {
@@ -57,7 +57,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let (texts, source) = Source::texts("text", &args.texts, args.texts_file.as_deref())?;
     if let (true, Some(file)) = (texts.is_empty(), &args.texts_file) {
         let file = file.display();
-        return Err(miette!("`{file}` holds no text; expected one a line"));
+        return Err(miette!("`{file}` has no text; expected one per line"));
     }
     let folder =
         args.model.weights.as_deref().ok_or_else(|| {
@@ -69,7 +69,7 @@ pub(super) fn run(args: Args) -> Outcome {
             .builder_of_own_outputs()?
             .outputs([LOG_PROBABILITY]),
     )?;
-    // A text that cannot be scored is left out; the others are scored all the same.
+    // Skip texts that cannot be scored.
     let limits = engine.limits();
     let (mut scored, mut code) = (Vec::new(), ExitCode::SUCCESS);
     for (index, ids) in input::prompts(&encoder, &texts).into_iter().enumerate() {
@@ -102,13 +102,13 @@ pub(super) fn run(args: Args) -> Outcome {
         }
         rest = later;
     }
-    // The first token of a text has nothing before it, so nothing is said of it.
+    // The first token of a text has no context, so it has no score.
     let sums = scores.iter().map(|own| {
         let sum: f64 = own.iter().map(|&x| f64::from(x)).sum();
         (sum, own.len() - 1)
     });
     let sums: Vec<(f64, usize)> = sums.collect();
-    // Nothing is said of texts of one token.
+    // Texts of one token have no score.
     let each = |sum: f64, n: usize| (n > 0).then(|| sum / n as f64);
     let perplexity = |sum: f64, n: usize| each(sum, n).map(|mean| (-mean).exp());
     let shown = |value: Option<f64>| value.map_or("—".to_owned(), |value| format!("{value:.3}"));

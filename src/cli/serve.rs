@@ -1,4 +1,4 @@
-//! `gemmule serve`: models behind HTTP.
+//! `gemmule serve`: an HTTP server for models.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
@@ -28,22 +28,22 @@ pub(super) struct Args {
     /// A checkpoint folder (several times for several models)
     #[arg(long, value_name = "DIR", required_unless_present = "config")]
     weights: Vec<PathBuf>,
-    /// Models, their devices, names and limits, in RON, as `examples/serve.ron`
+    /// Models with their devices, names and limits in RON, such as `examples/serve.ron`
     #[arg(long, value_name = "FILE", conflicts_with_all = [
         "weights", "name", "device", "dtype", "invariant", "costs", "write_costs", "all_tokens",
         "sparse",
     ])]
     config: Option<PathBuf>,
-    /// The name that a model is asked for by, one for each --weights; by default its folder's
+    /// Name of a model in requests, one for each --weights; by default the name of its folder
     #[arg(long, value_name = "NAME", value_parser = name)]
     name: Vec<String>,
-    /// Where to answer: an IP address of this machine, 0.0.0.0 for all of them
+    /// IP address to listen on; 0.0.0.0 for all addresses of this machine
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = address)]
     host: IpAddr,
-    /// 0 for any that is free
+    /// Port to listen on; 0 for any free port
     #[arg(long, default_value_t = 8080)]
     port: u16,
-    /// Take commands on this port of 127.0.0.1: POST /admin/reload loads keys and models anew, as SIGHUP does
+    /// Accept commands on this port of 127.0.0.1: POST /admin/reload reloads keys and models, like SIGHUP
     #[arg(long, value_name = "PORT")]
     admin_port: Option<u16>,
     /// auto, cpu, cuda or cuda:N
@@ -52,94 +52,93 @@ pub(super) struct Args {
     /// f32, f16 or bf16; by default f16 on CUDA and f32 on the CPU
     #[arg(long)]
     dtype: Option<DType>,
-    /// Results that do not depend on what else is in a batch, not by a bit
+    /// Make results bitwise independent of the rest of the batch
     #[arg(long)]
     invariant: bool,
-    /// Keep the vectors of all tokens, for /embed_all; models without modules of sentence-transformers have them anyway
+    /// Keep the vectors of all tokens, for /embed_all; models without modules of sentence-transformers always have them
     #[arg(long)]
     all_tokens: bool,
-    /// Weigh the tokens of texts, too, for /embed_sparse, where an embedding model can (BGE-M3); SPLADE does anyway
+    /// Compute weights of tokens for /embed_sparse, with embedding models that support it (BGE-M3); SPLADE always has them
     #[arg(long)]
     sparse: bool,
-    /// Which requests run next; `gemmule simulate --scheduler all` compares them. Batches run packed, also those that a scheduler
-    /// plans as padded or as rows: it decides who is in them, and when
+    /// Scheduler, which decides the requests of a batch and its time; `gemmule simulate --scheduler all` compares them. All batches
+    /// run packed, even if the scheduler plans padding or rows
     #[arg(long, value_name = "NAME", default_value = "packed")]
     scheduler: String,
     #[command(flatten)]
     settings: Chosen,
-    /// What batches cost, from this table; by default they are measured for three seconds. For one model
+    /// File with the costs of batches; by default they are measured for three seconds. For a single model
     #[arg(long, value_name = "FILE")]
     costs: Option<PathBuf>,
-    /// Write the table of costs here, for --costs and `gemmule simulate`. For one model
+    /// Write the costs of batches to this file, for --costs and `gemmule simulate`. For a single model
     #[arg(long, value_name = "FILE")]
     write_costs: Option<PathBuf>,
-    /// Keep answers in so many bytes of memory, for requests that come again; off unless given
+    /// Max bytes of a response cache in memory; 0 for none
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     cache_bytes: u64,
-    /// Keep answers in this file, too, also over a restart
+    /// Also cache responses in this file, which survives a restart
     #[arg(long, value_name = "FILE")]
     cache_file: Option<PathBuf>,
-    /// Maximum size of the file in bytes; the oldest answers go
+    /// Max size of the cache file in bytes; the oldest responses are overwritten
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 30, requires = "cache_file")]
     cache_file_bytes: u64,
-    /// Share answers with other servers by a server of Redis's protocol, as redis://127.0.0.1:6379/0
+    /// Share cached responses with other servers through a Redis server, such as redis://127.0.0.1:6379/0
     #[cfg(feature = "shared-cache")]
     #[arg(long, value_name = "URL")]
     cache_redis: Option<String>,
-    /// Record requests and decisions here, for `gemmule simulate --trace`, with or without --replay. For one model
+    /// Record requests and scheduling decisions for `gemmule simulate --trace`. For a single model
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// How large the trace may become, in bytes; it ends there
+    /// Max size of the trace in bytes; recording stops there
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
     trace_bytes: u64,
-    /// Memory for the intermediate tensors of a batch, in bytes
+    /// Max bytes of a batch's intermediate tensors
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 30, value_parser = clap::value_parser!(u64).range(1..))]
     batch_bytes: u64,
-    /// Memory for keys and values of each model that writes, in bytes; by default eight texts of all positions, on a GPU more,
-    /// up to half of what is free
+    /// Bytes of the KV cache of each model that generates text; by default eight texts at full length, on a GPU more, up to half of
+    /// the free memory
     #[arg(long, value_name = "BYTES")]
     kv_bytes: Option<u64>,
-    /// Refuse requests when what waits takes longer than this, in milliseconds: by the slower of tokenizers and device, and texts by
-    /// the rate at which they are written
+    /// Refuse requests if the queued work takes longer than this, in milliseconds. The estimate uses the pace of tokenizers or device,
+    /// whichever is slower, and for text generation the rate of generated tokens
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     queue_ms: u64,
-    /// How long a request is of use that does not say so itself, in milliseconds; a stream as a whole
+    /// Time limit in milliseconds of requests that do not set one; for a stream, of the whole stream
     #[arg(long, value_name = "MS", default_value_t = 60_000, value_parser = clap::value_parser!(u64).range(1..))]
     timeout_ms: u64,
     /// Threads that tokenize a model's texts; by default one for each core, at most 64
     #[arg(long, value_name = "N")]
     tokenizers: Option<NonZeroUsize>,
-    /// Answer requests with a key only. Each line of the file has a name, the SHA-256 of a key, and `max-priority=N` where its requests
-    /// may have an x-priority
+    /// Require an API key. Each line of the file has a name, the SHA-256 of a key, and optionally `max-priority=N`, the max x-priority
+    /// of its requests
     #[arg(long, value_name = "FILE")]
     api_keys: Option<PathBuf>,
-    /// The routes that need no key: none; health, for /health and /ready; or all, for /metrics, /openapi.json, / and /status.json,
-    /// too
+    /// Routes that need no key: none; health, for /health and /ready; or all, also for /metrics, /openapi.json, / and /status.json
     #[arg(long, value_name = "ROUTES", default_value = "all")]
     public: PublicArg,
-    /// Let web pages of this origin use the server from browsers, such as https://example.com, or `*` for pages of any origin
-    /// (several times for several origins)
+    /// Allow web pages of this origin to use the server, such as https://example.com, or `*` for all origins (several times for
+    /// several origins)
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<Origin>,
-    /// Cut texts that are too long, where a request does not send `truncate` itself; without, they are errors
+    /// Truncate inputs that are too long, unless a request has `truncate`; by default they are errors
     #[arg(long)]
     auto_truncate: bool,
-    /// Score /predict by a sigmoid of one label and a softmax of several, as text-embeddings-inference does; by default
-    /// `problem_type` of config.json decides, as in transformers
+    /// Score /predict like text-embeddings-inference: a sigmoid for one label, a softmax for several. By default, `problem_type` of
+    /// config.json decides, as in transformers
     #[arg(long)]
     tei_scores: bool,
-    /// The largest body that is read, in bytes, compressed or not
+    /// Max bytes of a request body, compressed or not
     #[arg(long, value_name = "BYTES", default_value = "8388608")]
     body_bytes: NonZeroUsize,
-    /// How long requests are taken on after SIGTERM, so that balancers see that /ready fails, in milliseconds
+    /// Milliseconds after SIGTERM during which requests are still accepted, so that load balancers notice that /ready fails
     #[arg(long, value_name = "MS", default_value_t = 5000)]
     drain_delay_ms: u64,
-    /// How long requests that run have then, in milliseconds; who has no byte of an answer by then gets 503
+    /// Milliseconds for in-flight requests to finish after that; requests without a response by then get 503
     #[arg(long, value_name = "MS", default_value_t = 25_000)]
     drain_limit_ms: u64,
 }
 
-/// [`Public`] as an argument.
+/// Argument for [`Public`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum PublicArg {
     None,
@@ -163,21 +162,21 @@ pub(super) fn run(args: Args) -> Outcome {
         Some(file) => Some(Keys::open(file).into_diagnostic()?),
         None if args.public != PublicArg::All => {
             return Err(miette!(
-                "--public closes routes to requests without a key, and there are no keys; give them by --api-keys, or leave --public out"
+                "--public closes routes to requests without a key, but the server has no keys; give --api-keys, or leave --public out"
             ));
         }
         None => None,
     };
     allow_connections();
-    // The socket is taken first: a port that is in use is known before models are loaded.
+    // Bind first, to report a port in use before models are loaded.
     let address = SocketAddr::new(args.host, args.port);
     let socket = TcpListener::bind(address)
-        .map_err(|e| miette!("{address} cannot be listened on: {e}; choose another --port"))?;
+        .map_err(|e| miette!("cannot listen on {address}: {e}; choose another --port"))?;
     let admin = match args.admin_port {
         Some(port) => {
             let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
             let socket = TcpListener::bind(address).map_err(|e| {
-                miette!("{address} cannot be listened on: {e}; choose another --admin-port")
+                miette!("cannot listen on {address}: {e}; choose another --admin-port")
             })?;
             Some(socket)
         }
@@ -209,9 +208,9 @@ pub(super) fn run(args: Args) -> Outcome {
             let models = open(&again, previous, &devices, cache.clone(), None);
             let models = models.map_err(|e| format!("{e:#}"))?;
             if again.trace.is_some() {
-                say("the trace ends here: it is of the models that were loaded first");
+                say("the trace ends here, because it is of the models that were loaded first");
             }
-            say("the models are loaded anew");
+            say("the models are reloaded");
             Ok(models)
         })
     };
@@ -223,13 +222,15 @@ pub(super) fn run(args: Args) -> Outcome {
         let loaded = open(&args, &[], &devices, cache, trace)?;
         if args.trace.is_some() && loaded.iter().any(|model| model.costs.is_none()) {
             return Err(miette!(
-                "a model that writes has no schedule to record; leave --trace out"
+                "a model that generates text has no schedule to record; leave --trace out"
             ));
         }
         if let Some(file) = &args.write_costs {
             let costs = loaded.first().and_then(|model| model.costs.as_ref());
             let costs = costs.ok_or_else(|| {
-                miette!("a model that writes has no table of costs; leave --write-costs out")
+                miette!(
+                    "a model that generates text has no table of costs; leave --write-costs out"
+                )
             })?;
             write_file(file, costs.to_ron().into_diagnostic()?.as_bytes())?;
         }
@@ -251,13 +252,13 @@ pub(super) fn run(args: Args) -> Outcome {
         }
         Ended::NotLoaded(error) => Err(error),
         Ended::DeviceLost => Err(miette!(
-            "a device was lost, and nothing runs on it in this process any more; start the server again"
+            "a device was lost, and this process cannot use it any more; start the server again"
         )),
     }
 }
 
 fn address(text: &str) -> Result<IpAddr, &'static str> {
-    let problem = "expected an IP address of this machine, as 127.0.0.1 or ::1";
+    let problem = "expected an IP address of this machine, such as 127.0.0.1 or ::1";
     text.parse().map_err(|_| problem)
 }
 
@@ -265,7 +266,7 @@ fn name(text: &str) -> Result<String, &'static str> {
     check_name(text).map(|()| text.to_owned())
 }
 
-/// The models as the arguments ask for them, or their file. Both folders and file are read anew each time.
+/// Loads the models of the arguments or of their file. Reads folders and file again at each call.
 fn open(
     args: &Args,
     previous: &[Arc<Model>],
@@ -285,7 +286,7 @@ fn open(
             .unwrap_or_else(|| Model::name_of(&config.weights));
         if models.iter().any(|model| model.name == name) {
             return Err(miette!(
-                "two models are called `{name}`; tell them apart by --name, or `name` in the file"
+                "two models have the name `{name}`; give them different names with --name, or `name` in the file"
             ));
         }
         let costs = config.costs.as_deref().map(costs).transpose()?;
@@ -329,7 +330,7 @@ fn costs(file: &Path) -> Result<CostTable, Report> {
     table.map_err(|e| miette!("`{}`: {e}", file.display()))
 }
 
-/// Where answers are kept, if they are.
+/// Opens the response cache, if one is configured.
 fn cache(args: &Args) -> Result<Option<Arc<Cache>>, Report> {
     let choice = CacheChoice {
         memory_bytes: args.cache_bytes,
@@ -350,13 +351,13 @@ fn cache(args: &Args) -> Result<Option<Arc<Cache>>, Report> {
     Ok(Some(Arc::new(Cache::open(&choice)?)))
 }
 
-/// What each model is given.
+/// Returns the options of each model.
 fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
     if let Some(file) = &args.config {
         let text = files::text(file, Kind::Config).map_err(EngineError::from)?;
         let config = ServeConfig::parse(&text);
         let mut config = config.map_err(|e| miette!("`{}`: {e}", file.display()))?;
-        // Paths are the file's, wherever the server was started.
+        // Relative paths start at the folder of the file.
         let beside = file.parent().unwrap_or(Path::new(""));
         for model in &mut config.models {
             model.weights = beside.join(&model.weights);
@@ -373,7 +374,7 @@ fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
     }
     if n > 1 && (args.costs.is_some() || args.write_costs.is_some() || args.trace.is_some()) {
         return Err(miette!(
-            "a table of costs and a trace are of one model, and there are {n}; leave --costs, --write-costs and --trace out"
+            "a table of costs and a trace are of one model, but there are {n}; leave --costs, --write-costs and --trace out"
         ));
     }
     let configs = args
@@ -394,7 +395,7 @@ fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
     Ok(configs.collect())
 }
 
-/// A request that shows what a model does.
+/// Returns an example request for a model.
 fn example(model: &Model) -> (&'static str, String) {
     let name = serde_json::Value::from(model.name.as_str());
     match &model.kind {

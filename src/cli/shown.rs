@@ -1,5 +1,4 @@
-//! What reaches a terminal: texts, names of tensors and files come from others, and must not
-//! steer it.
+//! Output to a terminal. Texts, and names of tensors and files, may come from others and must not control the terminal.
 
 use std::{
     borrow::Cow,
@@ -12,14 +11,14 @@ use miette::{
     Severity, SourceCode, SourceSpan, SpanContents,
 };
 
-/// Whether standard error is a terminal that wants colours (no-color.org).
+/// Returns whether standard error is a terminal with colours enabled (no-color.org).
 pub(super) fn has_colours() -> bool {
     let wants_none = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     io::stderr().is_terminal() && !wants_none
 }
 
-/// Whether a terminal might obey it: control characters (C0 but line feed and tab, DEL, C1), and
-/// what overrides the direction of text.
+/// Returns whether a character may control a terminal: control characters (C0 except line feed and tab, DEL, C1), and characters
+/// that override the direction of text.
 fn steers(c: char) -> bool {
     match c {
         '\n' | '\t' => false,
@@ -28,7 +27,7 @@ fn steers(c: char) -> bool {
     }
 }
 
-/// A text with what steers a terminal escaped as in Rust: `\u{1b}`.
+/// Escapes characters that control a terminal, in Rust's notation: `\u{1b}`.
 pub(super) fn clean(text: &str) -> Cow<'_, str> {
     if !text.contains(steers) {
         return Cow::Borrowed(text);
@@ -43,7 +42,7 @@ pub(super) fn clean(text: &str) -> Cow<'_, str> {
     Cow::Owned(cleaned)
 }
 
-/// A JSON text with it escaped as JSON has it, so that the values stay what they are.
+/// Escapes such characters in JSON, in JSON's notation, so that values stay the same.
 pub(super) fn clean_json(text: &str) -> Cow<'_, str> {
     if !text.contains(steers) {
         return Cow::Borrowed(text);
@@ -51,7 +50,7 @@ pub(super) fn clean_json(text: &str) -> Cow<'_, str> {
     let mut cleaned = String::with_capacity(text.len() + 16);
     for c in text.chars() {
         match steers(c) {
-            // All of them are below 2¹⁶, and outside strings JSON has none.
+            // All of them are below 2¹⁶. Outside strings, JSON has none.
             true => {
                 let _ = write!(cleaned, "\\u{:04x}", u32::from(c));
             }
@@ -61,8 +60,8 @@ pub(super) fn clean_json(text: &str) -> Cow<'_, str> {
     Cow::Owned(cleaned)
 }
 
-/// Standard error for the log, which comes in whole lines. Its names are without escape characters
-/// already, and its own colours begin with one; what is left of the rest is escaped here.
+/// Standard error for the log, which is written in whole lines. Names in it are already escaped; its own colours start with an escape
+/// character and are kept. Other control characters are escaped here.
 pub(super) struct Log;
 
 impl io::Write for Log {
@@ -77,7 +76,7 @@ impl io::Write for Log {
     }
 }
 
-/// A diagnostic as miette shows it, in miette's own colours, with everything in it cleaned.
+/// Renders a diagnostic like miette, with miette's colours, and escapes everything in it.
 pub(super) fn rendered(diagnostic: &dyn Diagnostic) -> String {
     struct Rendered(Cleaned);
     impl fmt::Display for Rendered {
@@ -88,7 +87,7 @@ pub(super) fn rendered(diagnostic: &dyn Diagnostic) -> String {
     Rendered(Cleaned::of(diagnostic)).to_string()
 }
 
-/// A copy of a diagnostic, cleaned.
+/// Copy of a diagnostic with escaped texts.
 struct Cleaned {
     message: String,
     code: Option<String>,
@@ -187,7 +186,7 @@ impl Diagnostic for Cleaned {
     }
 }
 
-/// A cause that is no diagnostic, and its causes.
+/// A cause that is not a diagnostic, with its own causes.
 #[derive(Debug)]
 struct Cause {
     message: String,
@@ -215,15 +214,15 @@ impl std::error::Error for Cause {
     }
 }
 
-/// The text that labels point into. What would steer a terminal has something of the same number
-/// of bytes in its place, so that the labels' places stay right.
+/// Source text that labels point into. Characters that control a terminal are replaced by text of the same number of bytes, so that
+/// the positions of labels stay correct.
 struct CleanedSource {
     text: Vec<u8>,
     name: Option<String>,
 }
 
 impl CleanedSource {
-    /// `None` where there is no text to be had, so that nothing is shown of it.
+    /// Returns `None` if the text is not available; the diagnostic then shows no source.
     fn of(source: &dyn SourceCode) -> Option<Self> {
         let whole = source.read_span(&(0, 0).into(), 0, usize::MAX).ok()?;
         Some(Self {
@@ -262,7 +261,7 @@ fn same_length(bytes: &[u8]) -> Vec<u8> {
     let mut cleaned = String::with_capacity(text.len());
     let mut chars = text.chars().peekable();
     while let Some(c) = chars.next() {
-        // miette ends lines at either kind of end.
+        // miette supports both kinds of line ends.
         let ends_line = c == '\r' && chars.peek() == Some(&'\n');
         cleaned.push_str(match (steers(c) && !ends_line, c.len_utf8()) {
             (false, _) => {
@@ -282,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_steers_a_terminal_is_escaped_and_nothing_else() {
+    fn only_characters_that_control_a_terminal_are_escaped() {
         assert!(matches!(clean("ä\tb\n→ 文"), Cow::Borrowed(_)));
         assert_eq!(
             clean("\u{1b}[31m\r\u{0}\u{7f}\u{9b}\u{202e}\u{2069}é"),
@@ -319,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_of_an_error_is_cleaned() {
+    fn every_part_of_an_error_is_escaped() {
         let error = Outer {
             source: std::io::Error::other("ca\u{9b}use"),
             code: miette::NamedSource::new("na\u{1b}me", "so\u{1b}urce".to_owned()),
@@ -327,7 +326,7 @@ mod tests {
         };
         let shown = rendered(&error);
         let raw = shown.chars().filter(|&c| steers(c)).count();
-        // miette's colours are raw where the test runs in a terminal.
+        // miette's own colours are not escaped if the test runs in a terminal.
         assert!(raw == 0 || shown.contains("\u{1b}["), "{shown:?}");
         for part in [
             "out\\u{1b}er",

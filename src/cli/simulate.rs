@@ -1,4 +1,4 @@
-//! Schedulers beside each other on made-up or recorded load.
+//! `gemmule simulate`: compares schedulers on synthetic or recorded load.
 
 use std::{
     path::{Path, PathBuf},
@@ -22,7 +22,7 @@ use crate::{
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Schedulers, with commas between them, or all
+    /// Schedulers, separated by commas, or all
     #[arg(
         long,
         value_name = "NAMES",
@@ -30,46 +30,46 @@ pub(super) struct Args {
         default_value = "packed,dp,naive,no-batch"
     )]
     scheduler: Vec<String>,
-    /// What batches cost: a table in RON, as `examples/costs.ron`
+    /// Costs of batches: a table in RON, such as `examples/costs.ron`
     #[arg(long, value_name = "FILE")]
     costs: PathBuf,
-    /// Requests a second that arrive: A..B, A..B/N for N rates, or a list with commas
+    /// Requests per second: A..B, A..B/N for N rates, or a list separated by commas
     #[arg(long, value_name = "RATES", default_value = "20..1500")]
     rates: Rates,
     /// Lengths of requests in tokens: normal:MIN,MAX,MEAN,DEVIATION, uniform:MIN,MAX or fixed:N
     #[arg(long, value_name = "LENGTHS", default_value = "normal:5,500,250,90")]
     lens: Lengths,
-    /// How long requests arrive, in seconds
+    /// Duration of the load in seconds
     #[arg(long, value_name = "S", default_value_t = 60.0)]
     seconds: f64,
-    /// Requests as they were recorded, one a line, in place of made-up ones
+    /// Replay recorded requests, one per line, instead of synthetic ones
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rates", "lens", "seconds", "deadline_ms"])]
     trace: Option<PathBuf>,
-    /// Ask the scheduler at the times of a server's trace, and see that it decides as the server did; with the server's --scheduler,
+    /// Run the scheduler at the times of a server's trace, and check that it decides like the server; needs the server's --scheduler,
     /// --costs and settings
     #[arg(long, requires = "trace", conflicts_with_all = ["devices", "depth", "bytes", "figure", "json"])]
     replay: bool,
-    /// Deadlines so many milliseconds behind the arrival, or drawn evenly between A and B: N or A..B
+    /// Deadlines in milliseconds after arrival: N, or A..B to draw them uniformly
     #[arg(long, value_name = "MS")]
     deadline_ms: Option<Span>,
-    /// Passes over the model that each request takes: 1 for an encoder, the new tokens for a decoder
+    /// Forward passes of each request: 1 for an encoder, the number of new tokens for a decoder
     #[arg(long, value_name = "N", default_value_t = 1)]
     steps: u32,
-    /// Equal seeds give equal arrivals
+    /// Seed of the arrivals
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Devices
+    /// Number of devices
     #[arg(long, value_name = "N", default_value_t = 1)]
     devices: u16,
-    /// Batches that a device takes at once
+    /// Batches in a device's queue, including the running one
     #[arg(long, value_name = "N", default_value_t = 2)]
     depth: u8,
-    /// Memory for a batch's intermediate tensors, in bytes
+    /// Max bytes of a batch's intermediate tensors
     #[arg(long, value_name = "BYTES", default_value_t = u64::MAX)]
     bytes: u64,
     #[command(flatten)]
     settings: Chosen,
-    /// Draw answers, latencies and deadlines met by load into this SVG
+    /// Draw throughput, latency and met deadlines by load into this SVG file
     #[arg(long, value_name = "FILE")]
     figure: Option<PathBuf>,
     /// Print all numbers as JSON
@@ -77,25 +77,25 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// As [`Settings`].
+/// Arguments for [`Settings`].
 #[derive(clap::Args, Clone)]
 pub(super) struct Chosen {
-    /// The latency that is aimed at, in milliseconds
+    /// Target latency in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 50.0)]
     slo_ms: f64,
-    /// How long the lazy schedulers wait at most, in milliseconds
+    /// Max waiting time of lazy schedulers in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 10.0)]
     lazy_ms: f64,
-    /// Requests in a batch of `naive` and `dp` at most
+    /// Max requests in a batch of `naive` and `dp`
     #[arg(long, value_name = "N", default_value_t = 20)]
     most: usize,
-    /// Rows of a batch of TCB's schedulers
+    /// Rows of a batch, for TCB's schedulers
     #[arg(long, value_name = "N", default_value_t = 64)]
     rows: u32,
     /// Tokens of such a row
     #[arg(long, value_name = "N", default_value_t = 512)]
     length: u32,
-    /// The share of a row that DAS fills by utility alone
+    /// Fraction of a row that DAS fills by utility alone
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     dominance: f64,
 }
@@ -113,7 +113,7 @@ impl Chosen {
     }
 }
 
-/// A time that an option gives in milliseconds.
+/// Parses an option in milliseconds.
 fn millis(option: &str, ms: f64) -> Result<Micros, Report> {
     match (0.0..=1e9).contains(&ms) {
         true => Ok(Micros::of_seconds(ms / 1e3)),
@@ -123,7 +123,7 @@ fn millis(option: &str, ms: f64) -> Result<Micros, Report> {
     }
 }
 
-/// Milliseconds from … to.
+/// Range of milliseconds.
 #[derive(Clone, Copy)]
 struct Span(f64, f64);
 
@@ -135,7 +135,7 @@ impl std::str::FromStr for Span {
         let ms = |text: &str| {
             let ms = text.trim().parse::<f64>().ok();
             ms.filter(|ms| (0.0..=1e9).contains(ms))
-                .ok_or_else(|| format!("`{text}` is no number of milliseconds from 0 to 1e9"))
+                .ok_or_else(|| format!("`{text}` is not a number of milliseconds from 0 to 1e9"))
         };
         match (ms(from)?, ms(to)?) {
             (from, to) if from <= to => Ok(Self(from, to)),
@@ -144,10 +144,10 @@ impl std::str::FromStr for Span {
     }
 }
 
-/// Requests that one command simulates at most, for each scheduler and rate.
+/// Max number of requests that one command simulates for each scheduler and rate.
 const MOST_REQUESTS: f64 = 2e7;
 
-/// What one scheduler did with one load.
+/// Results of one scheduler with one load.
 struct Point {
     summary: Summary,
     took: Duration,
@@ -162,7 +162,7 @@ pub(super) fn run(args: Args) -> Outcome {
     };
     if args.devices == 0 || args.depth == 0 {
         return Err(miette!(
-            "--devices and --depth are from 1 on; {} and {} were given",
+            "--devices and --depth must be at least 1; {} and {} were given",
             args.devices,
             args.depth
         ));
@@ -215,7 +215,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let seconds: f64 = all().map(|point| point.took.as_secs_f64()).sum();
     let requests: usize = all().map(|point| point.summary.requests).sum();
     say(&format!(
-        "{requests} requests in {seconds:.2} s, {:.0} a second; costs: {}",
+        "{requests} requests in {seconds:.2} s, {:.0} per second; costs: {}",
         requests as f64 / seconds.max(1e-9),
         costs.about
     ));
@@ -225,7 +225,7 @@ pub(super) fn run(args: Args) -> Outcome {
 fn replayed(file: &Path, names: &[&str], settings: &Settings, costs: &CostTable) -> Outcome {
     let &[name] = names else {
         return Err(miette!(
-            "--replay asks one scheduler, the server's; {} were named: give --scheduler one",
+            "--replay runs one scheduler, the server's, but {} are named; give --scheduler one name",
             names.len()
         ));
     };
@@ -235,13 +235,13 @@ fn replayed(file: &Path, names: &[&str], settings: &Settings, costs: &CostTable)
     let mut scheduler = scheduler(name, settings).into_diagnostic()?;
     let done = replay(&events, &mut *scheduler, costs).map_err(|e| wrong(&e))?;
     say(&format!(
-        "{} requests, {} decisions, {} batches: all as the server decided",
+        "{} requests, {} decisions, {} batches: all decisions agree with the server's",
         done.requests, done.decisions, done.batches
     ));
     Ok(ExitCode::SUCCESS)
 }
 
-/// The arrivals of each rate, or of the trace.
+/// Returns the arrivals of each rate, or of the trace.
 fn loads(args: &Args) -> Result<Vec<Vec<Waiting>>, Report> {
     if let Some(file) = &args.trace {
         let text = files::text(file, Kind::Trace).map_err(EngineError::from)?;
@@ -256,7 +256,7 @@ fn loads(args: &Args) -> Result<Vec<Vec<Waiting>>, Report> {
         let requests = (rate * args.seconds).round();
         if !(1.0..=MOST_REQUESTS).contains(&requests) {
             return Err(miette!(
-                "{rate} requests a second for {} s are {requests} requests; expected from 1 to {MOST_REQUESTS}: change --rates or --seconds",
+                "{rate} requests per second for {} s are {requests} requests; expected from 1 to {MOST_REQUESTS}: change --rates or --seconds",
                 args.seconds
             ));
         }
@@ -300,7 +300,7 @@ fn shown(names: &[&str], points: &[Vec<Point>]) -> String {
                 format!("{:.0}", s.offered),
                 format!("{:.0}", s.answered),
             ];
-            // The latency of what cannot keep up says only how long the load was.
+            // The latency of an overloaded scheduler depends only on the duration of the load.
             row.extend(
                 [s.mean, s.least, s.most, s.p99].map(|ms| match s.is_saturated() {
                     true => "+∞".to_owned(),

@@ -22,31 +22,31 @@ use crate::{
 pub(super) struct Args {
     #[command(flatten)]
     model: Runnable,
-    /// A file with one text a line
+    /// A file with one text per line
     #[arg(long, value_name = "FILE")]
     source_file: PathBuf,
-    /// Where the translations go, one a line in the order of the texts; by default the standard output
+    /// File for the translations, one per line in the order of the texts; by default standard output
     #[arg(long, value_name = "FILE")]
     output_file: Option<PathBuf>,
-    /// Search so many beams for the most probable text; 1 takes token after token. By default what generation_config.json says
+    /// Use beam search with N beams; 1 for greedy search. By default the value in generation_config.json
     #[arg(long, value_name = "N", value_parser = up_to(Beams::MAX))]
     beams: Option<usize>,
-    /// Scores are log-probabilities over lengths to this power
+    /// Length penalty: scores are log-probabilities divided by the length to this power
     #[arg(long, value_name = "A", allow_hyphen_values = true)]
     length_penalty: Option<f32>,
-    /// Begin each translation with this token, such as that of the language
+    /// Force this first token of each translation, such as that of a language
     #[arg(long, value_name = "TOKEN")]
     forced_bos: Option<String>,
-    /// Maximum number of new tokens of a text; by default twice the tokens of the longest text and 16, as far as there are positions
+    /// Max new tokens of a text; by default twice the tokens of the longest text plus 16, limited by the model's positions
     #[arg(long, value_name = "N", value_parser = up_to(MAX_TOKENS))]
     max_new: Option<usize>,
-    /// Tokens of texts that are translated at once
+    /// Source tokens of texts that are translated at the same time
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..))]
     batch_tokens: u64,
 }
 
 impl Args {
-    /// What the folder asks for, changed by the arguments; `longest` is the longest text in tokens.
+    /// Returns the folder's settings, changed by the arguments. `longest` is the length of the longest text in tokens.
     fn options(
         &self,
         encoder: &TextEncoder,
@@ -54,7 +54,7 @@ impl Args {
         positions: Option<u32>,
     ) -> Result<Generate, miette::Report> {
         let mut options = generation_config(encoder.folder().trunk())?;
-        // The first position is that of the token before all others.
+        // The first position is that of the decoder start token.
         let most = positions.map_or(usize::MAX, |n| n.saturating_sub(1) as usize);
         options.rules.max_new_tokens = (2 * longest + 16).min(most);
         if let Some(n) = self.max_new {
@@ -82,11 +82,11 @@ impl Args {
     }
 }
 
-/// The id of a token that is given by its text.
+/// Returns the id of a token that is given as text.
 pub(super) fn forced(encoder: &TextEncoder, token: &str) -> Result<u32, miette::Report> {
     encoder.token_id(token).ok_or_else(|| {
         miette!(
-            "the tokenizer has no token `{token}`; --forced-bos takes one as the checkpoint's files write it"
+            "the tokenizer has no token `{token}`; --forced-bos expects a token as written in the checkpoint's files"
         )
     })
 }
@@ -99,18 +99,18 @@ pub(super) fn run(args: Args) -> Outcome {
     let file = &args.source_file;
     let text = files::text(file, Kind::Batch).map_err(EngineError::from)?;
     let lines: Vec<&str> = text.lines().collect();
-    // A line without text has a translation without text.
+    // A blank line has a blank translation.
     let mut waiting: Vec<usize> = (0..lines.len())
         .filter(|&i| !lines[i].trim().is_empty())
         .collect();
     if waiting.is_empty() {
         let file = file.display();
-        return Err(miette!("`{file}` holds no text; expected one a line"));
+        return Err(miette!("`{file}` has no text; expected one per line"));
     }
     let engine = Runnable::build(args.model.builder_of_own_outputs()?.generating())?;
     if !engine.has_source() {
         return Err(miette!(
-            "the model goes on from a prompt, and translates nothing; use `gemmule generate`"
+            "the model continues a prompt and does not translate; use `gemmule generate`"
         ));
     }
     let mut failed = 0;
@@ -128,16 +128,16 @@ pub(super) fn run(args: Args) -> Outcome {
     });
     let read = read.into_iter().map(Result::unwrap_or_default);
     let ids: Vec<Vec<u32>> = read.collect();
-    // Texts of like lengths end together; the longest first, as those decide how long all takes.
+    // Texts of similar lengths end together. Start with the longest, which determine the total time.
     waiting.sort_by_key(|&i| std::cmp::Reverse(ids[i].len()));
-    // What is too long for the model fails, and leaves the others the room.
+    // Texts that are too long fail, and leave their room to others.
     let positions = engine.limits().longest;
     let fits = |n: &usize| positions.is_none_or(|most| *n <= most as usize);
     let lens = waiting.iter().map(|&i| ids[i].len()).filter(fits);
     let lens: Vec<usize> = lens.collect();
     let longest = lens.first().map_or(1, |&n| n.max(1));
     let options = args.options(&encoder, longest, positions)?;
-    // Room for so many of the longest texts as there are tokens for.
+    // Reserve room for as many of the longest texts as --batch-tokens allows.
     let most = usize::try_from(args.batch_tokens).unwrap_or(usize::MAX);
     let at_once = (most / longest).clamp(1, lens.len().max(1));
     let room = lens.get(..at_once).unwrap_or(&[1]);
@@ -171,7 +171,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let took = began.elapsed().as_secs_f64();
     let mut out = String::new();
     for tokens in &translated {
-        // One line each, whatever the model writes.
+        // Replace line breaks, so that each translation is one line.
         out.push_str(&encoder.decode(tokens)?.replace(['\n', '\r'], " "));
         out.push('\n');
     }

@@ -23,22 +23,22 @@ pub(super) struct Args {
     model: Model,
     #[arg(long, default_value = "f16")]
     dtype: DType,
-    /// The CUDA device to time kernels on
+    /// CUDA device to time kernels on
     #[arg(long, default_value = "cuda:0")]
     device: DeviceChoice,
     /// quick (seconds) or full
     #[arg(long, value_name = "MODE", default_value = "quick")]
     tune: TuneMode,
-    /// Seconds after which no further number of tokens is begun
+    /// Seconds after which no further token count is started
     #[arg(long, value_name = "S")]
     seconds: Option<u64>,
-    /// Take the timings of this file before any others
+    /// Use the timings of this file first
     #[arg(long, value_name = "FILE")]
     timings: Option<PathBuf>,
-    /// Measure also what was measured before
+    /// Ignore earlier timings and measure again
     #[arg(long, conflicts_with = "timings")]
     again: bool,
-    /// Write the timings, for --timings elsewhere
+    /// Write the timings, for --timings on other machines
     #[arg(long, value_name = "FILE")]
     export: Option<PathBuf>,
     /// Write the timings as JSON: by kernel, rows and microseconds
@@ -76,7 +76,7 @@ pub(super) fn run(args: Args) -> Outcome {
         .iter()
         .filter(|k| !compiled.program.kernels.contains(k));
     print(&format!(
-        "{} timings; of {} kernels {} are others than those of the cost model alone\n",
+        "{} timings; of {} kernels, {} differ from those of the cost model alone\n",
         timings.len(),
         now.kernels.len(),
         changed.count()

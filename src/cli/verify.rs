@@ -39,7 +39,7 @@ pub(super) fn run(args: Args) -> Outcome {
     }
     align_right(&mut rows, 2..5);
     print(&format!(
-        "{rows}\n{}, {}; bounds: max error {:e} on rows of unit length, {:e} on others (times the largest value above 1); cosine {} on rows of {} values or more\n",
+        "{rows}\n{}, {}; limits: max error {:e} on rows of unit length, {:e} on others (times the largest value above 1); cosine {} on rows of {} values or more\n",
         engine.device(),
         engine.precision(),
         bound.unit,

@@ -1,4 +1,4 @@
-//! Keys of those who may ask.
+//! API keys.
 
 use std::{
     collections::HashMap,
@@ -12,16 +12,16 @@ use sha2::{Digest, Sha256};
 use super::error::Failure;
 use crate::files::{self, Kind, ReadError};
 
-/// The sender of a request, as its key says.
+/// Sender of a request, identified by its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tenant {
-    /// Keys of one name have one number.
+    /// Number of the key's name. Keys with the same name share it.
     pub number: u32,
-    /// A higher `x-priority` counts as this one.
+    /// Max priority; a higher `x-priority` counts as this one.
     pub max_priority: u8,
 }
 
-/// The tenant of a server without keys, which trusts everybody.
+/// Tenant of all requests to a server without keys, with every priority.
 impl Default for Tenant {
     fn default() -> Self {
         Self {
@@ -31,15 +31,15 @@ impl Default for Tenant {
     }
 }
 
-/// Digests of the keys of those who may ask, with the tenant of each. Clones share one list.
+/// SHA-256 digests of the accepted keys, with the tenant of each. Clones share one list.
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
     tenants: Arc<RwLock<HashMap<String, Tenant>>>,
-    /// Where they are read again.
+    /// File to reload the keys from.
     file: Option<PathBuf>,
 }
 
-/// What is wrong with a file of keys.
+/// Error in a file of keys.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
     #[error(transparent)]
@@ -47,23 +47,23 @@ pub enum KeysError {
     #[error("`{}`: {problem}", file.display())]
     Keys { file: PathBuf, problem: Box<Self> },
     #[error(
-        "line {line} is no key; expected a name and the SHA-256 of the key in 64 hexadecimal digits, as `printf %s KEY | sha256sum` writes it"
+        "line {line} is not a key; expected a name and the SHA-256 of the key in 64 hexadecimal digits, as `printf %s KEY | sha256sum` writes it"
     )]
     Line { line: usize },
     #[error(
         "line {line} has `{found}` after the key; expected `max-priority=N`, the highest x-priority that counts for it, from 0 to 255"
     )]
     Priority { line: usize, found: String },
-    #[error("there is no key in it, so that nobody could ask")]
+    #[error("there is no key in it, so every request would be refused; add at least one")]
     Empty,
 }
 
 impl Keys {
-    /// Reads keys, one a line: a name, the key's SHA-256 and, where its requests may pass others, `max-priority=N`, which is 0
-    /// without it. Keys of one name are one tenant. Empty lines and lines that begin with `#` are skipped.
+    /// Parses keys, one per line: a name, the SHA-256 of the key and, optionally, `max-priority=N` (0 by default). Keys with the
+    /// same name are one tenant. Empty lines and lines that begin with `#` are skipped.
     ///
     /// # Errors
-    /// A line that is no key; lines count from 1.
+    /// A line that is not a key. Lines count from 1.
     pub fn parse(text: &str) -> Result<Self, KeysError> {
         let tenants = Arc::new(RwLock::new(tenants(text)?));
         Ok(Self {
@@ -72,10 +72,10 @@ impl Keys {
         })
     }
 
-    /// Reads the keys of a file, as [`parse`](Self::parse) does. It is read again where the server is told to load its models anew.
+    /// Reads the keys of a file, in the format of [`parse`](Self::parse). A reload of the server reads the file again.
     ///
     /// # Errors
-    /// A file that cannot be read, and as `parse`.
+    /// The file cannot be read, or `parse` fails.
     pub fn open(file: &Path) -> Result<Self, KeysError> {
         Ok(Self {
             tenants: Arc::new(RwLock::new(read(file)?)),
@@ -83,7 +83,7 @@ impl Keys {
         })
     }
 
-    /// Reads their file again. The new keys are in force once the returned function is called.
+    /// Reads the file again. The new keys take effect when the returned function is called.
     pub(super) fn reload(&self) -> Result<impl FnOnce() + use<>, KeysError> {
         let new = self.file.as_deref().map(read).transpose()?;
         let current = Arc::clone(&self.tenants);
@@ -94,7 +94,7 @@ impl Keys {
         })
     }
 
-    /// The tenant of a request's key. Digests are looked up, so that the time of an answer says nothing of a key.
+    /// Returns the tenant of a request's key. The lookup is by digest, so its duration reveals nothing about valid keys.
     pub(super) fn tenant(&self, headers: &HeaderMap) -> Result<Tenant, Failure> {
         let given = headers
             .get(AUTHORIZATION)
@@ -110,7 +110,7 @@ impl Keys {
     }
 }
 
-/// The token of an `Authorization` header, whose scheme is compared without regard to case.
+/// Returns the token of an `Authorization` header. The scheme is case-insensitive.
 fn bearer(header: &str) -> Option<&str> {
     let (scheme, token) = header.trim().split_once([' ', '\t'])?;
     scheme
@@ -126,7 +126,7 @@ fn read(file: &Path) -> Result<HashMap<String, Tenant>, KeysError> {
     })
 }
 
-/// The tenants of keys, by digest.
+/// Parses keys into a map from digest to tenant.
 fn tenants(text: &str) -> Result<HashMap<String, Tenant>, KeysError> {
     let mut tenants = HashMap::new();
     let mut names: HashMap<&str, u32> = HashMap::new();

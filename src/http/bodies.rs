@@ -1,4 +1,4 @@
-//! The routes without connections, for those who try bodies by the million (`fuzz/`).
+//! Calls route handlers without connections, for fuzzing (`fuzz/`).
 
 use std::{future::poll_fn, io};
 
@@ -6,10 +6,10 @@ use hyper::Method;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
-use super::{App, Asking, Body, HttpChoice, Public, Route, openapi, request::Fields};
+use super::{App, Body, HttpChoice, Public, RequestContext, Route, openapi, request::Fields};
 use crate::serve::{Models, Submit};
 
-/// Models that are asked by bodies alone.
+/// Models with the routes that read a body.
 pub struct Bodies {
     runtime: Runtime,
     app: App,
@@ -18,7 +18,7 @@ pub struct Bodies {
 
 impl Bodies {
     /// # Errors
-    /// A runtime that the system does not give.
+    /// The system cannot start a runtime.
     pub fn new(models: Models) -> io::Result<Self> {
         Ok(Self {
             runtime: Builder::new_current_thread().enable_all().build()?,
@@ -27,22 +27,22 @@ impl Bodies {
         })
     }
 
-    /// The paths of routes that read a body.
+    /// Returns the paths of routes that read a body.
     pub fn paths() -> impl Iterator<Item = &'static str> {
         let routes = Route::ALL.into_iter();
         let posts = routes.filter(|(.., method)| *method == Method::POST);
         posts.map(|(_, path, _)| path)
     }
 
-    /// Status and body of the answer to a body, which are what the document says.
+    /// Handles a body and returns status and body of the response. Both conform to the OpenAPI document.
     ///
     /// # Panics
-    /// An answer that the document does not have, and one in JSON that is none.
+    /// The document does not list the response's status, or a JSON response is not valid JSON.
     pub fn post(&self, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
         let (route, ..) = Route::of(path, &Method::POST);
         let submit = Submit::default();
         self.runtime.block_on(async {
-            let asking = Asking::of(&self.app);
+            let asking = RequestContext::of(&self.app);
             let answered = match Fields::read(route, body.to_vec()) {
                 Ok(fields) => asking.of_body(route, fields, submit, false).await,
                 Err(failure) => Err(failure),

@@ -1,4 +1,4 @@
-//! The body of a response: whole, or events as they come.
+//! Response bodies: a whole body, or a stream of events.
 
 use std::{
     convert::Infallible,
@@ -11,22 +11,22 @@ use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
 
 use crate::serve::Share;
 
-/// Makes events of what comes.
+/// Source of the bytes of a stream.
 pub(super) trait Events: Send {
-    /// The next bytes; `None` at the end.
+    /// Returns the next bytes; `None` at the end.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Vec<u8>>>;
 }
 
 pub(super) enum Body {
     Whole(Option<Bytes>),
-    /// Dropped when the client leaves, which ends what makes them.
+    /// A stream. It is dropped when the client leaves, which cancels its source.
     Events(Box<dyn Events>),
 }
 
-/// Bytes of a frame at most: hyper copies a frame whole, and takes the next when it was sent.
-const FRAME: usize = 64 << 10;
+/// Max bytes of a frame. hyper copies each frame, and requests the next one after it is sent.
+const MAX_FRAME: usize = 64 << 10;
 
-/// What a request is charged for, with the memory that it holds.
+/// A body with the memory that its request is charged for.
 struct Charged<T>(
     T,
     #[expect(dead_code, reason = "it ends the charge when it is dropped")] Arc<Share>,
@@ -49,7 +49,7 @@ impl Body {
         Self::Whole(Some(Bytes::from(bytes)))
     }
 
-    /// The same body, which keeps the memory of its request charged until the last byte was sent.
+    /// Returns the body, which keeps its request charged until its last byte is sent.
     pub fn holding(self, share: &Arc<Share>) -> Self {
         let share = Arc::clone(share);
         match self {
@@ -75,7 +75,7 @@ impl HttpBody for Body {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let bytes = match &mut *self {
             Self::Whole(rest) => Poll::Ready(rest.take().map(|mut bytes| {
-                let frame = bytes.split_to(bytes.len().min(FRAME));
+                let frame = bytes.split_to(bytes.len().min(MAX_FRAME));
                 *rest = Some(bytes).filter(|bytes| !bytes.is_empty());
                 frame
             })),

@@ -1,4 +1,4 @@
-//! Cross-origin resource sharing: which web pages may use the server from a browser.
+//! Cross-origin resource sharing (CORS): lets web pages use the server from a browser.
 
 use std::str::FromStr;
 
@@ -34,7 +34,7 @@ impl FromStr for Origin {
         if text == "*" {
             return Ok(Self::Any);
         }
-        // Browsers send this for pages of files.
+        // Browsers send `null` for pages of local files.
         if text != "null" {
             let uri: Uri = text.parse().map_err(|_| OriginError)?;
             let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
@@ -52,13 +52,13 @@ impl FromStr for Origin {
     }
 }
 
-/// Response headers that pages may read beside those that browsers always show.
+/// Response headers that pages may read in addition to those that browsers always expose.
 const EXPOSED: &str =
     "x-request-id, retry-after, retry-after-ms, x-compute-tokens, x-rows, x-width, x-tokens";
-/// Seconds for which a browser need not ask again.
+/// Seconds for which a browser caches a preflight response.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 
-/// The value of `Access-Control-Allow-Origin` for a request; `None` where its page may not read the response.
+/// Returns the value of `Access-Control-Allow-Origin` for a request; `None` if its page may not read the response.
 pub(super) fn allowed(origins: &[Origin], headers: &HeaderMap) -> Option<HeaderValue> {
     let asked = headers.get(ORIGIN)?;
     match origins {
@@ -70,10 +70,10 @@ pub(super) fn allowed(origins: &[Origin], headers: &HeaderMap) -> Option<HeaderV
     }
 }
 
-/// Answers `OPTIONS`, which browsers send before a request; `methods` are those of the path.
+/// Handles a preflight request (`OPTIONS`). `methods` are those of the path.
 ///
 /// # Errors
-/// An origin that is not allowed.
+/// The origin is not allowed.
 pub(super) fn preflight(
     origins: &[Origin],
     headers: &HeaderMap,
@@ -100,7 +100,7 @@ pub(super) fn preflight(
     Ok(response)
 }
 
-/// Lets the page of a request read its response. `allowed` is the page's origin, or `*`.
+/// Adds the headers that let a page read its response. `allowed` is the page's origin, or `*`.
 pub(super) fn mark(origins: &[Origin], allowed: Option<HeaderValue>, to: &mut HeaderMap) {
     if origins.is_empty() {
         return;

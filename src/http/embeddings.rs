@@ -1,13 +1,13 @@
-//! What the routes of embeddings and scores have in common.
+//! Code shared by the routes of embeddings and scores.
 
 use serde_json::Value;
 
-use super::{Asking, error::Failure, request::Fields};
+use super::{RequestContext, error::Failure, request::Fields};
 use crate::serve::{Answer, CutSide, ServeError, Service, Submit, Text};
 
-/// Answers for inputs, in their order. All or none: an input that fails is the request's failure.
+/// Computes inputs and returns their answers in order. If one input fails, the request fails.
 pub(super) async fn computed(
-    app: &Asking<'_>,
+    app: &RequestContext<'_>,
     service: &Service,
     inputs: Vec<Text>,
     submit: Submit,
@@ -17,15 +17,15 @@ pub(super) async fn computed(
     answers(app, service, inputs, submit).await
 }
 
-/// The same where memory was reserved for them.
+/// Like [`computed`], with memory that is already reserved.
 async fn answers(
-    app: &Asking<'_>,
+    app: &RequestContext<'_>,
     service: &Service,
     inputs: Vec<Text>,
     submit: Submit,
 ) -> Result<Vec<Answer>, Failure> {
     let mut answers = Vec::with_capacity(inputs.len());
-    // Replies that are left behind by an error are dropped, which cancels them.
+    // An early return drops the remaining replies, which cancels them.
     for reply in service.submit_within(inputs, submit, app.share())? {
         answers.push(reply.await?);
     }
@@ -33,7 +33,7 @@ async fn answers(
     Ok(answers)
 }
 
-/// `input` as OpenAI's clients send it: a text, a list of texts, token ids, or a list of lists of them.
+/// Parses `input` of OpenAI's API: a text, a list of texts, token ids, or a list of lists of token ids.
 pub(super) fn inputs(param: &'static str, value: &Value) -> Result<Vec<Text>, Failure> {
     let wrong = |what: String| {
         let expected =
@@ -65,7 +65,7 @@ pub(super) fn inputs(param: &'static str, value: &Value) -> Result<Vec<Text>, Fa
                         Some(ids) => Text::Ids(ids),
                         None => {
                             return wrong(format!(
-                                "a list whose item {at} is no list of token ids"
+                                "a list whose item {at} is not a list of token ids"
                             ));
                         }
                     },
@@ -77,7 +77,7 @@ pub(super) fn inputs(param: &'static str, value: &Value) -> Result<Vec<Text>, Fa
     }
 }
 
-/// Reads whether a text that is too long is cut, and on which side, by the fields of this object.
+/// Reads `truncate` and `truncation_direction` of an object.
 pub(super) fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure> {
     let side = match fields.text("truncation_direction")?.as_deref() {
         None => submit.cut_side,
@@ -95,7 +95,7 @@ pub(super) fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure
     })
 }
 
-/// Index of a prompt that is to stand before all inputs. `param` is the field that names it.
+/// Returns the index of the prompt to put before all inputs. `param` is the field that names it.
 pub(super) fn prompted(
     service: &Service,
     param: &'static str,
@@ -125,7 +125,7 @@ pub(super) fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// The first values of an embedding, of unit length again, as models are trained for that (Matryoshka).
+/// Returns the first `dimensions` values of an embedding, normalized again (Matryoshka representation learning).
 pub(super) fn shortened(
     mut values: Vec<f32>,
     dimensions: Option<usize>,
@@ -145,7 +145,7 @@ pub(super) fn shortened(
     Ok(values)
 }
 
-/// Divides a vector by its length, unless that is zero.
+/// Divides a vector by its Euclidean norm, unless that is zero.
 pub(super) fn normalize(values: &mut [f32]) {
     let square: f64 = values.iter().map(|&v| f64::from(v) * f64::from(v)).sum();
     let length = square.sqrt();
@@ -156,7 +156,7 @@ pub(super) fn normalize(values: &mut [f32]) {
     }
 }
 
-/// Values as little-endian f32 in base64 (RFC 4648, section 4), as the official client asks for them.
+/// Encodes values as little-endian f32 in base64 (RFC 4648, section 4), the default of OpenAI's client.
 pub(super) fn base64(values: &[f32]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -174,9 +174,9 @@ pub(super) fn base64(values: &[f32]) -> String {
     text
 }
 
-/// A score a document, the best first.
+/// Scores documents against a query. Returns indices and scores, best first, and the number of tokens.
 pub(super) async fn ranked(
-    app: &Asking<'_>,
+    app: &RequestContext<'_>,
     service: &Service,
     query: &str,
     documents: &[String],
@@ -188,7 +188,7 @@ pub(super) async fn ranked(
     }
     if service.width() != 1 {
         let problem = format!(
-            "the model has {} labels, and a rank has one score",
+            "the model has {} labels; expected a model with one score for each document",
             service.width()
         );
         return Err(ServeError::Invalid {

@@ -1,4 +1,4 @@
-//! Errors as the clients of each API read them.
+//! Error responses in the format of each API.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{Body, json};
 use crate::serve::{ReloadError, ServeError};
 
-/// The shape of an error.
+/// Format of an error response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Style {
     /// `{"error": {"message", "type", "param", "code"}}`
@@ -22,7 +22,7 @@ pub(super) enum Style {
     Cohere,
 }
 
-/// Why a request has no answer, and with which status.
+/// Error of a request, with its HTTP status.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     status: StatusCode,
@@ -57,7 +57,7 @@ impl Failure {
         Self::new(status, "invalid_api_key", message.to_owned())
     }
 
-    /// A Host header that HTTP does not allow, which has status 400 in each style.
+    /// An invalid `Host` header. It has status 400 in each style.
     pub fn host(message: &str) -> Self {
         let status = StatusCode::BAD_REQUEST;
         Self::new(status, "invalid_host", message.to_owned())
@@ -84,7 +84,7 @@ impl Failure {
         Self::new(StatusCode::NOT_FOUND, "not_found", message)
     }
 
-    /// `expected` are the methods of the path.
+    /// A method that the path does not support. `expected` are those that it does.
     pub fn method(found: &Method, expected: &[Method]) -> Self {
         let names = |between: &str| {
             let names: Vec<&str> = expected.iter().map(Method::as_str).collect();
@@ -94,10 +94,7 @@ impl Failure {
             Method::OPTIONS => "; for web pages start the server with --cors-origin",
             _ => "",
         };
-        let message = format!(
-            "this route is asked by {}, not by {found}{browser}",
-            names(" or ")
-        );
+        let message = format!("this route takes {}, not {found}{browser}", names(" or "));
         Self {
             allow: Some(names(", ")),
             ..Self::new(
@@ -113,7 +110,7 @@ impl Failure {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
     }
 
-    /// A body that has more than `max` bytes when it is decompressed.
+    /// A body with more than `max` bytes after decompression.
     pub fn large_inflated(max: usize) -> Self {
         let message = format!("the body has more than {max} bytes decompressed; split the request");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
@@ -137,19 +134,19 @@ impl Failure {
     pub fn origin(found: &str) -> Self {
         let found: String = found.chars().take(200).collect();
         let message = format!(
-            "pages of `{found}` may not use this server; it has to be started with --cors-origin {found}"
+            "pages of `{found}` may not use this server; to allow them, start it with --cors-origin {found}"
         );
         Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
     }
 
     pub fn slow_body(within: Duration) -> Self {
         let seconds = within.as_secs_f64();
-        let message = format!("the body did not come within {seconds} s; send it faster");
+        let message = format!("the body did not arrive within {seconds} s; send it faster");
         Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
     }
 
     pub fn broken_body(problem: &str) -> Self {
-        let message = format!("the body broke off: {problem}");
+        let message = format!("the body ended early: {problem}");
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
     }
 

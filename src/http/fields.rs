@@ -1,11 +1,11 @@
-//! Every field of request bodies that the server knows, for all routes.
+//! Table of the request fields that the server knows, for all routes.
 //!
-//! A field is computed by some routes. Elsewhere it is ignored if it cannot change a response; otherwise it is refused unless
-//! its value asks for nothing. A field that is not in the table is refused, since it might change a response. Null is accepted
-//! for every field.
+//! Some routes compute a field. Elsewhere the field is ignored if it cannot change a response. Otherwise it is refused, except
+//! with values that ask for nothing. A field that is not in the table is refused, because it might change a response. Null is
+//! accepted for every field.
 //!
-//! [`Fields`](super::request::Fields) checks bodies against this table; the OpenAPI document and the table of
-//! `docs/serving.md` are held to it by tests.
+//! [`Fields`](super::request::Fields) checks bodies against this table. Tests check that the OpenAPI document and the table in
+//! `docs/serving.md` agree with it.
 
 use serde_json::Value;
 
@@ -13,19 +13,19 @@ use super::{Route, error::Failure};
 use crate::names::nearest;
 
 pub(super) struct Field {
-    /// Name in the body; a dot separates a nested field from its object.
+    /// Name in the body; a dot separates an object from its field.
     pub name: &'static str,
     /// Routes that compute it.
     pub routes: &'static [Route],
     pub elsewhere: Elsewhere,
 }
 
-/// What a route does with a field that it does not compute.
+/// Handling of a field by routes that do not compute it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Elsewhere {
-    /// Ignores it, as no value changes a response.
+    /// Ignores it: no value changes a response.
     Ignored,
-    /// Refuses it unless it is null or one of these values, a JSON array.
+    /// Refuses it, unless it is null or in this JSON array of values.
     Refused(&'static str),
 }
 
@@ -33,7 +33,7 @@ const fn computed(name: &'static str, routes: &'static [Route]) -> Field {
     computed_or(name, routes, "[]")
 }
 
-/// A field that some routes compute, with the values that other routes accept.
+/// A field that some routes compute. Other routes accept the values in `neutral`.
 const fn computed_or(name: &'static str, routes: &'static [Route], neutral: &'static str) -> Field {
     Field {
         name,
@@ -50,7 +50,7 @@ const fn ignored(name: &'static str) -> Field {
     }
 }
 
-/// A field of other servers that changes a response, with the values that do not.
+/// A field of other servers that changes a response. Values in `neutral` do not, and are accepted.
 const fn refused(name: &'static str, neutral: &'static str) -> Field {
     computed_or(name, &[], neutral)
 }
@@ -99,7 +99,7 @@ const INPUTS: &[Route] = &[
     Route::Tokenize,
 ];
 const RANKING: &[Route] = &[Route::TeiRerank, Route::Rerank, Route::RerankV2];
-/// Routes that `POST /` hands a request to.
+/// Routes that `POST /` forwards to.
 const BASE: [Route; 5] = [
     Route::Embed,
     Route::EmbedSparse,
@@ -166,8 +166,8 @@ pub(super) const FIELDS: &[Field] = &[
     computed_or("chat_template_kwargs", CHAT, "[{}]"),
     computed_or("continue_final_message", CHAT, "[false]"),
     computed_or("add_generation_prompt", CHAT, "[true]"),
-    // Fields that cannot change a response: marks of the sender, hints for storing, scheduling and caching, and parameters of
-    // methods that are off.
+    // Fields that cannot change a response: labels of the sender, hints for storage, scheduling and caching, and parameters of
+    // sampling methods that are off.
     ignored("user"),
     ignored("metadata"),
     ignored("store"),
@@ -330,7 +330,7 @@ pub(super) const FIELDS: &[Field] = &[
 ];
 
 impl Field {
-    /// Whether a route computes the field. `POST /` computes the fields of all routes that it may stand for.
+    /// Returns whether a route computes the field. `POST /` computes the fields of all routes that it forwards to.
     pub fn is_computed(&self, route: Route) -> bool {
         match route {
             Route::Base => BASE.iter().any(|base| self.routes.contains(base)),
@@ -338,7 +338,7 @@ impl Field {
         }
     }
 
-    /// Values beside null that ask for nothing.
+    /// Returns the values besides null that ask for nothing.
     pub fn neutral(&self) -> Vec<Value> {
         match self.elsewhere {
             Elsewhere::Ignored => Vec::new(),
@@ -348,7 +348,7 @@ impl Field {
         }
     }
 
-    /// Whether a value cannot change a response of a route that does not compute the field.
+    /// Returns whether a value cannot change the response of a route that does not compute the field.
     pub fn is_neutral(&self, value: &Value) -> bool {
         let is_same = |neutral: &Value| match (neutral.as_f64(), value.as_f64()) {
             (Some(neutral), Some(value)) => neutral == value,
@@ -359,7 +359,7 @@ impl Field {
             || self.neutral().iter().any(is_same)
     }
 
-    /// The error of a value that is not neutral on a route that does not compute the field.
+    /// Returns the error for a value that is not neutral, on a route that does not compute the field.
     pub fn refusal(&self, route: Route, value: &Value) -> Failure {
         let name = self.name;
         if !self.routes.is_empty() {
@@ -384,12 +384,13 @@ impl Field {
     }
 }
 
-/// The field of this name, if the server knows it.
+/// Returns the field with this name, if the server knows it.
 pub(super) fn field(name: &str) -> Option<&'static Field> {
     FIELDS.iter().find(|field| field.name == name)
 }
 
-/// The error of a field that is not in the table. `prefix` is the path of its object and a dot, empty for the body itself.
+/// Returns the error for a field that is not in the table. `prefix` is the path of its object with a trailing dot, empty for the
+/// body itself.
 pub(super) fn unknown(route: Route, prefix: &str, name: &str) -> Failure {
     let name: String = name.chars().take(80).collect();
     let siblings = FIELDS.iter().filter(|field| field.is_computed(route));
@@ -403,7 +404,7 @@ pub(super) fn unknown(route: Route, prefix: &str, name: &str) -> Failure {
     Failure::invalid(&path, problem)
 }
 
-/// A value in an error: short ones as they are, others by their kind.
+/// Formats a value for an error: short values in full, others as their kind.
 pub(super) fn shown(value: &Value) -> String {
     const MAX_CHARS: usize = 40;
     let text = value.to_string();

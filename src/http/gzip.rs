@@ -1,4 +1,4 @@
-//! Request bodies that are compressed.
+//! Compressed request bodies.
 
 use std::io::Read;
 
@@ -7,7 +7,7 @@ use hyper::{HeaderMap, header::CONTENT_ENCODING};
 
 use super::error::Failure;
 
-/// How a body is encoded.
+/// Encoding of a request body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {
     Identity,
@@ -15,10 +15,10 @@ pub(super) enum Encoding {
 }
 
 impl Encoding {
-    /// The encoding that the headers of a request name.
+    /// Returns the encoding of a request from its headers.
     ///
     /// # Errors
-    /// An encoding that the server does not read, and several one after another.
+    /// An unsupported encoding, or more than one.
     pub fn from_headers(headers: &HeaderMap) -> Result<Self, Failure> {
         let all = headers.get_all(CONTENT_ENCODING).iter();
         let all: Vec<_> = all
@@ -32,16 +32,16 @@ impl Encoding {
         }
     }
 
-    /// The bytes that a body stands for, at most `max`.
+    /// Returns the decompressed body, which may have `max` bytes.
     ///
     /// # Errors
-    /// More bytes, and data that is damaged or broken off.
+    /// The body has more than `max` bytes, or its data are damaged or truncated.
     pub fn decoded(self, body: Vec<u8>, max: usize) -> Result<Vec<u8>, Failure> {
         if self == Self::Identity {
             return Ok(body);
         }
         let mut bytes = Vec::new();
-        // One byte more shows that there are too many.
+        // Read one byte more to detect a body that is too large.
         let mut decoder = MultiGzDecoder::new(body.as_slice()).take(max as u64 + 1);
         match decoder.read_to_end(&mut bytes) {
             Ok(n) if n > max => Err(Failure::large_inflated(max)),

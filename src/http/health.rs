@@ -1,18 +1,18 @@
-//! What a balancer asks.
+//! Health checks for load balancers.
 
 use hyper::{Response, StatusCode};
 use serde_json::json;
 
-use super::{Answered, Body, error::Failure, json};
+use super::{Body, HandlerResult, error::Failure, json};
 use crate::serve::Models;
 
-/// The process is alive. Nothing runs on the device for it.
+/// Responds while the process is alive. Does not use the device.
 pub(super) fn health() -> Response<Body> {
     json(StatusCode::OK, &json!({"status": "ok"}))
 }
 
-/// New requests are welcome: models are loaded, their devices compute, and the server is not about to end.
-pub(super) fn ready(models: &Models) -> Answered {
+/// Responds with 200 if models are loaded, their devices work, and the server is not shutting down.
+pub(super) fn ready(models: &Models) -> HandlerResult {
     match models.not_ready() {
         None => Ok(json(StatusCode::OK, &json!({"status": "ready"}))),
         Some(why) => Err(Failure::not_ready(why)),

@@ -1,4 +1,4 @@
-//! Checks of the headers that say where a request was meant to go, and where it comes from.
+//! Checks of the `Host` and `Origin` headers.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use hyper::{
 
 use super::error::Failure;
 
-/// Checks that a request has one valid `Host`, which HTTP/1.0 may leave out.
+/// Checks that a request has exactly one valid `Host` header. HTTP/1.0 may omit it.
 pub(super) fn check<B>(request: &Request<B>) -> Result<(), Failure> {
     let mut hosts = request.headers().get_all(HOST).iter();
     let host = match (hosts.next(), hosts.next()) {
@@ -31,7 +31,7 @@ pub(super) fn check<B>(request: &Request<B>) -> Result<(), Failure> {
     match host.is_empty() || Authority::try_from(host.as_bytes()).is_ok_and(|a| !has_user(&a)) {
         true => Ok(()),
         false => Err(Failure::host(
-            "the Host header is not valid; expected a name or an address with an optional port, as 127.0.0.1:8080",
+            "the Host header is not valid; expected a name or an address with an optional port, such as 127.0.0.1:8080",
         )),
     }
 }
@@ -40,13 +40,13 @@ fn has_user(authority: &Authority) -> bool {
     authority.as_str().contains('@')
 }
 
-/// Checks that a command comes from a program on this machine, and not from a web page that a browser has open here: browsers send
-/// `Origin`, and a name that an attacker resolves to this machine is no address.
+/// Checks that an administrative command does not come from a web page in a browser: browsers send `Origin`, and DNS rebinding
+/// uses a host name that is neither an IP address nor `localhost`.
 pub(super) fn check_command<B>(request: &Request<B>) -> Result<(), Failure> {
     check(request)?;
     if request.headers().contains_key(ORIGIN) {
         return Err(Failure::forbidden(
-            "commands are not taken from web pages; send the request without an Origin header",
+            "commands from web pages are refused; send the request without an Origin header",
         ));
     }
     let host = request.headers().get(HOST);
@@ -58,7 +58,7 @@ pub(super) fn check_command<B>(request: &Request<B>) -> Result<(), Failure> {
     match is_local {
         true => Ok(()),
         false => Err(Failure::forbidden(
-            "commands are taken only where the Host header is an IP address or localhost",
+            "commands are accepted only if the Host header is an IP address or localhost",
         )),
     }
 }
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_come_from_this_machine_and_from_no_web_page() {
+    fn commands_come_from_this_machine_and_not_from_web_pages() {
         let check =
             |headers: &[(&str, &str)]| check_command(&request(Version::HTTP_11, headers)).is_ok();
         for host in [

@@ -1,4 +1,4 @@
-//! Counts in Prometheus's text format.
+//! Metrics in Prometheus's text format.
 
 use std::{
     collections::BTreeMap,
@@ -19,15 +19,15 @@ const CODES: [u16; 17] = [
     200, 204, 400, 401, 403, 404, 405, 408, 413, 415, 422, 424, 429, 500, 503, 504, 0,
 ];
 
-/// By route and status.
+/// Number of responses by route and status.
 type Table = [[AtomicU64; CODES.len()]; Route::ALL.len() + 1];
 
-/// Answers by model, route and status.
+/// Responses by model, route and status.
 #[derive(Default)]
 pub(super) struct Counts {
-    /// Requests that asked no model, or one that is not there.
+    /// Requests that named no model, or an unknown one.
     others: Table,
-    /// By name, also of models that have gone: counters do not go back.
+    /// Tables by model name. Models that are gone stay, since counters must not decrease.
     models: RwLock<BTreeMap<String, Arc<Table>>>,
     seconds: [Histogram; Route::ALL.len() + 1],
 }
@@ -55,7 +55,7 @@ impl Counts {
         Arc::clone(models.entry(name.to_owned()).or_default())
     }
 
-    /// All tables, with the name of their model.
+    /// Calls `see` with each table and the name of its model.
     fn each(&self, mut see: impl FnMut(Option<&str>, &Table)) {
         see(None, &self.others);
         let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
@@ -65,11 +65,11 @@ impl Counts {
     }
 }
 
-/// Answers by status, and the times of requests as [`Histogram::read`] gives them.
+/// Responses by status, and request durations in the form of [`Histogram::read`].
 type OfRequests = (Vec<(u16, u64)>, (Vec<(f64, u64)>, u64, f64));
 
 impl Counts {
-    /// What was answered to requests, without those of balancers, monitors and the status page.
+    /// Counts of requests, without routes for load balancers, monitoring and the status page.
     pub fn of_requests(&self) -> OfRequests {
         let routes = Route::ALL.iter().map(|(route, ..)| *route);
         let routes: Vec<Route> = routes
@@ -146,7 +146,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
     page.head(
         "requests_total",
         "counter",
-        "Answers by route, model and status.",
+        "Responses by route, model and status.",
     );
     let routes = || {
         Route::ALL
@@ -171,7 +171,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
     page.head(
         "request_seconds",
         "histogram",
-        "Time to the head of an answer.",
+        "Time until the head of a response.",
     );
     for route in routes() {
         let seconds = &app.counts.seconds[route as usize];
@@ -200,7 +200,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
     page.head(
         "batch_seconds",
         "histogram",
-        "Time of batches by device, without their waiting behind others.",
+        "Time of batches by device, without the time that they wait for other batches.",
     );
     for model in models.iter() {
         for lane in &model.metrics().lanes {
@@ -216,7 +216,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
     page.head(
         "memory_bytes",
         "gauge",
-        "Bytes of weights, of keys and values, and those that a batch's intermediate tensors may take.",
+        "Bytes of weights, of the KV cache, and the limit of a batch's intermediate tensors.",
     );
     for model in models.iter() {
         for lane in &model.metrics().lanes {
@@ -242,7 +242,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
         (
             "tokens_total",
             "counter",
-            "Tokens that were computed or written.",
+            "Tokens that were computed or generated.",
             |m| &m.metrics().tokens,
         ),
         ("batches_total", "counter", "Batches that ran.", |m| {
@@ -251,7 +251,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
         (
             "batch_sequences_total",
             "counter",
-            "Sequences of these batches.",
+            "Sequences in these batches.",
             |m| &m.metrics().batch_sequences,
         ),
         (
@@ -263,19 +263,19 @@ pub(super) fn response(app: &App) -> Response<Body> {
         (
             "cancelled_total",
             "counter",
-            "Inputs and texts whose senders left before their answer.",
+            "Inputs and generations whose clients left before the response.",
             |m| &m.metrics().cancelled,
         ),
-        ("queue_tokens", "gauge", "Tokens that wait.", |m| {
+        ("queue_tokens", "gauge", "Waiting tokens.", |m| {
             &m.metrics().queue_tokens
         }),
-        ("queue_requests", "gauge", "Inputs that wait.", |m| {
+        ("queue_requests", "gauge", "Waiting inputs.", |m| {
             &m.metrics().queue_requests
         }),
         (
             "estimate_permille",
             "gauge",
-            "Time of the last batch over its estimate, in thousandths.",
+            "Time of the last batch divided by its estimate, in thousandths.",
             |m| &m.metrics().estimate_ratio,
         ),
     ];
@@ -286,11 +286,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
             page.line(name, &[("model", &model.name)], value as f64);
         }
     }
-    page.head(
-        "refused_total",
-        "counter",
-        "Inputs that were refused, by reason.",
-    );
+    page.head("refused_total", "counter", "Refused inputs by reason.");
     for model in models.iter() {
         let metrics = model.metrics();
         let reasons = [
@@ -307,7 +303,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
     page.head(
         "queue_oldest_seconds",
         "gauge",
-        "How long the first input that waits has waited.",
+        "Waiting time of the oldest input in the queue.",
     );
     for model in app.models.all().iter() {
         if let Kind::Service(service) = &model.kind {
@@ -316,7 +312,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
         }
     }
     cache(&mut page, app);
-    page.head("ready", "gauge", "Whether new requests are welcome.");
+    page.head("ready", "gauge", "Whether the server accepts new requests.");
     page.line(
         "ready",
         &[],
@@ -329,7 +325,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
     )
 }
 
-/// Of models with a cache.
+/// Metrics of models with a response cache.
 fn cache(page: &mut Page, app: &App) {
     let models = app.models.all();
     let services = || {
@@ -344,7 +340,7 @@ fn cache(page: &mut Page, app: &App) {
     page.head(
         "cache_requests_total",
         "counter",
-        "Inputs that were looked for among kept answers.",
+        "Cache lookups of inputs.",
     );
     for (model, _) in services() {
         for (tier, name) in Tier::ALL {
@@ -355,14 +351,14 @@ fn cache(page: &mut Page, app: &App) {
                     ("tier", name),
                     ("result", result),
                 ];
-                // A tier that is not there has no lines.
+                // Tiers that are not configured have no lines.
                 if n > 0 {
                     page.line("cache_requests_total", &labels, n as f64);
                 }
             }
         }
     }
-    page.head("cache_bytes", "gauge", "Bytes of answers that are kept.");
+    page.head("cache_bytes", "gauge", "Bytes of cached responses.");
     for (tier, name) in [Tier::ALL[0], Tier::ALL[1]] {
         page.line("cache_bytes", &[("tier", name)], cache.bytes(tier) as f64);
     }

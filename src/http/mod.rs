@@ -1,18 +1,18 @@
-//! The protocols of a server: the routes of OpenAI's API, of text-embeddings-inference (TEI), and those that a balancer and
-//! Prometheus ask.
+//! HTTP protocol of the server: routes of OpenAI's API and of text-embeddings-inference (TEI), and routes for load balancers and
+//! Prometheus.
 //!
 //! | route | |
 //! |---|---|
-//! | `POST /v1/embeddings` | a text, a list, token ids, lists of them; `float`, `base64` or raw bytes; `dimensions` |
-//! | `POST /v1/completions`, `POST /v1/chat/completions` | whole, or as server-sent events; `n`, `logprobs` |
-//! | `POST /embed`, `/embed_all`, `/embed_sparse`, `/predict`, `/rerank`, `/similarity`, `/tokenize`, `/decode`, `GET /info` | TEI's shapes |
+//! | `POST /v1/embeddings` | input: a text, a list of texts, token ids, or lists of token ids; output: `float`, `base64` or raw bytes; `dimensions` |
+//! | `POST /v1/completions`, `POST /v1/chat/completions` | whole responses or server-sent events; `n`, `logprobs` |
+//! | `POST /embed`, `/embed_all`, `/embed_sparse`, `/predict`, `/rerank`, `/similarity`, `/tokenize`, `/decode`, `GET /info` | TEI's request and response formats |
 //! | `POST /` | the TEI route that fits the model and the body |
-//! | `POST /v1/rerank`, `/v2/rerank` | Jina's and Cohere's shapes |
+//! | `POST /v1/rerank`, `/v2/rerank` | Jina's and Cohere's request and response formats |
 //! | `GET /v1/models`, `/v1/models/{model}`, `/health`, `/ready`, `/metrics`, `/openapi.json` | |
-//! | `GET /`, `/status.json` | the status page, and what it shows |
+//! | `GET /`, `/status.json` | the status page and its data |
 //!
-//! A route is a line in `Route::ALL` and a function; what it answers to errors is its `Style`, and what it takes and gives is
-//! told to clients in `openapi.rs`. Every body is within a limit and a time, and nothing that comes from outside panics.
+//! A route is a line in `Route::ALL` and a handler function. Its `Style` is the format of its errors, and `openapi.rs` documents its
+//! requests and responses. Every body is limited in size and time. No input from a client causes a panic.
 
 mod auth;
 mod bodies;
@@ -29,6 +29,7 @@ mod openai;
 mod openapi;
 mod received;
 mod request;
+mod route;
 mod server;
 mod socket;
 mod status;
@@ -70,42 +71,45 @@ use tokio::{
 
 use crate::serve::{self, Memory, Model, Models, ServeError, Share, Submit, Wanted};
 use body::Body;
-use error::{Failure, Style};
+use error::Failure;
 use gzip::Encoding;
 use metrics::Counts;
 use request::Fields;
+use route::Route;
 use transfer::Upload;
 
-/// How a server speaks.
+/// Options of the HTTP server.
 #[derive(Clone, Debug)]
 pub struct HttpChoice {
-    /// Bytes of a body at most.
+    /// Max bytes of a request body.
     pub most_body: usize,
-    /// How long a request is of use where it does not say so itself.
+    /// Time limit of a request that does not set one itself.
     pub timeout: Duration,
-    /// How long a client may take to send headers, and a body.
+    /// Time limit for a client to send the headers of a request.
     pub header_time: Duration,
+    /// Time limit for a client to send the body of a request.
     pub body_time: Duration,
-    /// How long a connection may be idle between two requests: longer than those before the server keep theirs, as one that closes while a
-    /// request is on the way loses it.
+    /// Max idle time of a connection between two requests. It should exceed that of proxies in front of the server: a proxy that
+    /// reuses a connection while the server closes it loses the request.
     pub idle_time: Duration,
-    /// How long it may take none of the bytes of an answer.
+    /// Max time that a client may stop reading a response.
     pub write_time: Duration,
-    /// Who may ask; `None` for everybody.
+    /// API keys; `None` serves requests without a key.
     pub keys: Option<Keys>,
-    /// Which routes need no key.
+    /// Routes that need no key.
     pub public: Public,
-    /// Origins of web pages that may use the server.
+    /// Origins of web pages that may use the server (CORS).
     pub cors: Vec<Origin>,
-    /// Whether texts that are too long are cut where a request does not say.
+    /// Whether inputs that are too long are truncated if the request does not say.
     pub auto_truncate: bool,
-    /// Whether `/predict` scores by a sigmoid of one label and a softmax of several, as TEI does, whatever the folder asks for.
+    /// Whether `/predict` applies TEI's functions, a sigmoid to a single label and a softmax to several, and ignores the model's
+    /// folder.
     pub tei_scores: bool,
-    /// How long requests are taken on after the server has said that it is not ready.
+    /// Time during which requests are still accepted after `/ready` fails.
     pub drain_delay: Duration,
-    /// How long requests that run have then.
+    /// Time that in-flight requests have to finish after `drain_delay`.
     pub drain_limit: Duration,
-    /// Threads for connections.
+    /// Worker threads for connections.
     pub threads: usize,
 }
 
@@ -130,19 +134,19 @@ impl Default for HttpChoice {
     }
 }
 
-/// The routes that need no key where others do.
+/// Routes that need no key on a server with API keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Public {
     /// No route.
     None,
     /// `/health` and `/ready`.
     Health,
-    /// All routes of balancers and monitors: metrics, the status page and its counts, and the OpenAPI document, too.
+    /// All routes for load balancers and monitoring: also metrics, the status page and its data, and the OpenAPI document.
     All,
 }
 
 impl Public {
-    /// Whether a route needs no key.
+    /// Returns whether `route` needs no key.
     fn contains(self, route: Route) -> bool {
         match self {
             Self::None => false,
@@ -152,153 +156,33 @@ impl Public {
     }
 }
 
-/// What all connections share.
+/// State shared by all connections.
 struct App {
     models: Models,
     choice: HttpChoice,
     counts: Counts,
-    /// Limits the chat templates that are rendered at the same time.
+    /// Limits the number of chat templates that render at the same time.
     rendering: Arc<Semaphore>,
     memory: Memory,
     next_id: AtomicU64,
-    /// Whether what still runs is given up.
+    /// Set to true to abort the requests that still run.
     cut: watch::Sender<bool>,
     began: Instant,
-    /// The first digits of ids, which tell servers and starts apart.
+    /// Start time in microseconds. Request ids begin with it, so ids of different servers and starts differ.
     started: u64,
 }
 
-/// What is asked, by path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Route {
-    Embeddings,
-    Completions,
-    ChatCompletions,
-    Embed,
-    EmbedAll,
-    EmbedSparse,
-    Predict,
-    TeiRerank,
-    Similarity,
-    Tokenize,
-    Decode,
-    Rerank,
-    RerankV2,
-    Info,
-    Models,
-    Model,
-    Health,
-    Ready,
-    Metrics,
-    OpenApi,
-    Page,
-    Base,
-    Status,
-    Unknown,
-}
-
-impl Route {
-    const ALL: [(Route, &'static str, Method); 23] = [
-        (Route::Embeddings, "/v1/embeddings", Method::POST),
-        (Route::Completions, "/v1/completions", Method::POST),
-        (Route::ChatCompletions, "/v1/chat/completions", Method::POST),
-        (Route::Embed, "/embed", Method::POST),
-        (Route::EmbedAll, "/embed_all", Method::POST),
-        (Route::EmbedSparse, "/embed_sparse", Method::POST),
-        (Route::Predict, "/predict", Method::POST),
-        (Route::TeiRerank, "/rerank", Method::POST),
-        (Route::Similarity, "/similarity", Method::POST),
-        (Route::Tokenize, "/tokenize", Method::POST),
-        (Route::Decode, "/decode", Method::POST),
-        (Route::Rerank, "/v1/rerank", Method::POST),
-        (Route::RerankV2, "/v2/rerank", Method::POST),
-        (Route::Info, "/info", Method::GET),
-        (Route::Models, "/v1/models", Method::GET),
-        (Route::Model, "/v1/models/{model}", Method::GET),
-        (Route::Health, "/health", Method::GET),
-        (Route::Ready, "/ready", Method::GET),
-        (Route::Metrics, "/metrics", Method::GET),
-        (Route::OpenApi, "/openapi.json", Method::GET),
-        (Route::Page, "/", Method::GET),
-        (Route::Base, "/", Method::POST),
-        (Route::Status, "/status.json", Method::GET),
-    ];
-
-    /// What stands in the variable place of a path; `None` where it is another path.
-    fn matched<'p>(known: &str, path: &'p str) -> Option<&'p str> {
-        match known.split_once('{') {
-            None => (known == path).then_some(""),
-            Some((before, _)) => path.strip_prefix(before).filter(|rest| !rest.is_empty()),
-        }
-    }
-
-    /// The routes of a path with their methods.
-    fn all_of(path: &str) -> impl Iterator<Item = (Self, Method, &str)> {
-        Self::ALL
-            .into_iter()
-            .filter_map(move |(route, known, method)| {
-                Some((route, method, Self::matched(known, path)?))
-            })
-    }
-
-    /// The route of a path and a method, its own method, and what stands in the path's variable place. A method that the path does
-    /// not have gives the first route of the path.
-    fn of<'p>(path: &'p str, method: &Method) -> (Self, Method, &'p str) {
-        let exact = Self::all_of(path).find(|(_, own, _)| own == method);
-        let found = exact.or_else(|| Self::all_of(path).next());
-        found.unwrap_or((Self::Unknown, Method::GET, ""))
-    }
-
-    fn name(self) -> &'static str {
-        let found = Self::ALL.iter().find(|(route, ..)| *route == self);
-        found.map_or("other", |(_, name, _)| name)
-    }
-
-    /// The name that tells the route apart in metrics.
-    fn label(self) -> &'static str {
-        match self {
-            Self::Base => "POST /",
-            route => route.name(),
-        }
-    }
-
-    fn style(self) -> Style {
-        match self {
-            Self::Embed
-            | Self::EmbedAll
-            | Self::EmbedSparse
-            | Self::Predict
-            | Self::TeiRerank
-            | Self::Similarity
-            | Self::Tokenize
-            | Self::Decode
-            | Self::Base
-            | Self::Info => Style::Tei,
-            Self::RerankV2 => Style::Cohere,
-            _ => Style::OpenAi,
-        }
-    }
-
-    /// Whether it is for balancers and monitors.
-    fn is_monitoring(self) -> bool {
-        matches!(
-            self,
-            Self::Health | Self::Ready | Self::Metrics | Self::OpenApi | Self::Page | Self::Status
-        )
-    }
-}
-
-/// A request while it is answered: what it turns out to ask of a server.
-struct Asking<'a> {
+/// A request in progress, with facts about it that become known while it is handled.
+struct RequestContext<'a> {
     app: &'a App,
     model: OnceLock<Arc<Model>>,
-    /// When the values of its answer were there.
+    /// Time when the values of its response were ready.
     has_values: OnceLock<Instant>,
-    /// The memory that it is charged for.
+    /// Memory that the request is charged for.
     share: OnceLock<Arc<Share>>,
 }
 
-impl Deref for Asking<'_> {
+impl Deref for RequestContext<'_> {
     type Target = App;
 
     fn deref(&self) -> &App {
@@ -306,12 +190,12 @@ impl Deref for Asking<'_> {
     }
 }
 
-/// Conversations that are written down at once, each within the memory bound of a chat template.
+/// Max number of conversations rendered at the same time. Each is within the memory limit of a chat template.
 const MAX_RENDERINGS: usize = 4;
-/// Bytes of a body of which reading and answering takes a millisecond and more.
+/// Bodies with more bytes than this may block a thread for more than a millisecond.
 const LARGE: usize = 128 << 10;
 
-type Answered = Result<Response<Body>, Failure>;
+type HandlerResult = Result<Response<Body>, Failure>;
 
 impl App {
     fn new(models: Models, choice: HttpChoice) -> Self {
@@ -329,7 +213,7 @@ impl App {
         }
     }
 
-    /// Answers a request, whatever is in it.
+    /// Handles a request. Errors become responses.
     async fn answer(self: Arc<Self>, request: Request<Upload>) -> Response<Body> {
         let began = Instant::now();
         let (route, method, _) = Route::of(request.uri().path(), request.method());
@@ -342,14 +226,14 @@ impl App {
             && route != Route::Unknown;
         let style = route.style();
         let id = self.request_id(request.headers());
-        // Who asks for a head alone is answered as if it asked for all; hyper leaves the body out.
+        // HEAD is handled like GET; hyper omits the body.
         let is_head = request.method() == Method::HEAD && method == Method::GET;
-        // What takes long to read and to write down leaves its thread to other connections.
+        // Large bodies take long to parse, so other connections move to other threads.
         let length = request.body().size_hint().exact();
         let is_coded = request.headers().contains_key(CONTENT_ENCODING);
         let is_large =
             method == Method::POST && (is_coded || length.is_none_or(|bytes| bytes > LARGE as u64));
-        let asking = Asking::of(&self);
+        let asking = RequestContext::of(&self);
         let answered = match request.method() == method || is_head || route == Route::Unknown {
             false if is_preflight => {
                 cors::preflight(&self.choice.cors, request.headers(), &methods)
@@ -374,7 +258,7 @@ impl App {
         };
         let mut response = match answered {
             Ok(response) => match asking.share.get() {
-                // The answer counts until its last byte was sent.
+                // The response is charged until its last byte is sent.
                 Some(share) => response.map(|body| body.holding(share)),
                 None => response,
             },
@@ -389,7 +273,7 @@ impl App {
     }
 }
 
-impl<'a> Asking<'a> {
+impl<'a> RequestContext<'a> {
     fn of(app: &'a App) -> Self {
         Self {
             app,
@@ -399,12 +283,12 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// The memory that the request is charged for.
+    /// Returns the memory share of the request, which is empty before its body has been read.
     fn share(&self) -> &Arc<Share> {
         self.share.get_or_init(|| self.memory.empty_share())
     }
 
-    /// Notes the model that is asked, if there is one.
+    /// Records the model of the request, if there is one.
     fn asks(&self, found: Result<Arc<Model>, ServeError>) -> Result<Arc<Model>, ServeError> {
         if let Ok(model) = &found {
             let _ = self.model.set(Arc::clone(model));
@@ -412,7 +296,7 @@ impl<'a> Asking<'a> {
         found
     }
 
-    /// The answer's values are there, and are written down from now on.
+    /// Records that the values are ready; serialization starts now.
     fn has_values(&self) {
         let _ = self.has_values.set(Instant::now());
     }
@@ -427,7 +311,12 @@ impl<'a> Asking<'a> {
         }
     }
 
-    async fn routed(&self, route: Route, request: Request<Upload>, began: Instant) -> Answered {
+    async fn routed(
+        &self,
+        route: Route,
+        request: Request<Upload>,
+        began: Instant,
+    ) -> HandlerResult {
         let tenant = match (&self.choice.keys, self.choice.public.contains(route)) {
             (Some(keys), false) => keys.tenant(request.headers())?,
             _ => Tenant::default(),
@@ -474,21 +363,21 @@ impl<'a> Asking<'a> {
             tenant: tenant.number,
             wanted: Wanted::Usual,
         };
-        // What is given up cancels what waits for it.
+        // Dropping the future cancels everything that it waits for.
         match tokio::time::timeout(left(), self.of_body(route, fields, submit, is_raw)).await {
             Ok(answered) => answered,
             Err(_) => Err(ServeError::Deadline.into()),
         }
     }
 
-    /// Answers a request that has a body.
+    /// Handles a request with a body.
     async fn of_body(
         &self,
         route: Route,
         fields: Fields,
         submit: Submit,
         is_raw: bool,
-    ) -> Answered {
+    ) -> HandlerResult {
         match route {
             Route::Embeddings => openai::embeddings(self, fields, submit, is_raw).await,
             Route::Completions => writing::completions(self, fields, submit).await,
@@ -509,7 +398,7 @@ impl<'a> Asking<'a> {
 }
 
 impl App {
-    /// The time that an answer is of use.
+    /// Returns the time limit of a request.
     fn timeout(&self, headers: &HeaderMap) -> Result<Duration, Failure> {
         for name in ["x-request-timeout-ms", "x-envoy-expected-rq-timeout-ms"] {
             let Some(value) = headers.get(name) else {
@@ -523,7 +412,7 @@ impl App {
                 .filter(|ms| (1..=86_400_000).contains(ms))
                 .ok_or_else(|| {
                     let problem = format!(
-                        "the header {name} is no number of milliseconds from 1 to 86400000"
+                        "the header {name} is not a number of milliseconds from 1 to 86400000"
                     );
                     Failure::invalid(name, problem)
                 })?;
@@ -532,7 +421,7 @@ impl App {
         Ok(self.choice.timeout)
     }
 
-    /// The id that the client gave, if it is one, or a new one.
+    /// Returns the id that the client sent if it has 1 to 128 characters, else a new id.
     fn request_id(&self, headers: &HeaderMap) -> String {
         let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
         match given.filter(|id| (1..=128).contains(&id.len())) {
@@ -541,7 +430,7 @@ impl App {
         }
     }
 
-    /// A seed that no other request has.
+    /// Returns a seed that no other request gets.
     fn new_seed(&self) -> u64 {
         let n = self.next_id.fetch_add(1, Ordering::Relaxed);
         self.started.wrapping_add(n)
@@ -553,7 +442,7 @@ impl App {
     }
 }
 
-/// What a request matters beside others.
+/// Returns the priority of a request.
 fn class(headers: &HeaderMap) -> Result<u8, Failure> {
     let Some(value) = headers.get("x-priority") else {
         return Ok(0);
@@ -563,35 +452,33 @@ fn class(headers: &HeaderMap) -> Result<u8, Failure> {
         .ok()
         .and_then(|text| text.trim().parse().ok());
     class.ok_or_else(|| {
-        let problem = "the header x-priority is no whole number from 0 to 255".to_owned();
+        let problem = "the header x-priority is not a whole number from 0 to 255".to_owned();
         Failure::invalid("x-priority", problem)
     })
 }
 
-/// What `%2F` and its like stand for in a path.
+/// Decodes the percent escapes of a path.
 fn unescaped(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
-    while let Some((&byte, behind)) = rest.split_first() {
-        let digits = behind
-            .get(..2)
-            .and_then(|two| std::str::from_utf8(two).ok());
+    while let Some((&byte, after)) = rest.split_first() {
+        let digits = after.get(..2).and_then(|two| std::str::from_utf8(two).ok());
         let escaped = digits.and_then(|two| u8::from_str_radix(two, 16).ok());
         match escaped.filter(|_| byte == b'%') {
             Some(escaped) => {
                 bytes.push(escaped);
-                rest = &behind[2..];
+                rest = &after[2..];
             }
             None => {
                 bytes.push(byte);
-                rest = behind;
+                rest = after;
             }
         }
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Does what takes long on a thread where no connection waits for it.
+/// Runs blocking work on a thread that serves no connection.
 async fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Failure> {
@@ -599,11 +486,11 @@ async fn on_thread<T: Send + 'static>(
     done.map_err(|e| ServeError::Internal(e.to_string()).into())
 }
 
-/// A response in JSON.
+/// Returns a JSON response.
 fn json(status: StatusCode, value: &impl serde::Serialize) -> Response<Body> {
     match serde_json::to_vec(value) {
         Ok(bytes) => of_type(status, "application/json", bytes),
-        // Values of this crate are all JSON; a number that is none was refused before.
+        // Values of this crate always serialize; the branch is not reachable.
         Err(_) => of_type(
             StatusCode::INTERNAL_SERVER_ERROR,
             "application/json",

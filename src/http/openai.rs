@@ -1,4 +1,4 @@
-//! OpenAI's routes of embeddings and models, and the reranking of Jina and Cohere.
+//! OpenAI's routes for embeddings and models, and the rerank routes of Jina and Cohere.
 
 use std::{ops::ControlFlow, sync::Arc, time::UNIX_EPOCH};
 
@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    Answered, Asking, Body,
+    Body, HandlerResult, RequestContext,
     embeddings::{base64, computed, cut, inputs, prompted, ranked, shortened},
     error::Failure,
     fields::shown,
@@ -47,17 +47,17 @@ struct Usage {
     total_tokens: usize,
 }
 
-/// The type of raw vectors: rows of little-endian f32, one after another.
+/// Media type of raw vectors: rows of little-endian f32, concatenated.
 pub(super) const RAW: &str = "application/octet-stream";
 
-/// Whether a client takes raw vectors, and says so first.
+/// Returns whether the first media type in `Accept` is that of raw vectors.
 pub(super) fn wants_raw(headers: &HeaderMap) -> bool {
     let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok());
     let first = accept.and_then(|text| text.split([',', ';']).next());
     first.is_some_and(|kind| kind.trim().eq_ignore_ascii_case(RAW))
 }
 
-/// Names of prompts that serve the same end as the given one, which is the first of them.
+/// Returns `name`, followed by names that other models use for a prompt with the same purpose.
 fn alike(name: &str) -> Vec<&str> {
     const ALIKE: [&[&str]; 2] = [
         &[
@@ -80,7 +80,7 @@ fn alike(name: &str) -> Vec<&str> {
     [name].into_iter().chain(others).collect()
 }
 
-/// The prompt for what a request says that its texts are, by Cohere's and NVIDIA's `input_type` or Jina's `task`.
+/// Returns the index of the prompt for `input_type` (Cohere, NVIDIA) or `task` (Jina).
 fn prompt(
     fields: &mut Fields,
     service: &Service,
@@ -102,11 +102,11 @@ fn prompt(
 }
 
 pub(super) async fn embeddings(
-    app: &Asking<'_>,
+    app: &RequestContext<'_>,
     mut fields: Fields,
     submit: Submit,
     is_raw: bool,
-) -> Answered {
+) -> HandlerResult {
     let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let is_base64 = match fields.text("encoding_format")?.as_deref() {
         None | Some("float") => false,
@@ -124,7 +124,7 @@ pub(super) async fn embeddings(
         prompt: prompt(&mut fields, service, &inputs)?,
         ..submit
     };
-    // Checked before anything runs.
+    // Fail before anything runs if `dimensions` is out of range.
     shortened(vec![0.0; service.width()], dimensions)?;
     let answers = computed(app, service, inputs, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
@@ -155,8 +155,8 @@ pub(super) async fn embeddings(
     Ok(json(StatusCode::OK, &embeddings))
 }
 
-/// Vectors as their bytes; the headers say how many there are, how wide they are, and the tokens that were computed.
-fn raw(answers: Vec<Answer>, dimensions: Option<usize>, tokens: usize) -> Answered {
+/// Returns vectors as raw bytes. Headers carry the number of rows, their width and the number of tokens.
+fn raw(answers: Vec<Answer>, dimensions: Option<usize>, tokens: usize) -> HandlerResult {
     let n = answers.len();
     let mut bytes = Vec::new();
     for answer in answers {
@@ -185,12 +185,12 @@ pub(super) fn models(models: &Models) -> Response<Body> {
     json(StatusCode::OK, &json!({"object": "list", "data": data}))
 }
 
-pub(super) fn model(models: &Models, name: &str) -> Answered {
+pub(super) fn model(models: &Models, name: &str) -> HandlerResult {
     let model = models.named(Some(name), |_| true)?;
     Ok(json(StatusCode::OK, &described(&model)))
 }
 
-/// Texts to rank: each is a text, or an object with one.
+/// Reads the documents to rank. Each is a text, or an object with a `text`.
 fn documents(fields: &mut Fields) -> Result<Vec<String>, Failure> {
     let list = match fields.value("documents") {
         Value::Array(list) => list,
@@ -221,12 +221,16 @@ fn documents(fields: &mut Fields) -> Result<Vec<String>, Failure> {
     list.into_iter().enumerate().map(text).collect()
 }
 
-/// Ranks documents as Jina's API and the first version of Cohere's do.
-pub(super) async fn rerank(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+/// Ranks documents in the format of Jina's API and of version 1 of Cohere's.
+pub(super) async fn rerank(
+    app: &RequestContext<'_>,
+    mut fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
     let model = app.asks(app.models.scoring(fields.text("model")?.as_deref()))?;
     let query = fields.required_text("query")?;
     let documents = documents(&mut fields)?;
-    // Clients of vLLM send 0 for all.
+    // Clients of vLLM send 0 to request all documents.
     let top_n = fields.count("top_n", 0..=i64::MAX)?.filter(|&n| n > 0);
     let return_documents = fields.flag("return_documents")?.unwrap_or(false);
     let submit = cut(&mut fields, submit)?;
@@ -248,11 +252,15 @@ pub(super) async fn rerank(app: &Asking<'_>, mut fields: Fields, submit: Submit)
     Ok(json(StatusCode::OK, &answer))
 }
 
-/// Tokens of a document that Cohere's API reads by default.
+/// Default of `max_tokens_per_doc` in Cohere's API.
 const DEFAULT_TOKENS_PER_DOC: usize = 4096;
 
-/// Ranks documents as the second version of Cohere's API does, which cuts those that are too long.
-pub(super) async fn rerank_v2(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+/// Ranks documents in the format of version 2 of Cohere's API, which truncates long documents.
+pub(super) async fn rerank_v2(
+    app: &RequestContext<'_>,
+    mut fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
     let name = fields.required_text("model")?;
     let model = app.asks(app.models.scoring(Some(&name)))?;
     let query = fields.required_text("query")?;
@@ -261,7 +269,7 @@ pub(super) async fn rerank_v2(app: &Asking<'_>, mut fields: Fields, submit: Subm
     let max_tokens = fields.count("max_tokens_per_doc", 1..=i64::MAX)?;
     let service = model.service()?;
     let most = max_tokens.unwrap_or(DEFAULT_TOKENS_PER_DOC);
-    // Pairs are cut to the model's own limit anyway; a token has at least a byte.
+    // Pairs are truncated to the model's limit later. A token has at least one byte.
     let limit = service.longest().map_or(usize::MAX, |n| n as usize);
     if most < limit && documents.iter().any(|document| document.len() > most) {
         let model = Arc::clone(&model);

@@ -1,7 +1,7 @@
-//! What the routes take and give, as an OpenAPI 3.1 document: made of `Route::ALL`, so that none is missing.
+//! Description of all routes as an OpenAPI 3.1 document. It is built from `Route::ALL`, so that no route is missing.
 //!
-//! It is written by hand, because most bodies are unions (a text, a list, ids) that a derive would not see either. Tests hold the
-//! fields of bodies to those that are read, and send what the document allows and forbids (schemathesis).
+//! The schemas are written by hand, because most bodies are unions (a text, a list, ids) that a derive macro cannot express. Tests
+//! compare the fields of bodies with those that are read, and send requests that the document allows or forbids (schemathesis).
 
 mod schema;
 
@@ -16,16 +16,16 @@ use super::{
 };
 use schema::*;
 
-/// What a client should know of a route.
+/// Description of a route for clients.
 struct Described {
     summary: &'static str,
-    /// The schema of its body, where it reads one.
+    /// Schema of its request body, if it has one.
     body: Option<Value>,
-    /// The types of its answers, with their schemas.
+    /// Media types of its responses, with their schemas.
     answers: Vec<(&'static str, Value)>,
 }
 
-/// The document of a server whose `public` routes need no key.
+/// Returns the document of a server whose `public` routes need no key.
 pub(super) fn document(public: Public) -> Value {
     let mut paths = json!({});
     for (route, path, method) in Route::ALL {
@@ -36,7 +36,7 @@ pub(super) fn document(public: Public) -> Value {
         "info": {
             "title": "gemmule",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Embeddings, scores and texts of transformers, by the routes of OpenAI, text-embeddings-inference, Jina and Cohere.",
+            "description": "Embeddings, scores and text generation with transformers, in the APIs of OpenAI, text-embeddings-inference, Jina and Cohere.",
         },
         "paths": paths,
         "components": {
@@ -63,7 +63,7 @@ fn operation(route: Route, path: &str, public: Public) -> Value {
         };
         parameters.push(header(
             "x-request-timeout-ms",
-            "How long the answer is of use; a request that cannot be answered by then is refused at once.",
+            "Time limit of the request in milliseconds. A request that cannot be answered in time is refused at once.",
             1,
             86_400_000,
         ));
@@ -80,7 +80,7 @@ fn operation(route: Route, path: &str, public: Public) -> Value {
         Value::Object(kinds.collect())
     };
     let mut responses = json!({
-        "200": {"description": "The answer.", "content": content(&described.answers)},
+        "200": {"description": "The response.", "content": content(&described.answers)},
     });
     let error = match route.style() {
         Style::OpenAi => "Error",
@@ -88,7 +88,7 @@ fn operation(route: Route, path: &str, public: Public) -> Value {
         Style::Cohere => "CohereError",
     };
     let needs_key = !public.contains(route);
-    let key = (401, "There is no key, or it is not known.");
+    let key = (401, "The API key is missing or not known.");
     let keyed = needs_key.then_some(key);
     for (status, about) in keyed.into_iter().chain(statuses(route)) {
         responses[status.to_string()] = json!({
@@ -103,7 +103,7 @@ fn operation(route: Route, path: &str, public: Public) -> Value {
     });
     if let Some(body) = described.body {
         let body = match route {
-            // Each of the bodies that it takes is closed.
+            // Each variant of the body is closed itself.
             Route::Base => body,
             route => closed(route, "", body),
         };
@@ -111,15 +111,15 @@ fn operation(route: Route, path: &str, public: Public) -> Value {
             json!({"required": true, "content": content(&[("application/json", body)])});
     }
     if needs_key {
-        // Servers without a list of keys ask for none.
+        // Servers without a list of keys accept requests without a key.
         operation["security"] = json!([{"key": []}, {}]);
     }
     operation
 }
 
-/// The statuses of errors of a route, beside 401 where it needs a key, and 405, which every path gives to other methods.
+/// Error statuses of a route, except 401 for a missing key and 405 for methods that the path does not support.
 fn statuses(route: Route) -> Vec<(u16, &'static str)> {
-    let wrong = "The request is wrong; the message says what is, and how to mend it.";
+    let wrong = "The request is not valid; the message names the problem and how to fix it.";
     match route {
         Route::Health
         | Route::Metrics
@@ -129,19 +129,19 @@ fn statuses(route: Route) -> Vec<(u16, &'static str)> {
         | Route::Models
         | Route::Info
         | Route::Unknown => Vec::new(),
-        Route::Ready => vec![(503, "The server is loading or about to end.")],
+        Route::Ready => vec![(503, "The server is loading or shutting down.")],
         Route::Model => vec![(404, "There is no such model.")],
         _ => {
             let mut all = vec![
-                (404, "There is no such model, or it does something else."),
-                (408, "The body did not come in time."),
+                (404, "There is no such model, or it has another task."),
+                (408, "The body did not arrive in time."),
                 (413, "The body is too large, or an input is too long."),
-                (415, "The body is compressed in another way than by gzip."),
+                (415, "The body has a compression other than gzip."),
                 (
                     429,
-                    "There is too much to do; `Retry-After` says when to ask again.",
+                    "The server is overloaded; `Retry-After` says when to retry.",
                 ),
-                (503, "The server is about to end; another one may answer."),
+                (503, "The server is shutting down; another one may answer."),
                 (504, "The deadline passed."),
             ];
             all.extend(match route.style() {
@@ -153,8 +153,8 @@ fn statuses(route: Route) -> Vec<(u16, &'static str)> {
     }
 }
 
-/// The schema of an object of fields, with the fields that a route accepts and does not compute. Any other field may be null.
-/// `prefix` is the path of the object and a dot.
+/// Adds to an object schema the fields that a route accepts and does not compute. Any other field may be null. `prefix` is the path
+/// of the object with a trailing dot.
 fn closed(route: Route, prefix: &str, mut schema: Value) -> Value {
     let mut accepted: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for field in FIELDS.iter().filter(|field| !field.is_computed(route)) {
@@ -208,12 +208,12 @@ fn described(route: Route) -> Described {
                 ("application/json", named("Embeddings")),
                 (
                     super::openai::RAW,
-                    json!({"type": "string", "format": "binary", "description": "Rows of little-endian f32, where `Accept` asks for them; the headers x-rows, x-width and x-tokens say how many."}),
+                    json!({"type": "string", "format": "binary", "description": "Rows of little-endian f32 if `Accept` requests them; the headers x-rows, x-width and x-tokens have the numbers of rows, values per row, and tokens."}),
                 ),
             ],
         ),
         Route::Completions => of(
-            "Writes on from prompts (OpenAI)",
+            "Completes prompts (OpenAI)",
             Some({
                 let mut body = writing();
                 body["required"] = json!(["prompt"]);
@@ -230,7 +230,7 @@ fn described(route: Route) -> Described {
             ],
         ),
         Route::ChatCompletions => of(
-            "Answers conversations (OpenAI)",
+            "Completes conversations (OpenAI)",
             Some({
                 let mut body = writing();
                 body["required"] = json!(["messages"]);
@@ -265,7 +265,7 @@ fn described(route: Route) -> Described {
             json_answer(list(list(number()))),
         ),
         Route::EmbedSparse => of(
-            "Weighs the entries of the vocabulary, as SPLADE and BGE-M3 do (TEI)",
+            "Sparse embeddings, as of SPLADE and BGE-M3 (TEI)",
             Some(all_of_texts()),
             json_answer(list(list(object(
                 &["index", "value"],
@@ -273,7 +273,7 @@ fn described(route: Route) -> Described {
             )))),
         ),
         Route::EmbedAll => of(
-            "The vectors of all tokens (TEI)",
+            "Vectors of all tokens (TEI)",
             Some(all_of_texts()),
             json_answer(list(list(list(number())))),
         ),
@@ -308,7 +308,7 @@ fn described(route: Route) -> Described {
             ))),
         ),
         Route::Similarity => of(
-            "The cosine of a text with others (TEI)",
+            "Cosine similarities of a text with others (TEI)",
             Some(object(
                 &["inputs"],
                 json!({
@@ -326,7 +326,7 @@ fn described(route: Route) -> Described {
             json_answer(list(number())),
         ),
         Route::Tokenize => of(
-            "The tokens of texts (TEI)",
+            "Tokenizes texts (TEI)",
             Some(object(
                 &["inputs"],
                 json!({
@@ -338,7 +338,7 @@ fn described(route: Route) -> Described {
             json_answer(list(list(named("Token")))),
         ),
         Route::Decode => of(
-            "The texts of tokens (TEI)",
+            "Decodes token ids (TEI)",
             Some(object(
                 &["ids"],
                 json!({
@@ -352,7 +352,7 @@ fn described(route: Route) -> Described {
             json_answer(list(text())),
         ),
         Route::Rerank => of(
-            "Ranks documents by a query (Jina, Cohere's first version)",
+            "Ranks documents by a query (Jina, Cohere API version 1)",
             Some(object(
                 &["query", "documents"],
                 json!({
@@ -376,7 +376,7 @@ fn described(route: Route) -> Described {
             )),
         ),
         Route::RerankV2 => of(
-            "Ranks documents by a query (Cohere)",
+            "Ranks documents by a query (Cohere API version 2)",
             Some(object(
                 &["model", "query", "documents"],
                 json!({
@@ -432,11 +432,11 @@ fn described(route: Route) -> Described {
         Route::Model => of("A model (OpenAI)", None, json_answer(named("Model"))),
         Route::Health => of("Whether the process is alive", None, json_answer(state())),
         Route::Ready => of(
-            "Whether new requests are welcome",
+            "Whether the server accepts new requests",
             None,
             json_answer(state()),
         ),
-        Route::Metrics => of("Counts for Prometheus", None, vec![("text/plain", text())]),
+        Route::Metrics => of("Metrics for Prometheus", None, vec![("text/plain", text())]),
         Route::OpenApi => of(
             "This document",
             None,
@@ -444,7 +444,7 @@ fn described(route: Route) -> Described {
         ),
         Route::Page => of("The status page", None, vec![("text/html", text())]),
         Route::Status => of(
-            "Counts since the start, as the status page shows them",
+            "Data of the status page, counted since the start",
             None,
             json_answer(object(
                 &[
@@ -479,7 +479,7 @@ fn all_of_texts() -> Value {
     )
 }
 
-/// What both routes of texts take.
+/// Fields that both routes of generated text accept.
 fn writing() -> Value {
     let penalty = json!({"type": "number", "minimum": -2, "maximum": 2});
     object(

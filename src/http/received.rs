@@ -1,4 +1,4 @@
-//! Reading bodies, within limits of length, time and memory.
+//! Reads request bodies within limits of size, time and memory.
 
 use http_body_util::BodyExt;
 use hyper::{Request, body::Body as _};
@@ -6,14 +6,14 @@ use hyper::{Request, body::Body as _};
 use super::{App, LARGE, error::Failure, gzip::Encoding, transfer::Upload};
 use crate::serve::Held;
 
-/// A body, with the memory that it is charged for until its request is.
+/// A body and the memory that is reserved for it until its request is charged.
 pub(super) struct Received {
     pub bytes: Vec<u8>,
     held: Vec<Held>,
 }
 
 impl Received {
-    /// The bytes, for which their request is charged now.
+    /// Returns the bytes and releases their reservation. The request is charged for them from now on.
     pub fn charged(self) -> Vec<u8> {
         self.held.into_iter().for_each(Held::end);
         self.bytes
@@ -21,7 +21,7 @@ impl Received {
 }
 
 impl App {
-    /// The body of a request, within its limit and time.
+    /// Reads the body of a request, within its size and time limits.
     pub(super) async fn body(
         &self,
         request: Request<Upload>,
@@ -66,7 +66,7 @@ impl App {
                 return Err(Failure::large_body(max));
             }
             if !is_charged && length > LARGE && into.held.len() == 1 {
-                // It did not say how long it is.
+                // A chunked body has no known length.
                 into.held.push(self.memory.body(max as u64).await);
             }
             into.bytes.extend_from_slice(&data);

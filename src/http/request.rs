@@ -1,4 +1,4 @@
-//! Fields of a request body, read with errors that name the field and what it may be.
+//! Fields of a request body. Errors name the field and the values that it accepts.
 
 use std::{collections::BTreeMap, marker::PhantomData, ops::RangeInclusive};
 
@@ -14,25 +14,25 @@ use super::{
     fields::{Elsewhere, field, shown, unknown},
 };
 
-/// The fields of a body, or of an object in it, that a route computes.
+/// Fields that a route computes, of a body or of an object in it.
 pub(super) struct Fields {
     route: Route,
-    /// Path of the object and a dot; empty for the body itself.
+    /// Path of the object with a trailing dot; empty for the body itself.
     prefix: &'static str,
     values: BTreeMap<&'static str, Value>,
-    /// The whole body, where a route reads fields whose objects keep the order of their keys.
+    /// The whole body if it has a field in [`ORDERED`], else empty.
     body: Vec<u8>,
 }
 
-/// Fields whose objects keep the order of their keys, as a chat template writes them. [`Value`] does not keep it, so
+/// Fields whose objects keep the order of their keys, because a chat template prints them. [`Value`] does not keep the order, so
 /// [`Fields::parsed`] reads them from the body.
 const ORDERED: [&str; 3] = ["messages", "tools", "chat_template_kwargs"];
 
 impl Fields {
-    /// Reads a body. Fields that the route ignores are skipped.
+    /// Parses a body. Fields that the route ignores are skipped.
     ///
     /// # Errors
-    /// A body that is not a JSON object, a field that is given twice, and fields that the table refuses.
+    /// The body is not a JSON object, has a field twice, or has a field that the table refuses.
     pub fn read(route: Route, body: Vec<u8>) -> Result<Self, Failure> {
         let mut failure = None;
         let reader = Reader {
@@ -58,10 +58,10 @@ impl Fields {
         }
     }
 
-    /// The same fields for one of the routes that `POST /` stands for.
+    /// Returns the fields for `route`, one of those that `POST /` forwards to.
     ///
     /// # Errors
-    /// A field that this route does not compute.
+    /// A field that `route` does not compute.
     pub fn narrowed(self, route: Route) -> Result<Self, Failure> {
         for (name, value) in &self.values {
             if let Some(known) = field(name).filter(|known| !known.is_computed(route))
@@ -73,12 +73,12 @@ impl Fields {
         Ok(Self { route, ..self })
     }
 
-    /// Whether a field is there and not null.
+    /// Returns whether a field is present and not null.
     pub fn has(&self, name: &str) -> bool {
         self.values.get(name).is_some_and(|value| !value.is_null())
     }
 
-    /// A field that is a text, which stays.
+    /// Returns a text field without removing it.
     pub fn peek(&self, name: &str) -> Option<&str> {
         self.values.get(name).and_then(Value::as_str)
     }
@@ -87,7 +87,7 @@ impl Fields {
         self.values.get(name).is_some_and(Value::is_object)
     }
 
-    /// A field's value, null where it is missing.
+    /// Removes and returns the value of a field; null if it is missing.
     pub fn value(&mut self, name: &'static str) -> Value {
         let path = match self.prefix {
             "" => Some(name),
@@ -120,7 +120,7 @@ impl Fields {
         text.ok_or_else(|| self.wrong(name, &Value::Null, "a text"))
     }
 
-    /// A list of texts, which may be empty.
+    /// Reads a list of texts, which may be empty.
     pub fn texts(&mut self, name: &'static str) -> Result<Vec<String>, Failure> {
         let list = match self.value(name) {
             Value::Array(list) => list,
@@ -148,7 +148,7 @@ impl Fields {
         }
     }
 
-    /// A whole number of a range. JSON has one kind of number, and some clients write `4.0`.
+    /// Reads a whole number within a range. JSON has one number type, and some clients write `4.0`.
     pub fn whole(
         &mut self,
         name: &'static str,
@@ -171,7 +171,7 @@ impl Fields {
         }
     }
 
-    /// A whole number that counts something.
+    /// Reads a whole number within a range of non-negative numbers.
     pub fn count(
         &mut self,
         name: &'static str,
@@ -181,7 +181,7 @@ impl Fields {
         Ok(n.map(|n| usize::try_from(n).unwrap_or(usize::MAX)))
     }
 
-    /// A number of a range, whose end may be infinite.
+    /// Reads a number within a range, whose end may be infinite.
     pub fn number(
         &mut self,
         name: &'static str,
@@ -204,7 +204,7 @@ impl Fields {
         }
     }
 
-    /// The fields of an object in the body; none where it is missing.
+    /// Reads the fields of an object in the body; no fields if it is missing.
     pub fn object(&mut self, name: &'static str, prefix: &'static str) -> Result<Self, Failure> {
         let given = match self.value(name) {
             Value::Null => Default::default(),
@@ -232,7 +232,7 @@ impl Fields {
         })
     }
 
-    /// A field of the body that keeps the order of its keys; `None` where it is missing or null.
+    /// Reads a field of [`ORDERED`] from the body; `None` if it is missing or null.
     pub fn parsed<T: DeserializeOwned>(
         &mut self,
         name: &'static str,
@@ -249,7 +249,7 @@ impl Fields {
     }
 }
 
-/// Reads one field of a body.
+/// Visitor that reads one field of a body.
 struct Pick<T> {
     name: &'static str,
     value: PhantomData<T>,
@@ -275,9 +275,9 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Pick<T> {
     }
 }
 
-/// The whole number that a value is.
+/// Converts a value to a whole number, if it is one.
 pub(super) fn as_whole(value: &Value) -> Option<i64> {
-    // The first double that is too large.
+    // The smallest double that exceeds `i64`.
     const LIMIT: f64 = (1_u64 << 63) as f64;
     value.as_i64().or_else(|| {
         let x = value.as_f64()?;
@@ -285,10 +285,10 @@ pub(super) fn as_whole(value: &Value) -> Option<i64> {
     })
 }
 
-/// Reads the fields of a body against the table.
+/// Visitor that reads the fields of a body, and checks them against the table.
 struct Reader<'a> {
     route: Route,
-    /// Why the body is refused, beside serde's own errors.
+    /// Error of a refused field, in addition to serde's errors.
     failure: &'a mut Option<Failure>,
 }
 

@@ -1,4 +1,4 @@
-//! Connections: taking them, and letting them end.
+//! Accepting, serving and shutting down connections.
 
 use std::{
     convert::Infallible,
@@ -41,45 +41,45 @@ use super::{
 };
 use crate::serve::{Models, ReloadError};
 
-/// A server that answers, until it is shut down.
+/// A running server.
 pub struct Server {
     runtime: Runtime,
     app: Arc<App>,
     address: SocketAddr,
-    /// Whether connections are to end.
+    /// Set to true to end connections.
     stop: watch::Sender<bool>,
-    /// Gives nothing, until all connections have ended.
+    /// Returns when all connections have ended; never receives a value.
     closed: mpsc::Receiver<()>,
     accepting: JoinHandle<()>,
 }
 
-/// Why a server has ended.
+/// Reason why a server has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended<E> {
-    /// It was told to by a signal.
+    /// A signal stopped it.
     Asked,
-    /// A device computes nothing any more.
+    /// A device was lost.
     DeviceLost,
-    /// There are no models to serve.
+    /// The models could not be loaded.
     NotLoaded(E),
 }
 
-/// How often it is looked whether all devices are there.
-const LOOKS: Duration = Duration::from_millis(200);
-/// How long those have for their answer who are told that theirs is given up.
-const LAST_WORDS: Duration = Duration::from_secs(1);
-/// How long an idle connection stays open when the server ends. A request may be on its way, and is answered.
+/// Interval between checks for lost devices.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+/// Time for aborted requests to send their error response.
+const ABORT_TIME: Duration = Duration::from_secs(1);
+/// Time that an idle connection stays open when the server ends. A request that is on its way is answered.
 const LINGER: Duration = Duration::from_millis(500);
-/// Minimum time between two warnings of connections that are not accepted.
+/// Min time between two warnings about connections that are not accepted.
 const WARNINGS: Duration = Duration::from_secs(10);
-/// Where headers may be this long together, in bytes.
-const MOST_HEADERS: usize = 64 << 10;
+/// Max bytes of the headers of a request.
+const MAX_HEADERS: usize = 64 << 10;
 
 impl Server {
-    /// Answers on a socket from now on.
+    /// Starts to serve requests on a socket.
     ///
     /// # Errors
-    /// A socket that cannot be used, and threads that the system does not give.
+    /// The socket cannot be used, or the system cannot start threads.
     pub fn start(socket: TcpListener, models: Models, choice: HttpChoice) -> io::Result<Self> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(choice.threads.max(1))
@@ -115,17 +115,17 @@ impl Server {
         })
     }
 
-    /// Where it answers.
+    /// Address that the server listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Takes commands on another socket, which is for those who run the server: `POST /admin/reload` loads the models anew, and
-    /// answers when the last request of the old ones is answered; the file of keys is read again, too. If either fails, both stay
-    /// as they are. Commands of web pages are refused.
+    /// Accepts administrative commands on another socket. `POST /admin/reload` reads the file of keys again and loads the models
+    /// anew. It responds once the last request of the old models has finished. If either step fails, neither keys nor models
+    /// change. Commands of web pages are refused.
     ///
     /// # Errors
-    /// A socket that cannot be used.
+    /// The socket cannot be used.
     pub fn listen_admin(&self, socket: TcpListener) -> io::Result<SocketAddr> {
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?;
@@ -150,12 +150,13 @@ impl Server {
         Ok(address)
     }
 
-    /// Lets `load` bring the models, while requests are told to wait for them, and serves until SIGTERM or SIGINT, loading the
-    /// models anew by SIGHUP; then shuts down: `/ready` says so at once, requests are taken on for the drain's delay, and those
-    /// that run then have the drain's limit. A signal ends it while models are loaded, too, and a device that is lost at any time.
+    /// Loads the models with `load`, and serves until SIGTERM or SIGINT. Requests get 503 while the models load. SIGHUP reloads
+    /// keys and models. On SIGTERM `/ready` fails at once, requests are accepted during `drain_delay`, and in-flight requests then
+    /// have `drain_limit`; SIGINT skips the delay. A signal also stops the server while models load, and a lost device stops it
+    /// at any time.
     ///
     /// # Errors
-    /// Signals that the system does not let be caught.
+    /// The system does not allow handlers for the signals.
     pub fn run<E: Send + 'static>(
         self,
         load: impl FnOnce(&Models) -> Result<(), E> + Send + 'static,
@@ -165,18 +166,18 @@ impl Server {
             let mut term = signal(SignalKind::terminate())?;
             let mut int = signal(SignalKind::interrupt())?;
             let mut hangup = signal(SignalKind::hangup())?;
-            // Without a handler, a file that reaches the size limit of the process ends it. With one, the write fails.
+            // Without a handler, writing beyond the file size limit of the process kills it. With a handler, the write fails.
             let xfsz = rustix::process::Signal::XFSZ.as_raw();
             let _file_size = signal(SignalKind::from_raw(xfsz))?;
             let app = Arc::clone(&self.app);
             let mut loading = Some(tokio::task::spawn_blocking(move || load(&app.models)));
-            let mut looks = tokio::time::interval(LOOKS);
+            let mut looks = tokio::time::interval(CHECK_INTERVAL);
             loop {
                 let happened = poll_fn(|context| {
                     if term.poll_recv(context).is_ready() {
                         return Poll::Ready(Some(Ended::Asked));
                     }
-                    // By hand: no balancer sends requests here.
+                    // Someone pressed Ctrl-C, so no load balancer routes requests here.
                     if int.poll_recv(context).is_ready() {
                         delay = Duration::ZERO;
                         return Poll::Ready(Some(Ended::Asked));
@@ -205,7 +206,7 @@ impl Server {
                     Some(ended) => return Ok(ended),
                 }
                 let app = Arc::clone(&self.app);
-                // Not waited for: it may be told to end in the meantime.
+                // Not awaited: a signal may arrive during the reload.
                 drop(tokio::task::spawn_blocking(move || {
                     if let Err(error) = app.reload() {
                         tracing::error!("{error}");
@@ -220,9 +221,9 @@ impl Server {
         Ok(ended)
     }
 
-    /// Gives up what still runs when another of these signals comes.
+    /// Aborts running requests when a second signal arrives.
     fn hurry_at(&self, mut signals: [Signal; 2]) {
-        tracing::warn!("ending; a second signal gives up requests that still run");
+        tracing::warn!("shutting down; a second signal aborts requests that still run");
         let cut = self.app.cut.clone();
         tokio::spawn(async move {
             let second = poll_fn(|context| {
@@ -237,8 +238,8 @@ impl Server {
         });
     }
 
-    /// Says that it is not ready, takes requests for `delay` more, and lets those that run end. What has no answer within the
-    /// drain's limit is told that it gets none here; a stream that has begun is broken off.
+    /// Fails `/ready`, accepts requests during `delay`, and waits for in-flight requests. Requests without a response after the
+    /// drain limit get 503, and streams that have begun are cut off.
     pub fn shut_down(self, delay: Duration) {
         let limit = self.app.choice.drain_limit;
         self.app.models.retire();
@@ -248,16 +249,16 @@ impl Server {
             let _ = self.stop.send(true);
             let _ = accepting.await;
             if tokio::time::timeout(limit, closed.recv()).await.is_err() {
-                tracing::warn!("requests that still run after {limit:?} are given up");
+                tracing::warn!("requests that still run after {limit:?} are aborted");
                 self.app.cut.send_replace(true);
-                let _ = tokio::time::timeout(LAST_WORDS, closed.recv()).await;
+                let _ = tokio::time::timeout(ABORT_TIME, closed.recv()).await;
             }
         });
         self.runtime.shutdown_timeout(Duration::from_secs(1));
     }
 }
 
-/// Takes connections until it is told to end.
+/// Accepts connections until `stopped`.
 async fn accept(
     listener: Listener,
     stopped: watch::Receiver<bool>,
@@ -266,7 +267,7 @@ async fn accept(
     let mut failures = Failures::default();
     loop {
         let mut ends = pin!(ends(stopped.clone()));
-        // Who has come already is taken, however soon it is to stop.
+        // Accept connections that are already queued, even if the server is about to stop.
         let accepted = poll_fn(|context| match listener.poll_accept(context) {
             Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
             Poll::Pending => ends.as_mut().poll(context).map(|()| None),
@@ -278,9 +279,9 @@ async fn accept(
                 take(stream);
             }
             Some(Err(error)) => {
-                // The limit of open files, usually. Other connections close soon.
+                // Usually the limit of open files. Other connections close soon.
                 if let Some(n) = failures.add(Instant::now()) {
-                    tracing::warn!("connections are not accepted: {error}; tries that failed: {n}");
+                    tracing::warn!("connections are not accepted: {error}; failed attempts: {n}");
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -288,7 +289,7 @@ async fn accept(
     }
 }
 
-/// Failed tries to accept a connection, reported at most once in [`WARNINGS`].
+/// Failed attempts to accept a connection, reported at most once in [`WARNINGS`].
 #[derive(Default)]
 struct Failures {
     unreported: u64,
@@ -309,13 +310,13 @@ impl Failures {
     }
 }
 
-/// Ends when this is said.
+/// Waits until `stopped` is true.
 pub(super) async fn ends(mut stopped: watch::Receiver<bool>) {
-    // Without a server there is nobody to serve for.
+    // A dropped sender means that the server is gone, which also counts as stopped.
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }
 
-/// Answers the requests of a connection until it ends, by its client or as the server does.
+/// Serves the requests of a connection until the client or the server ends it.
 async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>) {
     let has_asked = Arc::new(AtomicBool::new(false));
     let is_computed = Arc::new(AtomicBool::new(false));
@@ -344,16 +345,16 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(idle_time.max(header_time))
-        .max_buf_size(MOST_HEADERS)
-        // Who sends no more waits for its answer; the watch sees who has gone.
+        .max_buf_size(MAX_HEADERS)
+        // A client that half-closes still gets its response; the watch detects clients that have left.
         .half_close(true)
         .serve_connection(TokioIo::new(socket), service);
     let mut connection = pin!(connection);
     let mut ends = pin!(ends(stopped));
     let (mut has_stopped, mut is_ending) = (false, false);
-    // Limits the time of a first request, and of one that has begun.
+    // Time limit for the first request, or for a request that has begun.
     let mut coming: Option<Pin<Box<Sleep>>> = None;
-    // Limits the time without a request when the server ends.
+    // Time limit without a request while the server ends.
     let mut linger: Option<Pin<Box<Sleep>>> = None;
     // Poll the connection before the end of the server. I/O errors are ignored.
     poll_fn(|context| {
@@ -378,7 +379,7 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
             if !has_stopped || is_ending {
                 return Poll::Pending;
             }
-            // Responses tell the client to close the connection. Only a connection without any is closed from here.
+            // Responses carry `Connection: close`. Only idle connections are closed from here.
             let is_idle = requests.strong_count() <= 1 && !watch.has_begun();
             if !is_idle {
                 linger = None;
@@ -396,8 +397,8 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
 }
 
 impl App {
-    /// Answers a request that is HTTP. Tells the client to close the connection if the server is about to end, or if the client still
-    /// sends what is not read.
+    /// Handles an HTTP request. Sends `Connection: close` if the server is about to end, or if the client still sends a body that
+    /// is not read.
     async fn received(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let is_left = Arc::new(AtomicBool::new(false));
         let checked = host::check(&request);
@@ -418,7 +419,7 @@ impl App {
         response
     }
 
-    /// Reads the keys again and loads the models anew. Both are replaced at the same time, or neither is.
+    /// Reads the keys again and loads the models anew. Either both are replaced or neither is.
     fn reload(&self) -> Result<Vec<String>, ReloadError> {
         let keys = self.choice.keys.as_ref().map(Keys::reload).transpose();
         let keys = keys.map_err(|error| ReloadError::Failed {
@@ -431,7 +432,7 @@ impl App {
         })
     }
 
-    /// Executes a command of the operator of the server.
+    /// Executes an administrative command.
     async fn command(self: Arc<Self>, request: &Request<Incoming>) -> Response<Body> {
         const PATH: &str = "/admin/reload";
         if let Err(failure) = host::check_command(request) {

@@ -1,4 +1,4 @@
-//! The bytes of a connection, and whether there is still a client for them.
+//! Socket of a connection, with a write timeout and detection of clients that have left.
 
 use std::{
     future::Future,
@@ -19,12 +19,13 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// How often it is looked whether a client that sends no more has gone.
-const LOOKS: Duration = Duration::from_millis(50);
-/// What a client that reads on passes over, and the system of one that has gone answers with a reset.
+/// Interval between checks of a half-closed connection for a client that has left.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// Interim response that probes a half-closed connection. A client that still reads ignores it; the system of one that has closed
+/// the connection answers with a reset.
 const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// A connection whose client has so long to take the next bytes of an answer.
+/// A connection whose client must accept the next bytes of a response within `write_time`.
 pub(super) struct Socket {
     shared: Arc<Shared>,
     write_time: Duration,
@@ -33,16 +34,16 @@ pub(super) struct Socket {
 
 struct Shared {
     stream: TcpStream,
-    /// Whether all that was to be written lies with the system.
+    /// Whether all written bytes have been passed to the operating system.
     is_flushed: AtomicBool,
-    /// Whether bytes came since the last ones of an answer went.
+    /// Whether bytes have arrived since the last byte of a response was written.
     has_begun: AtomicBool,
 }
 
-/// Looks for a client's leaving while its answer is computed.
+/// Detects that a client has left while its response is computed.
 ///
-/// One that closes and one that only sends no more look alike: both send an end. The first has no ear any more, and the next
-/// bytes for it are answered by a reset; the second one waits for its answer. So it is sent what HTTP lets pass over.
+/// A client that closes the connection and one that only closes its sending half look alike: both send FIN. The first answers
+/// further bytes with a reset; the second waits for its response. [`PROBE`] tells them apart.
 pub(super) struct Watch {
     shared: Arc<Shared>,
     has_ended: bool,
@@ -69,7 +70,7 @@ impl Socket {
         (socket, watch)
     }
 
-    /// Bytes that were written at last, or an end of the client's time.
+    /// Writes bytes. Fails if the client accepts none within `write_time`.
     fn written(&mut self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         loop {
             if self.shared.stream.poll_write_ready(context)?.is_pending() {
@@ -121,39 +122,39 @@ impl AsyncWrite for Socket {
         self.written(context, bytes)
     }
 
-    /// Asked when all was written.
+    /// Called by hyper after all bytes are written.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.shared.is_flushed.store(true, Ordering::Relaxed);
         Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Its other half is the watch's, too.
+        // Shut down a duplicate of the descriptor, because the watch shares the stream.
         let same = self.shared.stream.as_fd().try_clone_to_owned()?;
         Poll::Ready(std::net::TcpStream::from(same).shutdown(std::net::Shutdown::Write))
     }
 }
 
 impl Watch {
-    /// Whether a client has begun to send what was not answered yet.
+    /// Returns whether the client has begun to send a request that has no response yet.
     pub fn has_begun(&self) -> bool {
         self.shared.has_begun.load(Ordering::Relaxed)
     }
 
-    /// Ends when the client of the request that is being computed has gone. A client that has closed its half is probed if it
-    /// `takes_interim` responses, which HTTP/1.0 does not have.
+    /// Completes when the client of the current request has left. If the client has closed its sending half, the connection is
+    /// probed, provided that the client `takes_interim` responses (HTTP/1.0 has none).
     pub fn poll_gone(&mut self, context: &mut Context<'_>, takes_interim: bool) -> Poll<()> {
         let stream = &self.shared.stream;
         if !self.has_ended {
             let mut byte = [0];
             match ready!(stream.poll_peek(context, &mut ReadBuf::new(&mut byte))) {
                 Ok(0) => self.has_ended = true,
-                // The next request: whether there comes an end behind it cannot be seen from here.
+                // Bytes of a next request hide whether the client has closed its half.
                 Ok(_) => return Poll::Pending,
                 Err(_) => return Poll::Ready(()),
             }
             if takes_interim && self.shared.is_flushed.load(Ordering::Relaxed) {
-                // Where there is no room for it, the client has much to read and will be met by that.
+                // If the send buffer is full, the pending bytes serve as the probe.
                 let _ = stream.try_write(PROBE);
             }
         }
@@ -161,7 +162,9 @@ impl Watch {
             if !matches!(stream.take_error(), Ok(None)) {
                 return Poll::Ready(());
             }
-            let next = self.next.get_or_insert_with(|| Box::pin(sleep(LOOKS)));
+            let next = self
+                .next
+                .get_or_insert_with(|| Box::pin(sleep(CHECK_INTERVAL)));
             ready!(next.as_mut().poll(context));
             self.next = None;
         }

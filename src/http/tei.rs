@@ -1,4 +1,4 @@
-//! The routes of text-embeddings-inference (TEI).
+//! Routes of text-embeddings-inference (TEI).
 
 use std::{ops::ControlFlow, sync::Arc};
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    Answered, Asking, Body, Route,
+    Body, HandlerResult, RequestContext, Route,
     embeddings::{computed, cut, inputs, kind, normalize, prompted, ranked, shortened},
     error::Failure,
     json, of_type, on_thread,
@@ -17,7 +17,7 @@ use crate::serve::{
     Answer, ClassScore, Kind, Model, Models, Service, Submit, Text, TextToken, Wanted,
 };
 
-/// The prompt that a request names by this field of TEI.
+/// Returns the index of the prompt in `prompt_name`. `param` is the path of that field in errors.
 fn prompt(
     fields: &mut Fields,
     service: &Service,
@@ -29,8 +29,12 @@ fn prompt(
     index.transpose()
 }
 
-/// Answers `POST /`, the base address of a TEI server, as the route that fits the model and the body.
-pub(super) async fn base(app: &Asking<'_>, fields: Fields, submit: Submit) -> Answered {
+/// Handles `POST /`, the base address of a TEI server, like the route that fits the model and the body.
+pub(super) async fn base(
+    app: &RequestContext<'_>,
+    fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
     let has_service = |model: &Model| matches!(model.kind, Kind::Service(_));
     let model = app.models.named(fields.peek("model"), has_service)?;
     let service = model.service()?;
@@ -48,7 +52,11 @@ pub(super) async fn base(app: &Asking<'_>, fields: Fields, submit: Submit) -> An
     Box::pin(app.of_body(route, fields.narrowed(route)?, submit, false)).await
 }
 
-pub(super) async fn embed(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+pub(super) async fn embed(
+    app: &RequestContext<'_>,
+    mut fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
     let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let submit = cut(&mut fields, submit)?;
     let normalizes = fields.flag("normalize")?.unwrap_or(true);
@@ -73,15 +81,19 @@ pub(super) async fn embed(app: &Asking<'_>, mut fields: Fields, submit: Submit) 
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }
 
-/// Says how many tokens were computed, where a body has no place for it.
+/// Adds the number of tokens as a header, for responses whose bodies have no field for it.
 fn with_tokens(mut response: Response<Body>, tokens: usize) -> Response<Body> {
     let value = HeaderValue::from(tokens as u64);
     response.headers_mut().insert("x-compute-tokens", value);
     response
 }
 
-/// The vectors of all tokens, special ones included, before pooling.
-pub(super) async fn embed_all(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+/// Returns the vectors of all tokens before pooling, including special tokens.
+pub(super) async fn embed_all(
+    app: &RequestContext<'_>,
+    mut fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
     let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let submit = cut(&mut fields, submit)?;
     let inputs = inputs("inputs", &fields.value("inputs"))?;
@@ -107,8 +119,12 @@ struct Weight {
     value: f32,
 }
 
-/// The entries of the vocabulary that a text weighs, with their weights.
-pub(super) async fn embed_sparse(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+/// Returns the vocabulary entries with a weight for each text, and their weights.
+pub(super) async fn embed_sparse(
+    app: &RequestContext<'_>,
+    mut fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
     let model = app.asks(app.models.sparse(fields.text("model")?.as_deref()))?;
     let submit = cut(&mut fields, submit)?;
     let inputs = inputs("inputs", &fields.value("inputs"))?;
@@ -129,8 +145,12 @@ pub(super) async fn embed_sparse(app: &Asking<'_>, mut fields: Fields, submit: S
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }
 
-/// The cosine of the angle between a text and each other one.
-pub(super) async fn similarity(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+/// Returns the cosine similarities of a text with each of several others.
+pub(super) async fn similarity(
+    app: &RequestContext<'_>,
+    mut fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
     let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let mut parameters = fields.object("parameters", "parameters.")?;
     let submit = cut(&mut parameters, submit)?;
@@ -163,8 +183,8 @@ pub(super) async fn similarity(app: &Asking<'_>, mut fields: Fields, submit: Sub
     Ok(with_tokens(json(StatusCode::OK, &cosines), tokens))
 }
 
-/// The tokens of texts, whatever the model does with them.
-pub(super) async fn tokenize(app: &Asking<'_>, mut fields: Fields) -> Answered {
+/// Returns the tokens of texts. Works with any kind of model.
+pub(super) async fn tokenize(app: &RequestContext<'_>, mut fields: Fields) -> HandlerResult {
     let model = app.models.named(fields.text("model")?.as_deref(), |_| true);
     let model = app.asks(model)?;
     let adds_special = fields.flag("add_special_tokens")?.unwrap_or(true);
@@ -182,13 +202,13 @@ pub(super) async fn tokenize(app: &Asking<'_>, mut fields: Fields) -> Answered {
         })
         .collect::<Result<_, _>>()?;
     let bytes: usize = texts.iter().map(String::len).sum();
-    // A word of some letters has an object of some sixty; more is charged as it comes.
+    // A token of a few letters becomes a JSON object of about 60 bytes. Larger responses are charged while they grow.
     let reserved = TOKEN_LETTER * bytes as u64;
     app.share().reserve(reserved).await?;
     let share = Arc::clone(app.share());
     let rows = on_thread(move || {
         let mut body = b"[".to_vec();
-        // A vector that grows is copied.
+        // A vector is copied when it grows, so a third of the reservation is left for the copy.
         let mut charged = reserved as usize / 3 * 2;
         for (at, text) in texts.iter().enumerate() {
             body.extend_from_slice(if at > 0 { b",[" } else { b"[" });
@@ -197,7 +217,7 @@ pub(super) async fn tokenize(app: &Asking<'_>, mut fields: Fields) -> Answered {
                 if !std::mem::take(&mut is_first) {
                     body.push(b',');
                 }
-                // Memory takes all, and the token has no maps.
+                // Writing to memory cannot fail, and a token always serializes.
                 let _ = serde_json::to_writer(&mut body, &Token::of(token));
                 match body.len() > charged + ANSWER_STEP {
                     true => {
@@ -225,14 +245,14 @@ pub(super) async fn tokenize(app: &Asking<'_>, mut fields: Fields) -> Answered {
     Ok(of_type(StatusCode::OK, "application/json", rows))
 }
 
-/// Bytes that tokens take for each byte of their texts, for which memory is reserved.
+/// Bytes reserved for the response for each byte of the texts.
 const TOKEN_LETTER: u64 = 20;
-/// Bytes of an answer for which a request is charged at once as it grows.
+/// Bytes by which a response grows before its request is charged again.
 const ANSWER_STEP: usize = 64 << 10;
-/// Bytes that decoding takes for each token, beside its text.
+/// Bytes that decoding needs for each token, besides its text.
 const DECODED_TOKEN: u64 = 100;
 
-/// A token as TEI says it.
+/// A token in TEI's format.
 #[derive(Serialize)]
 struct Token {
     id: u32,
@@ -255,8 +275,8 @@ impl Token {
     }
 }
 
-/// The texts of token ids.
-pub(super) async fn decode(app: &Asking<'_>, mut fields: Fields) -> Answered {
+/// Decodes token ids.
+pub(super) async fn decode(app: &RequestContext<'_>, mut fields: Fields) -> HandlerResult {
     let model = app.models.named(fields.text("model")?.as_deref(), |_| true);
     let model = app.asks(model)?;
     let skips_special = fields.flag("skip_special_tokens")?.unwrap_or(true);
@@ -275,7 +295,7 @@ pub(super) async fn decode(app: &Asking<'_>, mut fields: Fields) -> Answered {
         on_thread(move || {
             let each = all.iter();
             let bytes = each.map(|ids| {
-                // The text, the answer, and what is decoded one token after another.
+                // The text, the response, and the tokens decoded one at a time.
                 3 * model.encoder().max_text_bytes(ids) + DECODED_TOKEN * ids.len() as u64
             });
             (bytes.sum(), all)
@@ -295,7 +315,8 @@ pub(super) async fn decode(app: &Asking<'_>, mut fields: Fields) -> Answered {
     Ok(json(StatusCode::OK, &texts))
 }
 
-/// A text, `[query, document]`, or a list of one-element or two-element lists.
+/// Parses `inputs` of `/predict`: a text, `[query, document]`, or a list of lists of one or two texts. The flag tells whether it is
+/// such a list.
 fn predicted(value: &Value) -> Result<(Vec<Text>, bool), Failure> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let one = |value: &Value| -> Option<Text> {
@@ -325,8 +346,12 @@ fn predicted(value: &Value) -> Result<(Vec<Text>, bool), Failure> {
     }
 }
 
-/// Scores of texts or pairs by label.
-pub(super) async fn predict(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+/// Scores texts or pairs by label.
+pub(super) async fn predict(
+    app: &RequestContext<'_>,
+    mut fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
     let model = app.asks(app.models.scoring(fields.text("model")?.as_deref()))?;
     let submit = cut(&mut fields, submit)?;
     let are_raw = fields.flag("raw_scores")?.unwrap_or(false);
@@ -363,8 +388,12 @@ pub(super) async fn predict(app: &Asking<'_>, mut fields: Fields, submit: Submit
     Ok(with_tokens(response, tokens))
 }
 
-/// Ranks texts by a query. Scores are those of TEI, whatever the folder asks for.
-pub(super) async fn rerank(app: &Asking<'_>, mut fields: Fields, submit: Submit) -> Answered {
+/// Ranks texts by a query. Scores are those of TEI and independent of the model's folder.
+pub(super) async fn rerank(
+    app: &RequestContext<'_>,
+    mut fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
     let model = app.asks(app.models.scoring(fields.text("model")?.as_deref()))?;
     let submit = cut(&mut fields, submit)?;
     let are_raw = fields.flag("raw_scores")?.unwrap_or(false);
@@ -389,7 +418,7 @@ pub(super) async fn rerank(app: &Asking<'_>, mut fields: Fields, submit: Submit)
     Ok(with_tokens(json(StatusCode::OK, &ranks), tokens))
 }
 
-pub(super) fn info(models: &Models) -> Answered {
+pub(super) fn info(models: &Models) -> HandlerResult {
     let all = models.all();
     let Some(model) = all.first() else {
         return Err(Failure::not_ready("it has no model"));

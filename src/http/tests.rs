@@ -25,8 +25,8 @@ use crate::{
 };
 
 #[test]
-fn base64_is_that_of_the_standard() {
-    // 1.0, and -2.5 behind it, as Python's base64 gives them.
+fn base64_follows_the_standard() {
+    // 1.0 and -2.5, encoded with Python's base64.
     assert_eq!(base64(&[]), "");
     assert_eq!(base64(&[1.0]), "AACAPw==");
     assert_eq!(base64(&[1.0, -2.5]), "AACAPwAAIMA=");
@@ -56,7 +56,7 @@ fn inputs_have_the_four_shapes_of_openai() {
 
 proptest! {
     #[test]
-    fn embeddings_that_are_shortened_have_unit_length(
+    fn shortened_embeddings_have_unit_length(
         values in prop::collection::vec(-10.0_f32..10.0, 2..40),
         n in 1_usize..40,
     ) {
@@ -72,13 +72,13 @@ proptest! {
 }
 
 #[test]
-fn a_vector_of_zeros_stays_one() {
+fn a_zero_vector_stays_zero() {
     let mut zeros = [0.0; 3];
     normalize(&mut zeros);
     assert_eq!(zeros, [0.0; 3]);
 }
 
-/// Fields of a body that a route computes, sorted.
+/// Returns the fields of a body that a route computes, sorted.
 fn computed(route: Route) -> Vec<&'static str> {
     let all = FIELDS.iter().filter(|field| field.is_computed(route));
     let mut names: Vec<&str> = all.map(|field| field.name).collect();
@@ -121,7 +121,7 @@ fn the_document_has_every_route_and_the_computed_fields() {
         assert_eq!(told, computed(route), "{path}");
     }
     assert_eq!(unescaped("a%2Fb%zz%"), "a/b%zz%");
-    // Every reference has its shape.
+    // Every reference resolves.
     let text = document.to_string();
     for part in text.split("#/components/schemas/").skip(1) {
         let name = part.split('"').next().unwrap();
@@ -181,7 +181,7 @@ fn each_error_has_a_status_and_a_text_in_each_style() {
         Failure::no_command("/admin/reload"),
         Failure::host("the request has more than one Host header; send one"),
         Failure::forbidden(
-            "commands are not taken from web pages; send the request without an Origin header",
+            "commands from web pages are refused; send the request without an Origin header",
         ),
         Failure::reload(&ReloadError::Fixed),
         Failure::reload(&ReloadError::Busy),
@@ -280,7 +280,7 @@ fn a_server_whose_device_is_lost_is_not_ready_and_ends() {
     });
     assert_eq!(ended.unwrap(), Ended::DeviceLost);
     let answers = probes.join().unwrap();
-    let told = "the server is not ready: its device was lost, and it ends; another one may answer";
+    let told = "the server is not ready: its device was lost, and it is shutting down; another one may answer";
     assert!(answers.len() > 1);
     assert!(
         answers.iter().all(|a| a.starts_with("HTTP/1.1 503")),
@@ -291,7 +291,7 @@ fn a_server_whose_device_is_lost_is_not_ready_and_ends() {
     }
 }
 
-/// Values that fields have by mistake, and some that they may have.
+/// Values of fields, valid and invalid.
 fn values() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -363,7 +363,7 @@ fn no_body_breaks_a_route() {
             let at = at.index(body.len());
             body[at] = byte;
         }
-        // What is sound gets an answer, and what is not an error; both are in the document.
+        // A valid body gets a response and an invalid one an error; the document has both.
         bodies.post(path, &body);
     });
     for (path, body) in [

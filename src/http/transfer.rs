@@ -1,4 +1,4 @@
-//! The bodies of requests and responses on a connection.
+//! Request and response bodies on a connection.
 
 use std::{
     convert::Infallible,
@@ -21,24 +21,24 @@ use tokio::{runtime::Handle, time::timeout};
 
 use super::Body;
 
-/// Bytes of a body that are read and discarded after its request was refused.
+/// Max bytes of a body that are read and discarded after its request was refused.
 const MAX_DISCARDED: usize = 64 << 20;
-/// Time without any byte after which the rest is not waited for.
+/// Max pause of the client while a body is discarded.
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 
-/// The body of a request. What a handler leaves unread is read and discarded beside the response, within a bound of bytes and
-/// time: a client that is still sending when the connection closes gets an error in place of the response.
+/// Request body. The part that a handler leaves unread is read and discarded while the response is sent, within limits of bytes
+/// and time. Otherwise, a client that is still sending when the connection closes gets an error instead of the response.
 pub(super) struct Upload {
     body: Option<Incoming>,
     is_read: bool,
-    /// Whether the client sends nothing before it is told to continue.
+    /// Whether the client waits for `100 Continue` before it sends the body.
     waits: bool,
     max_time: Duration,
     is_left: Arc<AtomicBool>,
 }
 
 impl Upload {
-    /// Wraps the body of a request. The rest that a handler leaves is read for `max_time`, and `is_left` tells that there is one.
+    /// Wraps the body of a request. An unread rest is discarded for at most `max_time`, and sets `is_left`.
     pub fn wrap(
         request: Request<Incoming>,
         max_time: Duration,
@@ -111,7 +111,7 @@ async fn discard(mut body: Incoming) {
     }
 }
 
-/// The body of a response, with a token that is dropped when it has been sent.
+/// Response body with a token that is dropped when the body has been sent.
 pub(super) struct Download {
     body: Body,
     _token: Arc<()>,

@@ -1,16 +1,16 @@
-//! The memory that reading a body takes, before it is read.
+//! Estimates the memory that parsing a body needs.
 
-/// Bytes of a value in a list, which grows by doubling.
+/// Bytes of a value in a list, including unused capacity of the list.
 const VALUE: u64 = 64;
-/// Bytes of a list of one value, and of a map of one entry, beside what is in them.
+/// Bytes of a list of one value and of a map of one entry, besides their contents.
 const LIST: u64 = 160;
 const MAP: u64 = 650;
-/// Bytes of each entry of a map.
+/// Bytes of a map entry.
 const ENTRY: u64 = 130;
-/// Bytes of a string and its copy, beside their characters.
+/// Bytes of a string and its copy, besides their characters.
 const STRING: u64 = 64;
 
-/// An upper estimate of the memory of a body in JSON, its values, and a copy of its texts. What is no JSON has one, too.
+/// Returns an upper bound on the memory of a JSON body, its values, and a copy of its texts. Works with invalid JSON, too.
 pub(super) fn weight(body: &[u8]) -> u64 {
     let mut bytes = 3 * body.len() as u64;
     let mut is_text = false;
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_values_weigh_more_than_their_bytes_and_characters_in_texts_do_not() {
+    fn values_are_charged_with_overhead_and_characters_in_texts_are_not() {
         assert_eq!(weight(b""), 0);
         assert_eq!(weight(br#""a,b[{\":""#), 3 * 10 + STRING);
         assert_eq!(weight(b"[1,2]"), 3 * 5 + LIST + VALUE);

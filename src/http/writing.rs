@@ -1,4 +1,4 @@
-//! OpenAI's routes of texts: completions and conversations, whole or as server-sent events.
+//! OpenAI's routes for generated text: completions and chat completions, as whole responses or server-sent events.
 
 mod asked;
 mod head;
@@ -17,11 +17,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::{
-    asked::Asked,
+    asked::GenerationRequest,
     head::{Head, usage},
 };
 use super::{
-    Answered, App, Asking,
+    App, HandlerResult, RequestContext,
     body::{Body, Events},
     embeddings::inputs,
     error::Failure,
@@ -32,14 +32,21 @@ use crate::serve::{
     Ending, Message, Piece, Pieces, Scored, ServeError, Share, Submit, Text, Writer, Writing,
 };
 
-pub(super) async fn completions(app: &Asking<'_>, fields: Fields, submit: Submit) -> Answered {
-    let asked = Asked::parse(fields, false)?;
-    let model = app.asks(app.models.writing(asked.model.as_deref()))?;
+pub(super) async fn completions(
+    app: &RequestContext<'_>,
+    fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
+    let params = GenerationRequest::parse(fields, false)?;
+    let model = app.asks(app.models.writing(params.model.as_deref()))?;
     let writer = model.writer()?;
-    let prompts = inputs("prompt", &asked.prompt)?;
-    let (n, writing) = (asked.n(), asked.writing(false));
-    if asked.streams() && prompts.len() != 1 {
-        let problem = format!("there are {} prompts; a stream is of one", prompts.len());
+    let prompts = inputs("prompt", &params.prompt)?;
+    let (n, writing) = (params.n(), params.writing(false));
+    if params.streams() && prompts.len() != 1 {
+        let problem = format!(
+            "there are {} prompts; expected one prompt for a stream",
+            prompts.len()
+        );
         return Err(Failure::invalid("prompt", problem));
     }
     let texts = (prompts.len() as u64).saturating_mul(n as u64);
@@ -56,15 +63,19 @@ pub(super) async fn completions(app: &Asking<'_>, fields: Fields, submit: Submit
         ids.collect::<Result<Vec<Vec<u32>>, ServeError>>()
     });
     let all = written(app, writer, prompts.await??, n, &writing, submit).await?;
-    let head = Head::new(app, &model.name, false, &asked);
-    answered(app, head, &asked, n, all).await
+    let head = Head::new(app, &model.name, false, &params);
+    answered(app, head, &params, n, all).await
 }
 
-pub(super) async fn chat(app: &Asking<'_>, fields: Fields, submit: Submit) -> Answered {
-    let mut asked = Asked::parse(fields, true)?;
-    let model = app.asks(app.models.writing(asked.model.as_deref()))?;
+pub(super) async fn chat(
+    app: &RequestContext<'_>,
+    fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
+    let mut params = GenerationRequest::parse(fields, true)?;
+    let model = app.asks(app.models.writing(params.model.as_deref()))?;
     let writer = model.writer()?;
-    let said = asked
+    let said = params
         .messages
         .take()
         .filter(|said| !said.is_empty())
@@ -77,24 +88,24 @@ pub(super) async fn chat(app: &Asking<'_>, fields: Fields, submit: Submit) -> An
         .enumerate()
         .map(|(at, said)| said.message(at));
     let messages = messages.collect::<Result<Vec<Message>, Failure>>()?;
-    let (n, writing) = (asked.n(), asked.writing(true));
-    let options = asked.chat_options()?;
+    let (n, writing) = (params.n(), params.writing(true));
+    let options = params.chat_options()?;
     writer.has_place(n as u64, submit)?;
     let holds = Arc::clone(&model);
-    // The bound on memory is one rendering's, so few run at once. A permit is held until the work has ended, even if the client has left.
+    // Limit the number of renderings that use memory at the same time. The permit is held until the work has ended, even if the client has left.
     let permit = Arc::clone(&app.rendering).acquire_owned().await;
     let prompt = on_thread(move || {
         let _permit = permit;
         holds.writer()?.conversation(&messages, &options)
     });
     let all = written(app, writer, vec![prompt.await??], n, &writing, submit).await?;
-    let head = Head::new(app, &model.name, true, &asked);
-    answered(app, head, &asked, n, all).await
+    let head = Head::new(app, &model.name, true, &params);
+    answered(app, head, &params, n, all).await
 }
 
-/// `n` texts of each prompt, which are being written.
+/// Starts `n` generations for each prompt.
 async fn written(
-    app: &Asking<'_>,
+    app: &RequestContext<'_>,
     writer: &Writer,
     prompts: Vec<Vec<u32>>,
     n: usize,
@@ -107,7 +118,7 @@ async fn written(
         .flat_map(|prompt| (0..n).map(move |nth| (prompt, nth)));
     let share = app.share();
     let tokens: usize = prompts.iter().map(Vec::len).sum();
-    // One copy waits, and one runs.
+    // Ids are copied: one copy waits, and one is generated from.
     let bytes = 8 * (tokens as u64).saturating_mul(n as u64);
     share.reserve(bytes).await?;
     each.map(|(prompt, nth)| {
@@ -116,8 +127,8 @@ async fn written(
     .collect()
 }
 
-/// Settings of `n` texts of one prompt. Several texts are drawn, unless the request says otherwise by its temperature: the most
-/// probable one would come `n` times.
+/// Returns the settings for `n` texts of one prompt. Several texts are sampled unless the request sets a temperature or `top_p`;
+/// greedy decoding would return the same text `n` times.
 fn varied(writer: &Writer, n: usize, writing: &Writing) -> Writing {
     let is_open = n > 1 && writing.temperature.is_none() && writing.top_p.is_none();
     Writing {
@@ -129,8 +140,7 @@ fn varied(writer: &Writer, n: usize, writing: &Writing) -> Writing {
     }
 }
 
-/// What the nth text of a prompt is drawn by. One seed gives the same texts again; without one they differ from request to
-/// request.
+/// Returns the settings of the `nth` text of a prompt. Equal seeds reproduce the texts; without a seed each request gets its own.
 fn seeded(app: &App, writing: &Writing, nth: usize) -> Writing {
     let seed = match writing.seed {
         Some(seed) => seed.wrapping_add(nth as u64),
@@ -142,20 +152,20 @@ fn seeded(app: &App, writing: &Writing, nth: usize) -> Writing {
     }
 }
 
-/// Texts, `n` of each prompt, as they were asked for.
+/// Sends `n` texts of each prompt, as a whole response or as a stream.
 async fn answered(
-    app: &Asking<'_>,
+    app: &RequestContext<'_>,
     head: Head,
-    asked: &Asked,
+    params: &GenerationRequest,
     n: usize,
     all: Vec<Pieces>,
-) -> Answered {
-    if asked.streams() {
+) -> HandlerResult {
+    if params.streams() {
         return streamed(head, all).await;
     }
     let (mut choices, mut prompt, mut tokens) = (Vec::with_capacity(all.len()), 0, 0);
     for (index, done) in whole(all, app.share()).await?.into_iter().enumerate() {
-        // A prompt counts once, however many texts go on from it.
+        // A prompt counts once, even with several texts.
         prompt += if index % n == 0 { done.used.0 } else { 0 };
         tokens += done.used.1;
         choices.push(head.choice(index, &done));
@@ -165,7 +175,7 @@ async fn answered(
     Ok(json(StatusCode::OK, &answer))
 }
 
-/// A text that is done, with the tokens of its prompt and its own.
+/// A finished text, with the numbers of prompt tokens and of its own tokens.
 struct Done {
     text: String,
     tokens: Vec<Scored>,
@@ -173,10 +183,10 @@ struct Done {
     used: (usize, usize),
 }
 
-/// Bytes that a token with its log-probability takes in an answer, as an object of JSON, and each alternative likewise.
+/// Bytes that a token with its log-probability takes in a JSON response. Each alternative takes the same.
 const SCORED_BYTES: u64 = 1000;
 
-/// The texts when all are done.
+/// Waits until all texts are finished.
 async fn whole(all: Vec<Pieces>, share: &Share) -> Result<Vec<Done>, Failure> {
     let mut all: Vec<(Pieces, Done, bool)> = all
         .into_iter()
@@ -190,7 +200,7 @@ async fn whole(all: Vec<Pieces>, share: &Share) -> Result<Vec<Done>, Failure> {
             (pieces, empty, false)
         })
         .collect();
-    // Pieces of all texts are taken as they come, so that they are charged for at once.
+    // Poll all texts, so that their memory is charged when it is used.
     poll_fn(|context| {
         let mut is_done = true;
         for (pieces, done, is_over) in &mut all {
@@ -231,8 +241,8 @@ async fn whole(all: Vec<Pieces>, share: &Share) -> Result<Vec<Done>, Failure> {
     Ok(all.into_iter().map(|(_, done, _)| done).collect())
 }
 
-/// Pieces as server-sent events. The first is waited for, so that what is wrong with the request has its own status.
-async fn streamed(head: Head, mut all: Vec<Pieces>) -> Answered {
+/// Streams pieces as server-sent events. Waits for the first piece, so that an invalid request gets an error status.
+async fn streamed(head: Head, mut all: Vec<Pieces>) -> HandlerResult {
     let first = match all.first_mut() {
         Some(pieces) => pieces.next().await,
         None => None,
@@ -267,19 +277,19 @@ async fn streamed(head: Head, mut all: Vec<Pieces>) -> Answered {
 
 fn add_event(to: &mut Vec<u8>, value: &impl Serialize) {
     to.extend(b"data: ");
-    // Memory takes all, and no map here has keys that JSON cannot say.
+    // Writing to memory cannot fail, and all map keys here are strings.
     let _ = serde_json::to_writer(&mut *to, value);
     to.extend(b"\n\n");
 }
 
 struct Stream {
     head: Head,
-    /// The texts by index; `None` for those that are done.
+    /// Unfinished texts by index; `None` for finished ones.
     all: Vec<Option<Pieces>>,
     n_open: usize,
-    /// Tokens of the prompt and of all texts.
+    /// Numbers of tokens of the prompt and of all texts.
     used: (usize, usize),
-    /// What is to be sent next.
+    /// Bytes to send next.
     ready: Vec<u8>,
 }
 
@@ -303,7 +313,7 @@ impl Stream {
                     self.end();
                 }
             }
-            // The status was sent; clients read an error from the stream.
+            // The status has been sent, so clients read the error from the stream.
             Err(error) => {
                 let error =
                     json!({"error": {"message": error.to_string(), "type": "server_error"}});

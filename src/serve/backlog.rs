@@ -1,5 +1,5 @@
-//! How long what waits will take, by which requests are let in: at the pace of the slower of tokenizers and devices, as it was
-//! measured of late.
+//! Estimates how long the queued work takes, to admit or refuse requests. The estimate uses the recent pace of tokenizers or
+//! devices, whichever is slower.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,19 +11,19 @@ use crate::{
     tensor::Extents,
 };
 
-/// Seconds of work that a pace is of; older ones count half, and half again.
-const OF_LATE: f64 = 0.2;
-/// What a byte of text takes where nothing was measured yet, in seconds: a word of WordPiece, on one core.
+/// Seconds of work after which the weight of earlier measurements is halved.
+const WINDOW: f64 = 0.2;
+/// Assumed seconds to tokenize a byte of text before anything was measured: WordPiece on one core.
 const BYTE: f64 = 0.5e-6;
-/// An answer has this share of the time within which it is of use to be handed over and sent, and so long at most.
-const ON_THE_WAY: (u32, Duration) = (20, Duration::from_millis(50));
-/// What is left of a batch's lateness at the next one.
-const FADES: f64 = 0.98;
-/// Tokens by which the cost of a long queue is reckoned, and the mean length there.
+/// Fraction of a request's deadline reserved for sending the response, as a divisor, with an upper bound.
+const RESERVED: (u32, Duration) = (20, Duration::from_millis(50));
+/// Factor by which the lateness of a batch decays with each further batch.
+const DECAY: f64 = 0.98;
+/// Batch size in tokens, and mean sequence length, for estimating the cost of a long queue.
 const FULL: u64 = 4096;
 const LENGTH: u64 = 128;
 
-/// Seconds of work for an amount of it.
+/// Measured time for an amount of work.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     amount: f64,
@@ -31,9 +31,9 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// A pace to begin with, which counts a hundredth of what is measured.
+    /// Returns an assumed pace in seconds per unit, with the weight of a hundredth of [`WINDOW`].
     pub fn of(seconds: f64) -> Self {
-        let of = OF_LATE / 100.0;
+        let of = WINDOW / 100.0;
         Self {
             amount: of / seconds,
             seconds: of,
@@ -43,7 +43,7 @@ impl Pace {
     pub fn add(&mut self, amount: f64, took: Duration) {
         self.amount += amount;
         self.seconds += took.as_secs_f64();
-        if self.seconds > OF_LATE {
+        if self.seconds > WINDOW {
             (self.amount, self.seconds) = (self.amount / 2.0, self.seconds / 2.0);
         }
     }
@@ -53,7 +53,7 @@ impl Pace {
     }
 }
 
-/// An amount of what waits, by class.
+/// Amount of queued work by class.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ByClass(BTreeMap<u8, u64>);
 
@@ -79,31 +79,31 @@ impl ByClass {
         self.0.is_empty()
     }
 
-    /// The amount that goes before another one of this class.
+    /// Amount of work of this class and higher ones, which goes before a new request.
     pub fn before(&self, class: u8) -> u64 {
         let ahead = self.0.range(class..).map(|(_, &amount)| amount);
         ahead.fold(0, u64::saturating_add)
     }
 }
 
-/// Requests that are let in however long they take, for each second of the queue's time: 32 with the default of two seconds.
+/// Number of requests that are always admitted, for each second that requests may wait: 32 with the default of two seconds.
 ///
-/// A few clients that each wait for an answer are no overload, even before the pace is known.
+/// A few clients that each wait for a response do not overload the server, even before the pace is known.
 pub(super) const PER_SECOND: f64 = 16.0;
 
-/// Requests that are let in whatever they take, for the time that requests may wait.
+/// Number of requests that are admitted regardless of the time that they take.
 pub(super) fn always_admitted(queue: Duration) -> u64 {
     (queue.as_secs_f64() * PER_SECOND) as u64
 }
 
-/// Work of one tenant, or of all of them.
+/// Queued work of one tenant, or of all.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Work {
-    /// Bytes of texts that no thread has tokenized yet.
+    /// Bytes of texts that are not tokenized yet.
     pub bytes: ByClass,
     /// Tokens that wait for a device.
     pub tokens: ByClass,
-    /// Requests that have no answer yet.
+    /// Requests without an answer.
     pub requests: u64,
 }
 
@@ -113,7 +113,7 @@ impl Work {
     }
 }
 
-/// Work of all tenants together, and of each.
+/// Queued work of all tenants together, and of each.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tenants {
     all: Work,
@@ -121,7 +121,7 @@ pub(super) struct Tenants {
 }
 
 impl Tenants {
-    /// Changes the work of a tenant, which is part of all work.
+    /// Changes the work of a tenant and the total.
     pub fn change(&mut self, tenant: u32, change: impl Fn(&mut Work)) {
         change(&mut self.all);
         let own = self.each.entry(tenant).or_default();
@@ -135,26 +135,27 @@ impl Tenants {
         &self.all
     }
 
-    /// The work of a tenant, if it has any, and the number of tenants that share the time, with this one.
+    /// Returns the work of a tenant, if any, and the number of tenants that share the time, including this one.
     fn sharing(&self, tenant: u32) -> (Option<&Work>, u32) {
         let own = self.each.get(&tenant);
         let n = self.each.len() + usize::from(own.is_none());
         (own, u32::try_from(n).unwrap_or(u32::MAX))
     }
 
-    /// Whether more requests of a tenant may wait, of which `max` do, beside its share of them.
+    /// Returns whether `more` requests of a tenant may join the queue, which holds `max` requests. A tenant with less than an equal
+    /// share of them may exceed `max`.
     pub fn has_place(&self, tenant: u32, more: u64, max: u64) -> bool {
         let (own, n) = self.sharing(tenant);
         let own = own.map_or(0, |own| own.requests);
         self.all.requests + more <= max || own + more <= max / u64::from(n)
     }
 
-    /// Whether another request of a tenant is let in, where work takes `time` and may take `queue`. All are while there is room.
-    /// When there is none, a tenant is that has less than its share: of the time and of the requests that are always let in, all
-    /// tenants that have work have equal parts.
+    /// Decides whether to admit a request of a tenant. `time` estimates the time of work, and `queue` is its limit. While the total
+    /// is within the limit, all requests are admitted. Otherwise, only tenants with less than an equal share of the time or of the
+    /// always admitted requests are.
     ///
     /// # Errors
-    /// The time that the work takes which goes before the request.
+    /// Returns the time of the work that goes before the request.
     pub fn admit(
         &self,
         tenant: u32,
@@ -179,15 +180,15 @@ impl Tenants {
     }
 }
 
-/// Work that waits, and how fast tokenizers and devices are.
+/// Queued work, and the pace of tokenizers and devices.
 #[derive(Clone, Debug)]
 pub(super) struct Backlog {
     pub tenants: Tenants,
-    /// Seconds of one thread for a byte of text.
+    /// Seconds of one thread for each byte of text.
     pub tokenizing: Pace,
-    /// Seconds of a device for a second that a batch was estimated to take.
+    /// Seconds of a device for each estimated second.
     device: Pace,
-    /// The most by which a batch of late took longer than it was estimated to, which fades.
+    /// Largest recent difference between a batch's time and its estimate. It decays.
     late: Duration,
     n_tokenizers: usize,
     n_lanes: usize,
@@ -205,24 +206,24 @@ impl Backlog {
         }
     }
 
-    /// Notes how long a batch took.
+    /// Records the time of a batch.
     pub fn ran(&mut self, estimate: Micros, took: Duration) {
         self.device.add(estimate.seconds(), took);
         let late = took.saturating_sub(Duration::from_micros(estimate.0));
-        self.late = self.late.mul_f64(FADES).max(late);
+        self.late = self.late.mul_f64(DECAY).max(late);
     }
 
-    /// The part of a request's deadline that its batch has. Under overload every request is answered as late as it may be, so that
-    /// one that is not sent yet, or whose batch takes longer than estimated, would be late.
+    /// Returns the part of a request's time limit that is left for its batch. Under overload every request finishes close to its
+    /// deadline, so it needs time for sending the response, and for batches that take longer than estimated.
     pub fn for_batches(&self, within: Duration) -> Duration {
-        let (share, most) = ON_THE_WAY;
+        let (share, most) = RESERVED;
         within - (within / share).min(most) - self.late.min(within / 4)
     }
 
-    /// Whether another request is let in.
+    /// Decides whether to admit a request.
     ///
     /// # Errors
-    /// The time that the work takes which goes before it.
+    /// Returns the time of the work that goes before it.
     pub fn admit(
         &self,
         tenant: u32,
@@ -234,12 +235,12 @@ impl Backlog {
         self.tenants.admit(tenant, queue, time)
     }
 
-    /// The time that work takes which goes before a request of a class. Tokenizers and devices work at the same time, so it is that
-    /// of the slower.
+    /// Estimates the time of the work that goes before a request of a class. Tokenizers and devices work in parallel, so it is the
+    /// larger of their times.
     pub fn time(&self, work: &Work, class: u8, costs: &CostTable) -> Duration {
         let untokenized = work.bytes.before(class);
         let tokenizing = self.tokenizing.seconds(untokenized as f64);
-        // A text has about one token for four bytes.
+        // Assume four bytes of text for each token.
         let tokens = work.tokens.before(class) + untokenized / 4;
         let size = tokens.min(FULL);
         let device = match size {
@@ -266,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waits_takes_as_long_as_the_slower_of_tokenizers_and_devices() {
+    fn estimated_time_is_that_of_the_slower_of_tokenizers_and_devices() {
         let costs = CostTable::parse(include_str!("../../examples/costs.ron")).unwrap();
         let seconds = |of: &Backlog, tokens: u64| {
             let mut work = of.tenants.all().clone();
@@ -280,12 +281,12 @@ mod tests {
         let of_device = seconds(&one, 100_000);
         near(seconds(&one, 200_000), 2.0 * of_device);
         near(seconds(&Backlog::new(1, 4), 100_000), of_device / 4.0);
-        // Batches take three times their estimates.
+        // Batches take three times their estimate.
         for _ in 0..100 {
             one.ran(Micros(10_000), Duration::from_millis(30));
         }
         near(seconds(&one, 100_000), 3.0 * of_device);
-        // Texts that take a tokenizer longer than the device.
+        // The tokenizer is slower than the device.
         for _ in 0..100 {
             one.tokenizing.add(1000.0, Duration::from_millis(100));
         }
@@ -294,15 +295,15 @@ mod tests {
         let mut four = Backlog::new(4, 1);
         (four.tokenizing, four.tenants) = (one.tokenizing, one.tenants.clone());
         near(seconds(&four, 0), 2.5);
-        // What the device has to do beside that is no more.
+        // The device's work takes less time than tokenizing, so it adds nothing.
         near(seconds(&four, 1), 2.5);
-        // An urgent one passes what is there.
+        // An urgent request goes before the queued work.
         assert_eq!(before(&one, 1), Duration::ZERO);
         one.tenants.change(0, |work| work.bytes.add(7, 1000));
         near(before(&one, 1).as_secs_f64(), 0.1);
         assert_eq!(before(&one, 8), Duration::ZERO);
         one.tenants.change(0, |work| work.bytes.take(7, 1000));
-        // A pace that changes is followed within a second of work.
+        // The estimate follows a change of pace within a second of work.
         for _ in 0..1000 {
             one.tokenizing.add(1000.0, Duration::from_millis(1));
         }
@@ -310,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_with_less_than_its_share_is_let_in_when_there_is_no_room() {
+    fn a_tenant_below_its_share_is_admitted_under_overload() {
         let queue = Duration::from_secs(2);
         let mut tenants = Tenants::default();
         // A token takes a millisecond.
@@ -322,13 +323,13 @@ mod tests {
                 work.tokens.add(0, tokens);
             });
         };
-        // Whatever they take, 32 are let in.
+        // 32 requests are admitted regardless of their time.
         for _ in 0..32 {
             assert_eq!(ask(&tenants, 1), Ok(()));
             add(&mut tenants, 1, 1000);
         }
         assert_eq!(ask(&tenants, 1), Err(Duration::from_secs(32)));
-        // Another tenant has half of the time, and of the requests that are let in anyway.
+        // Another tenant gets half of the time and of the always admitted requests.
         for _ in 0..16 {
             assert_eq!(ask(&tenants, 2), Ok(()));
             add(&mut tenants, 2, 100);
@@ -337,7 +338,7 @@ mod tests {
         assert_eq!(ask(&tenants, 2), Err(ahead));
         assert_eq!(ask(&tenants, 1), Err(ahead));
         assert_eq!(ask(&tenants, 3), Ok(()));
-        // While there is room one tenant may have all of it.
+        // While there is room, one tenant may use all of it.
         let mut tenants = Tenants::default();
         for _ in 0..100 {
             assert_eq!(ask(&tenants, 1), Ok(()));
@@ -347,7 +348,7 @@ mod tests {
         assert_eq!(ask(&tenants, 1), Err(Duration::from_millis(2001)));
         add(&mut tenants, 2, 1);
         assert_eq!(ask(&tenants, 2), Ok(()));
-        // Requests that have their answers do not count.
+        // Answered requests do not count.
         for _ in 0..101 {
             tenants.change(1, |work| {
                 work.requests -= 1;
@@ -359,14 +360,14 @@ mod tests {
     }
 
     #[test]
-    fn batches_have_less_time_where_they_take_longer_than_estimated() {
+    fn batches_get_less_time_if_they_take_longer_than_estimated() {
         let ms = Duration::from_millis;
         let mut backlog = Backlog::new(1, 1);
         assert_eq!(backlog.for_batches(ms(400)), ms(380));
         assert_eq!(backlog.for_batches(ms(60_000)), ms(59_950));
         backlog.ran(Micros(10_000), ms(15));
         assert_eq!(backlog.for_batches(ms(400)), ms(375));
-        // It fades, and never takes most of the time.
+        // It decays, and never takes more than a quarter of the time.
         (0..100).for_each(|_| backlog.ran(Micros(10_000), ms(10)));
         assert!(backlog.for_batches(ms(400)) > ms(379));
         backlog.ran(Micros(10_000), ms(5000));

@@ -1,7 +1,7 @@
-//! Answers that are kept: in memory, in a file, and with other servers. Off unless it is asked for.
+//! Response cache: in memory, in a file, and in a server shared with others. Off by default.
 //!
-//! A key is the digest of all that an answer follows from: the model's files and program, and the input as it was sent, so that a
-//! hit saves tokenizing too. Requests that are equal while one of them is computed join it ([`Flights`]). Errors are never kept.
+//! A key is a digest of everything that determines an answer: the model's files and program, and the input as it was sent. A hit
+//! therefore saves tokenizing, too. Equal requests join a computation in progress ([`Coalescer`]). Errors are never cached.
 
 mod file;
 #[cfg(feature = "shared-cache")]
@@ -28,22 +28,22 @@ pub(super) use file::FileTier;
 #[cfg(feature = "shared-cache")]
 pub(super) use shared::SharedTier;
 
-/// The digest of all that an answer follows from.
+/// Digest of everything that determines an answer.
 pub(super) type Key = [u8; 32];
 
-/// Where answers are kept.
+/// Options of the response cache.
 #[derive(Clone, Debug, Default)]
 pub struct CacheChoice {
-    /// Bytes of answers in memory.
+    /// Max bytes of answers in memory.
     pub memory_bytes: u64,
-    /// A file, and its maximum size in bytes.
+    /// File and its max size in bytes.
     pub file: Option<(PathBuf, u64)>,
-    /// A server that speaks Redis's protocol, as `redis://host:6379/0`, which other servers ask too.
+    /// URL of a server with Redis's protocol, such as `redis://host:6379/0`, shared with other servers.
     #[cfg(feature = "shared-cache")]
     pub shared: Option<String>,
 }
 
-/// Where an answer was looked for.
+/// Level of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
     Memory,
@@ -51,14 +51,14 @@ pub enum Tier {
     Shared,
 }
 
-/// What came of it.
+/// Result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
     Hit,
     Miss,
-    /// An equal request was being computed.
+    /// An equal request was in computation.
     Joined,
-    /// The tier did not answer, or not in time: as a miss.
+    /// The tier failed or timed out; treated as a miss.
     Error,
 }
 
@@ -79,7 +79,7 @@ impl Lookup {
     ];
 }
 
-/// Lookups by tier and result.
+/// Number of lookups by tier and result.
 #[derive(Debug, Default)]
 pub struct Lookups([[AtomicU64; 4]; 3]);
 
@@ -93,7 +93,7 @@ impl Lookups {
     }
 }
 
-/// The answers that a process keeps, for all of its models.
+/// Response cache of a process, for all of its models.
 pub struct Cache {
     memory: sync::Cache<Key, Arc<Answer>, Weight>,
     file: Option<FileTier>,
@@ -101,15 +101,15 @@ pub struct Cache {
     shared: Option<SharedTier>,
 }
 
-/// Answers weigh what they take.
+/// Weighs answers by their bytes.
 #[derive(Clone)]
 struct Weight;
 
-/// Bytes beside an answer's values: the key, and what the map and the allocator have for it.
-const BESIDE: u64 = 160;
+/// Bytes of an answer besides its values: the key, and the overhead of map and allocator.
+const OVERHEAD: u64 = 160;
 
 fn weight(answer: &Answer) -> u64 {
-    4 * (answer.values.len() + answer.entries.len()) as u64 + BESIDE
+    4 * (answer.values.len() + answer.entries.len()) as u64 + OVERHEAD
 }
 
 impl Weighter<Key, Arc<Answer>> for Weight {
@@ -119,14 +119,13 @@ impl Weighter<Key, Arc<Answer>> for Weight {
 }
 
 impl Cache {
-    /// Opens what is asked for. A file that is no cache file is renamed, with a warning; another server's that cannot be reached is
-    /// asked again later.
+    /// Opens the configured tiers. A file with another format is renamed, with a warning. A shared server that cannot be reached is
+    /// tried again later.
     ///
     /// # Errors
-    /// A file that cannot be opened or that another process has, an address that is none, and threads that the system does not
-    /// give.
+    /// The file cannot be opened or is locked by another process, the URL is not valid, or the system cannot start threads.
     pub fn open(choice: &CacheChoice) -> Result<Self, EngineError> {
-        // The number of entries is a guess that only sizes the map at the beginning.
+        // An estimate that only sets the initial size of the map.
         let entries = (choice.memory_bytes / 2048).clamp(16, 1 << 20) as usize;
         let file = match &choice.file {
             Some((path, bytes)) => Some(FileTier::open(path, *bytes)?),
@@ -143,7 +142,7 @@ impl Cache {
         })
     }
 
-    /// Bytes of the answers in a tier; none are known of what others keep.
+    /// Bytes of the answers in a tier; 0 for the shared tier, whose size is not known.
     pub fn bytes(&self, tier: Tier) -> u64 {
         match tier {
             Tier::Memory => self.memory.weight(),
@@ -156,7 +155,7 @@ impl Cache {
         self.memory.get(key)
     }
 
-    /// Whether answers may be elsewhere than in memory, where looking takes time.
+    /// Returns whether there are tiers besides memory, whose lookups take time.
     pub(super) fn is_deep(&self) -> bool {
         #[cfg(feature = "shared-cache")]
         if self.shared.is_some() {
@@ -165,8 +164,8 @@ impl Cache {
         self.file.is_some()
     }
 
-    /// Looks in the file and then with the other servers, and tells the answer to `then`, on another thread if need be. What is
-    /// found comes into the tiers before.
+    /// Looks up a key in the file and then in the shared server, and passes the result to `then`, possibly on another thread. Copies
+    /// an answer into the faster tiers.
     pub(super) fn look_deep(
         self: &Arc<Self>,
         key: Key,
@@ -203,7 +202,7 @@ impl Cache {
         then(None, Deep::File);
     }
 
-    /// Keeps an answer in all tiers.
+    /// Stores an answer in all tiers.
     pub(super) fn keep(&self, key: Key, answer: &Answer) {
         self.memory.insert(key, Arc::new(answer.clone()));
         if let Some(file) = &self.file {
@@ -216,7 +215,7 @@ impl Cache {
     }
 }
 
-/// Where a deep lookup ended.
+/// Tier in which a deep lookup ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Deep {
     File,
@@ -227,10 +226,10 @@ pub(super) enum Deep {
     Shared(Lookup),
 }
 
-/// The digest of a model: all files of its folder, and the program that computes it. Results depend on both, by bits.
+/// Returns the digest of a model: all files of its folder, and its compiled program. Both determine the bits of results.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// A file cannot be read.
 pub(super) fn digest(engine: &Engine, folder: &Path, output: &str) -> Result<Key, EngineError> {
     let mut digest = Sha256::new();
     let read = |source| EngineError::Read {
@@ -252,7 +251,7 @@ pub(super) fn digest(engine: &Engine, folder: &Path, output: &str) -> Result<Key
     Ok(digest.finalize().into())
 }
 
-/// Adds the contents of a folder, in order of names; hidden files, as of downloads, are no part of a model.
+/// Adds the contents of a folder in order of names. Hidden files, such as those of downloads, are skipped.
 fn add_folder(digest: &mut Sha256, folder: &Path, depth: u8) -> io::Result<()> {
     let mut entries: Vec<PathBuf> = fs::read_dir(folder)?
         .map(|entry| entry.map(|entry| entry.path()))
@@ -287,7 +286,7 @@ fn add_folder(digest: &mut Sha256, folder: &Path, depth: u8) -> io::Result<()> {
     Ok(())
 }
 
-/// The key of an input to a model, as it was sent.
+/// Returns the key of an input to a model.
 pub(super) fn key(model: &Key, text: &Text, submit: Submit) -> Key {
     let mut digest = Sha256::new();
     digest.update(model);
@@ -315,9 +314,9 @@ pub(super) fn key(model: &Key, text: &Text, submit: Submit) -> Key {
     digest.finalize().into()
 }
 
-/// Bytes of the check behind an answer.
+/// Bytes of the checksum after an answer.
 const CHECK: usize = 8;
-/// The form of what is kept, which the check knows, too: of another form, an answer is none.
+/// Version of the format. The checksum includes it, so answers in another format are rejected.
 const FORM: u8 = 2;
 
 fn check(key: &Key, bytes: &[u8]) -> [u8; CHECK] {
@@ -328,7 +327,7 @@ fn check(key: &Key, bytes: &[u8]) -> [u8; CHECK] {
     check
 }
 
-/// An answer as it is kept outside of this process: tokens, the number of entries, entries, values, and a check of all that knows
+/// Serializes an answer for storage outside the process: tokens, number of entries, entries, values, and a checksum that includes
 /// the key.
 fn to_bytes(key: &Key, answer: &Answer) -> Vec<u8> {
     let (entries, values) = (&answer.entries, &answer.values);
@@ -342,7 +341,7 @@ fn to_bytes(key: &Key, answer: &Answer) -> Vec<u8> {
     bytes
 }
 
-/// The answer that was kept; `None` of bytes that are not one of this key.
+/// Parses a stored answer; `None` if the bytes do not belong to this key.
 fn from_bytes(key: &Key, bytes: &[u8]) -> Option<Answer> {
     let (bytes, found) = bytes.split_at_checked(bytes.len().checked_sub(CHECK)?)?;
     if found != check(key, bytes) {
@@ -358,31 +357,31 @@ fn from_bytes(key: &Key, bytes: &[u8]) -> Option<Answer> {
     })
 }
 
-/// Requests that are being computed, by key, with those that have joined them. `L` is what the one that computes is known by,
-/// and `F` what waits beside it.
-pub(super) struct Flights<L, F> {
-    flights: Mutex<HashMap<Key, Flight<L, F>>>,
+/// Computations in progress by key, with the followers that have joined them. `L` identifies the leader that computes the value; `F`
+/// is a follower waiting for it.
+pub(super) struct Coalescer<L, F> {
+    flights: Mutex<HashMap<Key, InFlight<L, F>>>,
 }
 
-/// What becomes of a request that another one may be computed for.
+/// Role of a request among equal requests.
 #[derive(Debug, PartialEq)]
-pub(super) enum Boarded<L, F> {
-    /// It waits for the answer of the one that is known by this.
-    Joins(Arc<L>),
+pub(super) enum Role<L, F> {
+    /// It waits for the answer of this leader.
+    Follower(Arc<L>),
     /// It is computed, and others may join it.
-    Leads(F),
-    /// It is computed beside the other one.
+    Leader(F),
+    /// It is computed separately from the current leader.
     Alone(F),
 }
 
-struct Flight<L, F> {
+struct InFlight<L, F> {
     lead: Arc<L>,
     joined: Vec<F>,
-    /// How many are interested, with the first.
-    interested: usize,
+    /// Number of clients that still wait, including the leader.
+    waiting: usize,
 }
 
-impl<L, F> Default for Flights<L, F> {
+impl<L, F> Default for Coalescer<L, F> {
     fn default() -> Self {
         Self {
             flights: Mutex::new(HashMap::new()),
@@ -390,60 +389,60 @@ impl<L, F> Default for Flights<L, F> {
     }
 }
 
-impl<L, F> Flights<L, F> {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Flight<L, F>>> {
+impl<L, F> Coalescer<L, F> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, InFlight<L, F>>> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Joins the request that is being computed, if it `serves`; takes the lead, where there is none.
-    pub fn board(
+    /// Joins the computation of `key` if it `serves`. Becomes the leader if there is none.
+    pub fn join(
         &self,
         key: Key,
         lead: &Arc<L>,
-        beside: F,
+        follower: F,
         serves: impl FnOnce(&L) -> bool,
-    ) -> Boarded<L, F> {
+    ) -> Role<L, F> {
         match self.lock().entry(key) {
             hash_map::Entry::Occupied(flight) if !serves(&flight.get().lead) => {
-                Boarded::Alone(beside)
+                Role::Alone(follower)
             }
             hash_map::Entry::Occupied(mut flight) => {
                 let flight = flight.get_mut();
-                flight.joined.push(beside);
-                flight.interested += 1;
-                Boarded::Joins(Arc::clone(&flight.lead))
+                flight.joined.push(follower);
+                flight.waiting += 1;
+                Role::Follower(Arc::clone(&flight.lead))
             }
             hash_map::Entry::Vacant(place) => {
-                place.insert(Flight {
+                place.insert(InFlight {
                     lead: Arc::clone(lead),
                     joined: Vec::new(),
-                    interested: 1,
+                    waiting: 1,
                 });
-                Boarded::Leads(beside)
+                Role::Leader(follower)
             }
         }
     }
 
-    /// One gives up. Tells whether nobody is interested any more.
+    /// Removes a client that gives up. Returns whether no client waits any more.
     pub fn leave(&self, key: &Key, lead: &Arc<L>) -> bool {
         let mut flights = self.lock();
         let Some(flight) = flights.get_mut(key) else {
             return true;
         };
-        // Another one may be under way since.
+        // It may be another computation that began since.
         if !Arc::ptr_eq(&flight.lead, lead) {
             return true;
         }
-        flight.interested -= 1;
-        let is_last = flight.interested == 0;
+        flight.waiting -= 1;
+        let is_last = flight.waiting == 0;
         if is_last {
             flights.remove(key);
         }
         is_last
     }
 
-    /// The request is done: those that joined it.
-    pub fn land(&self, key: &Key, lead: &Arc<L>) -> Vec<F> {
+    /// Ends a computation and returns its followers.
+    pub fn complete(&self, key: &Key, lead: &Arc<L>) -> Vec<F> {
         let mut flights = self.lock();
         match flights.get(key) {
             Some(flight) if Arc::ptr_eq(&flight.lead, lead) => {}
@@ -452,7 +451,7 @@ impl<L, F> Flights<L, F> {
         flights.remove(key).map_or_else(Vec::new, |f| f.joined)
     }
 
-    /// The request failed for a reason of its own: the next of those that joined is computed, by this rank, in place of it.
+    /// Replaces a leader that failed for a reason of its own by the follower with the highest rank, and returns that follower.
     pub fn promote<R: Ord>(&self, key: &Key, lead: &Arc<L>, rank: impl Fn(&F) -> R) -> Option<F> {
         let mut flights = self.lock();
         let flight = flights.get_mut(key)?;
@@ -478,7 +477,7 @@ mod tests {
     };
 
     #[test]
-    fn answers_kept_outside_are_the_same_bits_or_none() {
+    fn serialized_answers_round_trip_and_damage_is_detected() {
         let key = key(&[7; 32], &Text::One("x".to_owned()), Submit::default());
         let answer = Answer {
             values: vec![0.1, -0.0, f32::MIN_POSITIVE / 2.0, 3e38],
@@ -502,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_differ_with_all_that_answers_follow_from() {
+    fn keys_differ_with_everything_that_determines_answers() {
         let whole = Submit::default();
         let cut = Submit {
             truncate: true,
@@ -549,24 +548,24 @@ mod tests {
     }
 
     #[test]
-    fn a_flight_is_over_when_the_last_has_left() {
-        let flights: Flights<u8, u8> = Flights::default();
+    fn a_computation_ends_when_its_last_client_leaves() {
+        let flights: Coalescer<u8, u8> = Coalescer::default();
         let (key, lead, other) = ([0; 32], Arc::new(1), Arc::new(2));
-        let joins = |lead: &Arc<_>| Boarded::Joins(Arc::clone(lead));
-        let board = |own, beside| flights.board(key, own, beside, |_| true);
-        assert_eq!(board(&lead, 10), Boarded::Leads(10));
-        assert_eq!(board(&other, 11), joins(&lead));
-        assert_eq!(board(&other, 12), joins(&lead));
-        // One that the other would be too late for goes alone, and leaves it as it is.
-        assert_eq!(flights.board(key, &other, 9, |_| false), Boarded::Alone(9));
+        let joins = |lead: &Arc<_>| Role::Follower(Arc::clone(lead));
+        let join = |own, follower| flights.join(key, own, follower, |_| true);
+        assert_eq!(join(&lead, 10), Role::Leader(10));
+        assert_eq!(join(&other, 11), joins(&lead));
+        assert_eq!(join(&other, 12), joins(&lead));
+        // A request with an earlier deadline is computed alone and does not affect the other.
+        assert_eq!(flights.join(key, &other, 9, |_| false), Role::Alone(9));
         assert!(!flights.leave(&key, &lead));
         assert_eq!(flights.promote(&key, &lead, |&f| f), Some(12));
         assert!(!flights.leave(&key, &lead));
         assert!(flights.leave(&key, &lead));
-        // What comes now is a request of its own, whatever is left of the first one.
-        assert_eq!(board(&other, 13), Boarded::Leads(13));
-        assert!(flights.land(&key, &lead).is_empty());
-        assert_eq!(board(&lead, 14), joins(&other));
-        assert_eq!(flights.land(&key, &other), [14]);
+        // A new request starts its own computation, regardless of followers of the first one.
+        assert_eq!(join(&other, 13), Role::Leader(13));
+        assert!(flights.complete(&key, &lead).is_empty());
+        assert_eq!(join(&lead, 14), joins(&other));
+        assert_eq!(flights.complete(&key, &other), [14]);
     }
 }

@@ -1,4 +1,4 @@
-//! `serve.ron`: which models are served, on which devices, by which names and within which limits.
+//! `serve.ron`: the models to serve, with their devices, names and limits.
 
 use std::{path::PathBuf, str::FromStr};
 
@@ -9,15 +9,15 @@ use crate::{
     schedule::{self, Settings},
 };
 
-/// A model as a file asks for it. What is not given is as on the command line.
+/// A model in the file. Missing fields have the values of the command line.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// The checkpoint's folder; beside the file, if it is no absolute path.
+    /// Folder of the checkpoint. A relative path starts at the folder of the file.
     pub weights: PathBuf,
     #[serde(default)]
     pub name: Option<String>,
-    /// Where it runs, each with all of its weights; `auto` by default.
+    /// Devices to run on, each with all of the weights; `auto` by default.
     #[serde(default, deserialize_with = "devices")]
     pub devices: Vec<DeviceChoice>,
     #[serde(default, deserialize_with = "parsed")]
@@ -26,7 +26,7 @@ pub struct ModelConfig {
     pub invariant: bool,
     #[serde(default, deserialize_with = "scheduler")]
     pub scheduler: Option<String>,
-    /// What batches cost, from this table.
+    /// File with the costs of batches.
     #[serde(default)]
     pub costs: Option<PathBuf>,
     #[serde(default)]
@@ -41,19 +41,19 @@ pub struct ModelConfig {
     pub all_tokens: bool,
     #[serde(default)]
     pub sparse: bool,
-    /// Its share of a device's time beside other models'; 1 by default.
+    /// Share of a device's time relative to other models; 1 by default.
     #[serde(default, deserialize_with = "share")]
     pub share: Option<f64>,
 }
 
-/// All models of a file.
+/// The models of a file.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename = "Serve")]
 pub struct ServeConfig {
     pub models: Vec<ModelConfig>,
 }
 
-/// What is wrong with a file of models.
+/// Error in a file of models.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ServeConfigError {
     #[error("line {line}, column {column}: {problem}")]
@@ -75,11 +75,10 @@ pub enum ServeConfigError {
 }
 
 impl ServeConfig {
-    /// Reads the file's text.
+    /// Parses the text of a file.
     ///
     /// # Errors
-    /// Text that is no such file, with its place, an empty list, a name that no request can have, and a name that two models are
-    /// given.
+    /// A syntax error with its position, an empty list, an invalid name, or a name that two models have.
     pub fn parse(text: &str) -> Result<Self, ServeConfigError> {
         let options = ron::Options::default()
             .with_default_extension(ron::extensions::Extensions::IMPLICIT_SOME);
@@ -114,13 +113,13 @@ impl ServeConfig {
     }
 }
 
-/// Checks the name of a model, which requests have in their bodies and paths.
+/// Checks the name of a model. Requests have it in their bodies and paths.
 ///
 /// # Errors
-/// A name that is empty, begins or ends with white space, or has control characters.
+/// The name is empty, begins or ends with white space, or has control characters.
 pub fn check_name(name: &str) -> Result<(), &'static str> {
     if name.trim().is_empty() {
-        return Err("it is empty; expected a name, or none for that of the folder");
+        return Err("it is empty; expected a name, or no `name` to use that of the folder");
     }
     if name.trim() != name {
         return Err("it begins or ends with white space; leave that out");
@@ -131,7 +130,7 @@ pub fn check_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
-/// What is written as a text and has a type; its mistake has the text's place.
+/// Parses a value that is written as a string. Errors have the position of the string.
 fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err: std::fmt::Display>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {
@@ -177,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_says_what_each_model_is_given() {
+    fn a_file_has_the_options_of_each_model() {
         let text = r#"(models: [
             (weights: "minilm", name: "small", devices: ["cuda:0", "cuda:1"], dtype: "bf16", queue_ms: 500, share: 2),
             (weights: "/data/writer", kv_bytes: 1000000, scheduler: "dp"),

@@ -1,4 +1,4 @@
-//! What batches cost on the device at hand, measured before the first request.
+//! Measures the cost of batches on the current device, before the first request.
 
 use std::{
     io,
@@ -17,17 +17,17 @@ use crate::{
     tensor::Extents,
 };
 
-/// Tokens of the first batch that is measured.
+/// Tokens of the smallest and the largest batch that are measured.
 const FIRST: u64 = 32;
 const MOST: u64 = 1 << 15;
-/// Lengths of the sequences in a batch.
+/// Sequence lengths of the measured batches.
 const LENGTHS: [u64; 3] = [16, 128, 512];
 
-/// What batches of an engine cost. On a GPU it is measured once for each card, program and version of gemmule, and kept in the user's
-/// cache; on a CPU at each start, as it depends on what else runs there.
+/// Returns the cost table of an engine. On a GPU it is measured once for each card, program and version of gemmule, and kept in the
+/// user's cache folder. On a CPU it is measured at each start, because other processes affect it.
 ///
 /// # Errors
-/// As [`measure`].
+/// Same as [`measure`].
 pub fn known_or_measured(engine: &Engine, within: Duration) -> Result<CostTable, EngineError> {
     let measured = || measure(engine, &mut engine.session()?, within);
     let folder = match engine.device() {
@@ -40,7 +40,7 @@ pub fn known_or_measured(engine: &Engine, within: Duration) -> Result<CostTable,
     }
 }
 
-/// The table in a file, or else one that is measured and written there. A file that is damaged is written anew.
+/// Reads the table in `file`, or measures it and writes it there. A damaged file is replaced.
 fn kept_or(
     file: &Path,
     measured: impl FnOnce() -> Result<CostTable, EngineError>,
@@ -62,11 +62,11 @@ fn kept_or(
         Err(error) => error.to_string(),
     };
     let file = file.display();
-    tracing::warn!("what batches cost is not kept in `{file}`: {problem}");
+    tracing::warn!("the measured costs of batches are not kept in `{file}`: {problem}");
     Ok(table)
 }
 
-/// The file of an engine's costs in a folder.
+/// Returns the path of an engine's cost table in a folder.
 fn kept_in(folder: &Path, engine: &Engine) -> Option<PathBuf> {
     let program = postcard::to_stdvec(engine.program()).ok()?;
     let digest = Sha256::new()
@@ -83,7 +83,7 @@ fn kept_in(folder: &Path, engine: &Engine) -> Option<PathBuf> {
     Some(folder.join(format!("{name}.costs.ron")))
 }
 
-/// The table in a file of the user's own; none where there is no such file.
+/// Reads the table in a file that belongs to the user; `None` if there is no such file.
 fn kept(file: &Path) -> Result<Option<CostTable>, String> {
     let bytes = match own::read(file, Kind::Costs.limit()).map_err(io::Error::from) {
         Ok(bytes) => bytes,
@@ -94,10 +94,11 @@ fn kept(file: &Path) -> Result<Option<CostTable>, String> {
     CostTable::parse(&text).map(Some).map_err(|e| e.to_string())
 }
 
-/// Measures batches from small to large for about so long, each once after a run to warm up, and reckons memory from the planner.
+/// Measures batches of increasing size for about the time `within`. Each runs once to warm up and then twice, of which the shorter
+/// time counts. Memory is computed by the planner.
 ///
 /// # Errors
-/// A batch that cannot run.
+/// A batch fails.
 pub fn measure(
     engine: &Engine,
     session: &mut Session,
@@ -137,7 +138,7 @@ pub fn measure(
     let bytes = |tokens: u64, length: u64| -> Result<f64, EngineError> {
         Ok(engine.bytes_needed(&batch(tokens, length)?)? as f64)
     };
-    // Two batches of as many tokens differ by their pairs, and two of one length by both.
+    // Derive bytes per pair from two batches with equal numbers of tokens, and bytes per token from two with equal lengths.
     let (short, long) = (lengths[0].min(longest), longest.min(512));
     let n = 4096;
     let (few, many) = (bytes(n, short)?, bytes(n, long)?);
@@ -162,12 +163,12 @@ pub fn measure(
     };
     table.bytes.fixed = fixed as u64;
     (table.bytes.per_token, table.bytes.per_pair) = (per_token, per_pair);
-    // As it is read from a file: times that rise with the batch.
+    // Make the times monotonic, as they are when read from a file.
     Ok(table.clone().checked().unwrap_or(table))
 }
 
-/// Tokens of sequences of 128 from which on larger batches are hardly faster by the token: the fewest whose rate is within half
-/// a percent of the best.
+/// Returns the smallest number of tokens at which the device is within half a percent of its best throughput, with sequences of 128
+/// tokens.
 pub fn full_batch(costs: &CostTable) -> u64 {
     let sizes = (1..=10).map(|octave| FIRST << octave);
     let rates = sizes.map(|tokens| {
@@ -189,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn costs_are_kept_and_measured_again_where_their_file_is_damaged() {
+    fn costs_are_kept_and_measured_again_if_the_file_is_damaged() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("own");
         let file = folder.join("x.costs.ron");
@@ -210,7 +211,7 @@ mod tests {
             assert_eq!(kept_or(&file, || Ok(other.clone())).unwrap(), other);
             assert_eq!(kept_or(&file, never).unwrap(), other);
         }
-        // A measurement that fails leaves nothing.
+        // A failed measurement leaves no file.
         std::fs::remove_file(&file).unwrap();
         let fails = || {
             let problem = "a".to_owned();

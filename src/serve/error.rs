@@ -2,55 +2,57 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{EngineError, engine::AdmitError, schedule::Refusal, search::SamplingError};
 
-/// Why a request has no answer. What the sender can mend is told apart from what it cannot.
+/// Error of a request. Variants tell apart what the client can fix and what it cannot.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The request itself is wrong; `param` is the field.
+    /// The request is not valid; `param` is the field.
     #[error("{problem}")]
     Invalid {
         param: &'static str,
         problem: String,
     },
-    /// A prompt and its new tokens are longer than the model's positions, or than its KV cache.
+    /// The prompt and its new tokens exceed the model's positions or its KV cache.
     #[error("{problem}")]
     ContextLength {
         param: &'static str,
         problem: String,
     },
     #[error(
-        "input {index} has more than {limit} tokens, the most that the model takes; shorten it, or send \"truncate\": true to have it cut"
+        "input {index} has more than {limit} tokens, the model's maximum; shorten it, or send \"truncate\": true to truncate it"
     )]
     TooLong { index: usize, limit: usize },
     #[error(
-        "input {index} is larger than any batch here, by the device's memory or by the rows of the scheduler; shorten it"
+        "input {index} exceeds the largest batch that the device's memory or the scheduler's rows allow; shorten it"
     )]
     TooLarge { index: usize },
     #[error(
-        "the request takes about {bytes} bytes of the server's memory, with its answer; expected at most {limit}, so split it into several requests"
+        "the request and its response need about {bytes} bytes of the server's memory; expected at most {limit}, so split it into several requests"
     )]
     LargeRequest { bytes: u64, limit: u64 },
     #[error(
-        "the server has as much to do as it can answer in time; send the request again after {} ms, or to another server",
+        "the server is overloaded; send the request again after {} ms, or to another server",
         .retry_after.as_millis()
     )]
     Overloaded { retry_after: Duration },
     #[error(
-        "the request's deadline lies before the time that its answer would take; send it with a later one, or to another server"
+        "the request cannot be answered before its deadline; send it with a later one, or to another server"
     )]
     Hopeless,
-    #[error("the request's deadline passed before there was an answer; send it with a later one")]
+    #[error(
+        "the request's deadline passed before its response was ready; send it with a later one"
+    )]
     Deadline,
     #[error("the server is not ready: {why}; another one may answer")]
     NotReady { why: &'static str },
-    #[error("there is no model `{name}` here; there is {}", known.join(", "))]
+    #[error("there is no model `{name}`; the models are {}", known.join(", "))]
     NoModel { name: String, known: Vec<String> },
-    #[error("the model `{model}` {does}, and this request asks for {asked}; ask another model")]
+    #[error("the model `{model}` {does}, but the request is for {asked}; use another model")]
     UnsupportedTask {
         model: String,
         does: &'static str,
         asked: &'static str,
     },
-    /// A mistake on this side.
+    /// An internal error.
     #[error("the server failed: {0}")]
     Internal(String),
     #[error("a batch failed: {0}")]
@@ -65,7 +67,7 @@ impl ServeError {
         }
     }
 
-    /// The same error of a prompt that a conversation was written down as.
+    /// Renames the field `prompt` to `messages`, for a prompt that was rendered from a conversation.
     pub(super) fn of_messages(self) -> Self {
         let named = |param| match param {
             "prompt" => "messages",
@@ -81,7 +83,7 @@ impl ServeError {
         }
     }
 
-    /// The same error of an equal input that has another place in its request.
+    /// Returns the error of an equal input with another index in its request.
     pub(super) fn at(self, index: usize) -> Self {
         match self {
             Self::TooLong { limit, .. } => Self::TooLong { index, limit },
@@ -90,7 +92,7 @@ impl ServeError {
         }
     }
 
-    /// The error of an input that was refused by the scheduler.
+    /// Returns the error of an input that the scheduler refused.
     pub(super) fn refused(refusal: Refusal, index: usize) -> Self {
         match refusal {
             Refusal::Expired => Self::Deadline,
@@ -104,7 +106,7 @@ impl From<AdmitError> for ServeError {
     fn from(error: AdmitError) -> Self {
         let param = match &error {
             AdmitError::NoNewTokens | AdmitError::LongTarget { .. } => "max_tokens",
-            // A shorter text would have a place behind this prompt.
+            // The prompt fits, but not together with its new tokens.
             AdmitError::TooLong {
                 prompt, positions, ..
             } if *prompt < *positions as usize => "max_tokens",

@@ -1,7 +1,7 @@
-//! Memory that requests hold: a bound on all of them together, and its return to the system.
+//! Limits the memory that all requests hold together, and returns freed memory to the system.
 //!
-//! A request is charged for its body before the body is read, then for the values in it, then for its answer, until the last byte of
-//! the answer is sent.
+//! A request is charged for its body before the body is read, then for the values in the body, and then for its answer, until the last
+//! byte of the answer is sent.
 
 use std::{
     collections::VecDeque,
@@ -16,24 +16,24 @@ use tokio::sync::oneshot;
 
 use super::ServeError;
 
-/// Bodies that are being read hold at most this much together, unless one is longer.
+/// Max bytes of all bodies that are being read, unless a single body may be longer.
 const BODIES: u64 = 96 << 20;
-/// Values of bodies that have been read hold at most this much together.
+/// Max bytes of the values of all bodies that have been read.
 const VALUES: u64 = 224 << 20;
-/// Inputs and answers hold at most this much together when their requests begin.
+/// Max bytes of inputs and answers that are reserved when their requests begin.
 const ANSWERS: u64 = 224 << 20;
-/// Part of each amount, as its divisor, that is added for small requests, and for answers that grow.
+/// Divisor of each limit. This fraction is added for small requests and for answers that grow.
 const EXTRA: u64 = 4;
-/// Requests that take at most this much do not wait behind larger ones, so that these cannot keep them out.
+/// Requests up to this size skip the queue, so that larger ones do not block them.
 const SMALL: u64 = 256 << 10;
-/// Memory of values and of answers for each byte of the longest body, where that is more than the above.
+/// Min bytes of values and of answers for each byte of the longest body.
 const FACTOR: u64 = 16;
-/// Memory that is returned to the system when a request that held as much ends.
+/// A request that held at least this much has its memory returned to the system when it ends.
 const LARGE: u64 = 4 << 20;
-/// When a request should be sent again that found too little memory.
+/// `Retry-After` of a request that found too little memory.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The memory of all requests to a server.
+/// Memory of all requests to a server.
 ///
 /// A request waits for memory three times: for its body, for the values in it, and for its inputs and answer. It never waits for a
 /// kind of memory that it already holds, or for an earlier kind, so requests cannot deadlock.
@@ -44,7 +44,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Memory for requests with bodies of at most `max_body` bytes.
+    /// Creates limits for requests with bodies of at most `max_body` bytes.
     pub fn new(max_body: u64) -> Self {
         let long = FACTOR.saturating_mul(max_body);
         Self {
@@ -54,15 +54,15 @@ impl Memory {
         }
     }
 
-    /// Waits until there is memory for a body of this many bytes.
+    /// Waits until `bytes` of memory are available for a body.
     pub async fn body(&self, bytes: u64) -> Held {
         self.bodies.take(bytes.min(self.bodies.limit)).await
     }
 
-    /// Waits until there is memory for the values of a body, which take this many bytes.
+    /// Waits until `bytes` of memory are available for the values of a body.
     ///
     /// # Errors
-    /// Values that take more than those of one request may.
+    /// The values exceed the limit of a single request.
     pub async fn request(&self, bytes: u64) -> Result<Arc<Share>, ServeError> {
         let limit = self.values.limit;
         if bytes > limit {
@@ -71,16 +71,16 @@ impl Memory {
         Ok(Share::new(self.values.take(bytes).await, &self.answers))
     }
 
-    /// A share that holds nothing yet.
+    /// Returns a share that holds no memory yet.
     pub fn empty_share(&self) -> Arc<Share> {
         Share::new(Held::new(&self.values, 0), &self.answers)
     }
 }
 
-/// The memory of a request whose body has been read.
+/// Memory of a request whose body has been read.
 #[derive(Debug)]
 pub struct Share {
-    /// `None` when there is an answer.
+    /// `None` once the answer is ready.
     values: Mutex<Option<Held>>,
     answer: Mutex<Held>,
 }
@@ -93,7 +93,7 @@ impl Share {
         })
     }
 
-    /// Memory for a caller that bounds its requests itself.
+    /// Returns a share without a limit, for callers that bound their requests themselves.
     pub fn unlimited() -> Arc<Self> {
         let ledger = Arc::new(Ledger::new(u64::MAX));
         Self::new(Held::new(&ledger, 0), &ledger)
@@ -103,10 +103,10 @@ impl Share {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there is memory for inputs and an answer of this many bytes. A request does so once.
+    /// Waits until `bytes` of memory are available for inputs and an answer. A request calls it once.
     ///
     /// # Errors
-    /// More memory than one request may take.
+    /// `bytes` exceeds the limit of a single request.
     pub async fn reserve(&self, bytes: u64) -> Result<(), ServeError> {
         let ledger = Arc::clone(&self.answer().ledger);
         if bytes > ledger.limit {
@@ -118,10 +118,10 @@ impl Share {
         Ok(())
     }
 
-    /// Charges the request for an answer that grows, for which it does not wait.
+    /// Charges the request for an answer that grows. Does not wait.
     ///
     /// # Errors
-    /// More memory than one request may take, or than all of them leave.
+    /// The limit of a single request or of all requests is exceeded.
     pub fn add(&self, bytes: u64) -> Result<(), ServeError> {
         let mut answer = self.answer();
         let sum = answer.bytes.saturating_add(bytes);
@@ -136,7 +136,7 @@ impl Share {
         Ok(())
     }
 
-    /// Ends the charge for all but an answer that takes this many bytes, or for the values alone where it has no length yet.
+    /// Reduces the charge to an answer of `bytes`. With `None`, the length is not known yet, and only the values are released.
     pub fn is_answered(&self, bytes: Option<u64>) {
         let values = self.values.lock();
         drop(values.unwrap_or_else(PoisonError::into_inner).take());
@@ -146,7 +146,7 @@ impl Share {
         drop(Held::new(&answer.ledger, freed));
     }
 
-    /// Ends the charge for memory that the request has freed.
+    /// Reduces the charge by memory that the request has freed.
     pub fn free(&self, bytes: u64) {
         let mut answer = self.answer();
         let bytes = bytes.min(answer.bytes);
@@ -155,7 +155,7 @@ impl Share {
     }
 }
 
-/// Memory that is charged until this is dropped.
+/// Memory that stays charged until this is dropped.
 #[derive(Debug)]
 pub struct Held {
     ledger: Arc<Ledger>,
@@ -177,12 +177,12 @@ impl Drop for Held {
         if bytes < LARGE {
             return self.ledger.give_back(bytes);
         }
-        // It counts until the system has it again.
+        // It stays charged until the system has it back.
         return_to_system(Held::new(&self.ledger, bytes));
     }
 }
 
-/// A limited amount of memory: the part that is in use, and the requests that wait for some, in order of arrival.
+/// A limited amount of memory, with a queue of requests that wait for some.
 #[derive(Debug)]
 struct Ledger {
     limit: u64,
@@ -204,11 +204,11 @@ impl Ledger {
     }
 
     fn lock(&self) -> MutexGuard<'_, Taken> {
-        // Each change is whole.
+        // Each change is complete, so a panic cannot leave it inconsistent.
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes an amount at once, also where others wait and somewhat beyond the limit.
+    /// Takes memory without waiting, even if others wait, and up to [`EXTRA`] beyond the limit.
     fn try_take(&self, bytes: u64) -> bool {
         let mut taken = self.lock();
         let sum = taken.bytes.saturating_add(bytes);
@@ -219,7 +219,7 @@ impl Ledger {
         fits
     }
 
-    /// Waits for an amount within the limit.
+    /// Waits for memory within the limit.
     async fn take(self: &Arc<Self>, bytes: u64) -> Held {
         if bytes <= SMALL && self.try_take(bytes) {
             return Held::new(self, bytes);
@@ -233,12 +233,12 @@ impl Ledger {
         self.grant();
         match granted.await {
             Ok(held) => held,
-            // The line is only dropped with the ledger, which this holds.
+            // The sender is dropped only with the ledger, which `self` keeps alive.
             Err(_) => Held::new(self, 0),
         }
     }
 
-    /// Grants what waiting requests ask for, in their order, while there is room.
+    /// Grants memory to waiting requests in order, while there is room.
     fn grant(self: &Arc<Self>) {
         let mut unclaimed = Vec::new();
         {
@@ -259,7 +259,7 @@ impl Ledger {
                 unclaimed.extend(sender.send(Held::new(self, bytes)).err());
             }
         }
-        // Given back without the lock.
+        // Drop without the lock, because dropping takes it.
         drop(unclaimed);
     }
 
@@ -274,7 +274,7 @@ impl Ledger {
     }
 }
 
-/// Returns free memory to the system, then gives back what was held of it.
+/// Returns free memory to the system, and then releases the charge.
 fn return_to_system(held: Held) {
     static THREAD: OnceLock<Option<Sender<Held>>> = OnceLock::new();
     let thread = THREAD.get_or_init(|| {
@@ -299,17 +299,17 @@ fn return_to_system(held: Held) {
 }
 
 impl Held {
-    /// Gives it back at once, without returning memory to the system: somebody else is charged for it now.
+    /// Releases the charge without returning memory to the system, because another charge now covers the memory.
     pub fn end(mut self) {
         let bytes = std::mem::take(&mut self.bytes);
         self.ledger.give_back(bytes);
     }
 }
 
-/// Returns the free pages of the heap, which glibc keeps otherwise where a block in use lies behind them.
+/// Returns free heap pages to the system. glibc keeps them if a block in use lies above them.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn trim() {
-    // SAFETY: it touches nothing but the allocator's own free memory, under its locks.
+    // SAFETY: malloc_trim touches only free memory of the allocator, under its locks.
     unsafe { libc::malloc_trim(0) };
 }
 
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_wait_for_memory_in_the_order_in_which_they_came() {
+    fn requests_wait_for_memory_in_order_of_arrival() {
         let memory = Memory::new(8 << 20);
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         let [first, second, third] = [1, 2, 3].map(|_| block_on(memory.request(1)).unwrap());
@@ -342,7 +342,7 @@ mod tests {
         let error = first.add(1).unwrap_err();
         assert!(matches!(error, ServeError::LargeRequest { .. }));
         first.free(2 << 20);
-        // An answer that grows has memory that those do not wait for.
+        // An answer that grows uses memory that waiting requests cannot take.
         first.add(1 << 20).unwrap();
         assert!(waits.as_mut().poll(&mut context).is_ready());
         assert!(behind.as_mut().poll(&mut context).is_pending());
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_is_given_up_keeps_no_place_and_one_that_is_too_large_never_waits() {
+    fn a_cancelled_request_leaves_the_queue_and_one_that_is_too_large_never_waits() {
         let memory = Memory::new(8 << 20);
         let share = block_on(memory.request(VALUES)).unwrap();
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
@@ -373,7 +373,7 @@ mod tests {
         let error = block_on(memory.request(VALUES + 1)).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the request takes about 234881025 bytes of the server's memory, with its answer; expected at most 234881024, so split it into several requests"
+            "the request and its response need about 234881025 bytes of the server's memory; expected at most 234881024, so split it into several requests"
         );
         let next = memory.request(1 << 20);
         drop(share);
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn short_bodies_pass_long_ones_that_wait_and_large_memory_comes_back_after_a_trim() {
+    fn short_bodies_skip_the_queue_and_large_memory_is_released_after_a_trim() {
         let memory = Memory::new(8 << 20);
         let held: Vec<Held> = (0..12).map(|_| block_on(memory.body(8 << 20))).collect();
         assert_eq!(used(&memory.bodies), BODIES);

@@ -1,22 +1,22 @@
-//! What a service counts. Every handle is a field: nothing is looked up by name while it serves.
+//! Metrics of a service. Each is a field, so nothing is looked up by name while serving.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Engine;
 
-/// Upper ends of the buckets of times, in seconds.
+/// Upper bounds of histogram buckets for times, in seconds.
 const SECONDS: [f64; 16] = [
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.035, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
     10.0,
 ];
 
-/// The same of tokens of a batch: powers of two.
+/// Upper bounds of histogram buckets for tokens per batch.
 const TOKENS: [f64; 16] = [
     16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0,
     65536.0, 131_072.0, 262_144.0, 524_288.0,
 ];
 
-/// A distribution; of times in seconds, unless it says otherwise.
+/// Histogram of times in seconds, or of another unit where stated.
 #[derive(Debug)]
 pub struct Histogram {
     ends: &'static [f64; SECONDS.len()],
@@ -51,7 +51,7 @@ impl Histogram {
         self.millionths.fetch_add(millionths, Ordering::Relaxed);
     }
 
-    /// Upper ends with how many values lie at or below them, then the count and the sum.
+    /// Returns upper bounds with the number of values at or below them, followed by the total count and the sum.
     pub fn read(&self) -> (Vec<(f64, u64)>, u64, f64) {
         let mut below = 0;
         let ends = self.ends.iter().zip(&self.buckets).map(|(&end, n)| {
@@ -64,31 +64,31 @@ impl Histogram {
     }
 }
 
-/// What one device of a model has done so far.
+/// Metrics of one device of a model.
 #[derive(Debug, Default)]
 pub struct LaneMetrics {
-    /// What the device is called.
+    /// Name of the device.
     pub device: String,
-    /// Times of its batches, without their waiting behind others.
+    /// Times of its batches, without the time that they wait for other batches.
     pub seconds: Histogram,
     pub weight_bytes: AtomicU64,
-    /// Bytes of keys and values that are held.
+    /// Bytes of the KV cache in use.
     pub cache_bytes: AtomicU64,
-    /// Bytes that the intermediate tensors of a batch may take now.
+    /// Current limit in bytes of a batch's intermediate tensors.
     pub batch_bytes: AtomicU64,
 }
 
-/// What one model's service has done so far.
+/// Metrics of one model.
 #[derive(Debug, Default)]
 pub struct Metrics {
     pub tokenize: Histogram,
     pub queue: Histogram,
     pub device: Histogram,
     pub tokens: AtomicU64,
-    /// Making bodies of answers.
+    /// Time to serialize responses.
     pub serialise: Histogram,
     pub batch_tokens: Histogram,
-    /// By the place of the device among those of the model.
+    /// Metrics of the model's devices, in their order.
     pub lanes: Vec<LaneMetrics>,
     pub batches: AtomicU64,
     pub batch_sequences: AtomicU64,
@@ -100,13 +100,13 @@ pub struct Metrics {
     pub cancelled: AtomicU64,
     pub queue_tokens: AtomicU64,
     pub queue_requests: AtomicU64,
-    /// Device time over its estimate, in thousandths, of the last batch.
+    /// Device time of the last batch divided by its estimate, in thousandths.
     pub estimate_ratio: AtomicU64,
     pub cache: super::Lookups,
 }
 
 impl Metrics {
-    /// Metrics of a model on the devices of these engines.
+    /// Creates metrics of a model on the devices of these engines.
     pub(super) fn of<'a>(engines: impl IntoIterator<Item = &'a Engine>) -> Self {
         let lane = |engine: &Engine| LaneMetrics {
             device: engine.device().to_string(),

@@ -1,8 +1,10 @@
-//! Serving without a protocol: what is sent is tokenized, waits, is scheduled, runs, and is answered.
+//! Serving without a network protocol: queueing, scheduling, batching and execution of requests.
 //!
-//! A [`Service`] computes embeddings and scores. The path of a request: [`Service::submit`] checks it and lets it wait; the
-//! launch thread asks the scheduler through the [`Desk`](crate::schedule::Desk) and gives batches to the executor; the collect
-//! thread waits for results and answers. A [`Writer`] writes on from prompts. Both are asked through [`Models`], by name.
+//! A [`Service`] computes embeddings and scores. [`Service::submit`] checks, tokenizes and queues a request. The launch thread
+//! gets batches from the scheduler, through [`Desk`](crate::schedule::Desk), and submits them to the executor. Collect threads
+//! wait for results and send the answers. A lane is a device with its queue of batches.
+//!
+//! A [`Writer`] generates text. [`Models`] looks up both by name.
 
 mod backlog;
 mod cache;

@@ -1,4 +1,4 @@
-//! The models of a server, by name.
+//! Models of a server, by name.
 
 use std::{
     path::{Path, PathBuf},
@@ -23,65 +23,65 @@ use crate::{
     schedule::{CostTable, Scheduler},
 };
 
-/// The output of models that label tokens.
+/// Output of models that classify tokens.
 const TOKEN_LOGITS: &str = "token_logits";
 
-/// How a model is served.
+/// Options of a served model.
 pub struct ModelChoice {
     pub folder: PathBuf,
-    /// By which it is asked for.
+    /// Name in requests.
     pub name: String,
-    /// Where it runs; one that embeds or scores may do so on several devices, each with all of its weights; by
-    /// default on what is at hand.
+    /// Devices to run on; chosen automatically if empty. A model that embeds or scores may have several devices, each with all of its
+    /// weights.
     pub devices: Vec<DeviceChoice>,
     pub dtype: Option<DType>,
     pub invariant: bool,
     pub scheduler: Box<dyn Scheduler>,
-    /// What batches cost; measured at the start where it is not given.
+    /// Costs of batches; measured at the start if `None`.
     pub costs: Option<CostTable>,
     /// Memory for the intermediate tensors of a batch, in bytes.
     pub batch_bytes: u64,
-    /// Memory for keys and values of a model that writes, in bytes.
+    /// Bytes of the KV cache of a model that generates text.
     pub cache_bytes: Option<u64>,
     pub queue: Duration,
     pub tokenizers: usize,
-    /// Whether an embedding model also gives the vectors of all tokens, which are copied from the device for each batch.
+    /// Whether an embedding model also returns the vectors of all tokens, which are then copied from the device for each batch.
     pub all_tokens: bool,
-    /// Whether an embedding model also weighs the tokens of its texts, as BGE-M3 does.
+    /// Whether an embedding model also computes sparse weights of tokens, as BGE-M3 does.
     pub sparse: bool,
-    /// Its share of the devices' time, beside other models; `None` where it has them to itself.
+    /// Share of the devices' time relative to other models; `None` if the model has its devices to itself.
     pub share: Option<(Arc<Devices>, f64)>,
-    /// The model that it replaces. What batches cost is then not measured again beside that one's work, if they are alike.
+    /// Model that this one replaces. Its measured costs are reused if both are alike.
     pub previous: Option<Arc<Model>>,
-    /// Where a service records all that happens; a model that writes has no schedule.
+    /// Recorder of a service's scheduling events. Not used for a model that generates text.
     pub trace: Option<Recorder>,
-    /// Where answers of all models are kept; texts that are written are not.
+    /// Response cache of all models. Generated text is not cached.
     pub cache: Option<Arc<Cache>>,
 }
 
-/// What a model does.
+/// Task of a model.
 pub enum Kind {
     Service(Service),
     Writer(Box<Writer>),
 }
 
-/// A model that is ready.
+/// A loaded model.
 pub struct Model {
     pub name: String,
     pub kind: Kind,
-    /// Where it runs, in words.
+    /// Names of its devices, for display.
     pub device: String,
     pub dtype: DType,
-    /// What its schedule goes by; `None` of a model that writes.
+    /// Cost table of its scheduler; `None` for a model that generates text.
     pub costs: Option<CostTable>,
-    /// When it was loaded.
+    /// Time when it was loaded.
     pub since: SystemTime,
     config: serde_json::Value,
 }
 
-/// All models of a server, and whether it takes requests.
+/// All models of a server, and whether it accepts requests.
 pub struct Models {
-    /// Who answers a request holds its model, so that one that is replaced goes on until its last answer.
+    /// A request holds a reference to its model, so a replaced model lives until its last request has finished.
     models: RwLock<Arc<Vec<Arc<Model>>>>,
     is_loaded: AtomicBool,
     is_retired: AtomicBool,
@@ -89,35 +89,35 @@ pub struct Models {
     reloading: Mutex<()>,
 }
 
-/// Loads all models anew, beside those that serve.
+/// Loads all models again while the current ones serve.
 type Open = Box<dyn Fn(&[Arc<Model>]) -> Result<Vec<Model>, String> + Send + Sync>;
 
-/// Why models are as they were.
+/// Error of a reload. The models are unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReloadError {
     #[error("this server was started with models that it cannot load again")]
     Fixed,
-    #[error("the models are being loaded already; ask again when that is done")]
+    #[error("the models are already being loaded; retry when that is done")]
     Busy,
     #[error("the reload failed and changed nothing: {problem}")]
     Failed { problem: String },
 }
 
-/// Why there is no model yet.
+/// Reason for refusing requests before the first models are loaded.
 pub const LOADING: &str = "its models are being loaded";
 
-/// How long a reload waits for the last requests of the models that went, which may have a day.
-const LEAVE: Duration = Duration::from_secs(60);
+/// Max time that a reload waits for the last requests of replaced models, whose time limit may be a day.
+const MAX_LEAVING: Duration = Duration::from_secs(60);
 
-/// How long costs are measured.
+/// Time for measuring costs.
 const MEASURING: Duration = Duration::from_secs(3);
 
 impl Model {
-    /// Loads a checkpoint's folder. One with sentence-transformers' modules embeds; else one whose description has the
-    /// logits of a next token writes; else its outputs say whether it embeds or scores.
+    /// Loads a checkpoint's folder. A folder with modules of sentence-transformers embeds. Otherwise, a model with next-token logits
+    /// generates text, and the outputs of other models determine whether they embed or score.
     ///
     /// # Errors
-    /// What loading fails with.
+    /// The model cannot be loaded.
     pub fn open(choice: ModelChoice) -> Result<Self, EngineError> {
         let builder = |device: DeviceChoice| {
             let mut builder = Engine::from_checkpoint(&choice.folder).device(device);
@@ -208,11 +208,11 @@ impl Model {
         })
     }
 
-    /// The outputs of a folder that its service reads, so that no batch computes others, and copies them from the device;
-    /// empty where those that are built by default are right.
+    /// Returns the outputs of a folder that its service reads, so that batches do not compute and copy others. Empty if the default
+    /// outputs are the right ones.
     ///
     /// # Errors
-    /// A config.json that cannot be read, or that no shipped description is for.
+    /// config.json cannot be read, or no bundled description fits it.
     pub fn outputs(
         folder: &Folder,
         all_tokens: bool,
@@ -237,7 +237,9 @@ impl Model {
                 let first = ROWS.into_iter().find(|name| usual.contains(name));
                 let does = match usual.contains(&TOKEN_LOGITS) {
                     true => "is a model for token classification (named entities, parts of speech)",
-                    false => "is a model for other tasks than embeddings, scores and texts",
+                    false => {
+                        "is a model for other tasks than embeddings, scores and text generation"
+                    }
                 };
                 let first = first.ok_or_else(|| EngineError::NotServed {
                     folder: folder.root().to_owned(),
@@ -249,7 +251,7 @@ impl Model {
         })
     }
 
-    /// The name of a folder, for a model that was given none.
+    /// Returns the default name of a model: that of its folder.
     pub fn name_of(folder: &Path) -> String {
         let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
         let name = folder.file_name().map(|name| name.to_string_lossy());
@@ -263,10 +265,10 @@ impl Model {
         }
     }
 
-    /// What embeds or scores.
+    /// Returns the service of a model that embeds or scores.
     ///
     /// # Errors
-    /// A model that writes.
+    /// The model generates text.
     pub fn service(&self) -> Result<&Service, ServeError> {
         match &self.kind {
             Kind::Service(service) => Ok(service),
@@ -274,18 +276,18 @@ impl Model {
         }
     }
 
-    /// What writes.
+    /// Returns the writer of a model that generates text.
     ///
     /// # Errors
-    /// A model that embeds or scores.
+    /// The model embeds or scores.
     pub fn writer(&self) -> Result<&Writer, ServeError> {
         match &self.kind {
             Kind::Writer(writer) => Ok(writer),
-            Kind::Service(_) => Err(self.unsupported("texts")),
+            Kind::Service(_) => Err(self.unsupported("text generation")),
         }
     }
 
-    /// What cuts texts into tokens.
+    /// Tokenizer of the model.
     pub fn encoder(&self) -> &TextEncoder {
         match &self.kind {
             Kind::Service(service) => service.encoder(),
@@ -293,19 +295,19 @@ impl Model {
         }
     }
 
-    /// All tokens of a text, with those that the tokenizer adds or without.
+    /// Tokenizes a text, with or without special tokens.
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// The text cannot be tokenized.
     pub fn tokens(&self, text: &str, adds_special: bool) -> Result<Vec<TextToken>, String> {
         let tokens = self.encoder().tokens(text, adds_special);
         tokens.map_err(|e| e.to_string())
     }
 
-    /// Text of a prompt of the folder, which stands before an input as it is.
+    /// Returns the text of a prompt of the folder, which is put before an input unchanged.
     ///
     /// # Errors
-    /// No such prompt, and a model that reads a prompt as a message of its own; `param` is the field that names it.
+    /// There is no such prompt, or the model reads a prompt as a separate message. `param` is the field that names it.
     pub fn prompt_text(&self, param: &'static str, name: &str) -> Result<&str, ServeError> {
         let folder = self.encoder().folder();
         if folder.has_messages() {
@@ -317,10 +319,10 @@ impl Model {
         Ok(prompt(folder, param, &[name])?.1)
     }
 
-    /// The text of tokens, with special ones if they are not skipped.
+    /// Decodes tokens, with or without special ones.
     ///
     /// # Errors
-    /// The first token that the model does not have, and what else is wrong with them.
+    /// A token is out of range, or the tokens cannot be decoded.
     pub fn decode(&self, ids: &[u32], skips_special: bool) -> Result<String, String> {
         let encoder = self.encoder();
         if let Some(at) = ids.iter().position(|&id| !encoder.knows(id)) {
@@ -333,13 +335,13 @@ impl Model {
         text.map_err(|e| e.to_string())
     }
 
-    /// What it does, in words.
+    /// Describes the task of the model, for display.
     pub fn does(&self) -> &'static str {
         match &self.kind {
             Kind::Service(service) if service.is_scoring() => "scores pairs of texts",
             Kind::Service(service) if service.is_embedding() => "embeds texts",
-            Kind::Service(_) => "weighs words of texts",
-            Kind::Writer(_) => "writes texts",
+            Kind::Service(_) => "computes sparse embeddings",
+            Kind::Writer(_) => "generates text",
         }
     }
 
@@ -364,7 +366,7 @@ impl Models {
         }
     }
 
-    /// Models that can be loaded again, by `open`, which is given those that serve.
+    /// Creates models that `open` can load again. `open` gets the current models.
     pub fn reloadable(
         models: Vec<Model>,
         open: impl Fn(&[Arc<Model>]) -> Result<Vec<Model>, String> + Send + Sync + 'static,
@@ -375,7 +377,7 @@ impl Models {
         }
     }
 
-    /// The same before there is any: requests are told so, until [`begin`](Self::begin) brings them.
+    /// Like [`reloadable`](Self::reloadable), without models yet. Requests are refused until [`begin`](Self::begin).
     pub fn loading(
         open: impl Fn(&[Arc<Model>]) -> Result<Vec<Model>, String> + Send + Sync + 'static,
     ) -> Self {
@@ -385,24 +387,24 @@ impl Models {
         }
     }
 
-    /// Serves the first models.
+    /// Adds the first models and starts to serve.
     pub fn begin(&self, models: Vec<Model>) {
         self.replace(models);
         self.is_loaded.store(true, Ordering::Release);
     }
 
-    /// Serves these models, and returns those that were there before.
+    /// Replaces the models, and returns the previous ones.
     fn replace(&self, models: Vec<Model>) -> Arc<Vec<Arc<Model>>> {
         let models = Arc::new(models.into_iter().map(Arc::new).collect());
         let mut current = self.models.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *current, models)
     }
 
-    /// Loads all models anew beside those that serve, and lets them take their place, at which time `on_success` is called, too.
-    /// Requests that run end where they began. Returns the names.
+    /// Loads all models again while the current ones serve, and then replaces those. `on_success` is called at the same time.
+    /// In-flight requests finish on the old models. Returns the names of the new models.
     ///
     /// # Errors
-    /// Models that cannot be loaded; those that serve go on then.
+    /// The models cannot be loaded; the current ones stay.
     pub fn reload(&self, on_success: impl FnOnce()) -> Result<Vec<String>, ReloadError> {
         let open = self.open.as_ref().ok_or(ReloadError::Fixed)?;
         let _only = self.reloading.try_lock().map_err(|_| ReloadError::Busy)?;
@@ -413,7 +415,7 @@ impl Models {
         let names = models.iter().map(|model| model.name.clone()).collect();
         on_success();
         let old = self.replace(models);
-        // A model waits for its threads when it goes: on a thread of its own, and not where the last of its requests is answered.
+        // Dropping a model joins its threads, so drop it on a separate thread, not where its last request finishes.
         let (gone, all_gone) = channel();
         let leaving = std::thread::Builder::new().name("leaving".to_owned());
         let leaving = leaving.spawn(move || {
@@ -425,23 +427,25 @@ impl Models {
             drop(old);
             let _ = gone.send(());
         });
-        if leaving.is_ok() && all_gone.recv_timeout(LEAVE).is_err() {
-            tracing::warn!("requests of the models that were replaced still run after {LEAVE:?}");
+        if leaving.is_ok() && all_gone.recv_timeout(MAX_LEAVING).is_err() {
+            tracing::warn!(
+                "requests of the models that were replaced still run after {MAX_LEAVING:?}"
+            );
         }
         Ok(names)
     }
 
-    /// All models as they are now.
+    /// Current models.
     pub fn all(&self) -> Arc<Vec<Arc<Model>>> {
         Arc::clone(&self.models.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether there are models, or were.
+    /// Returns whether the first models have been loaded.
     pub fn is_loaded(&self) -> bool {
         self.is_loaded.load(Ordering::Acquire)
     }
 
-    /// Why new requests are not welcome; `None` where they are.
+    /// Reason for refusing new requests; `None` if they are accepted.
     pub fn not_ready(&self) -> Option<&'static str> {
         let all = [
             (self.is_lost(), LOST),
@@ -451,7 +455,7 @@ impl Models {
         all.into_iter().find(|(is, _)| *is).map(|(_, why)| why)
     }
 
-    /// Whether the device of a model computes nothing any more, which this process cannot mend.
+    /// Returns whether a device of a model is lost. The process cannot recover from that.
     pub fn is_lost(&self) -> bool {
         self.all().iter().any(|model| match &model.kind {
             Kind::Service(service) => service.is_lost(),
@@ -459,20 +463,20 @@ impl Models {
         })
     }
 
-    /// Whether the server is about to end.
+    /// Returns whether the server is shutting down.
     pub fn is_retired(&self) -> bool {
         self.is_retired.load(Ordering::Acquire)
     }
 
-    /// Says that the server will end. It goes on answering.
+    /// Marks the server as shutting down. It still answers requests.
     pub fn retire(&self) {
         self.is_retired.store(true, Ordering::Release);
     }
 
-    /// The model of this name; without one, the first that does what is asked, or the first.
+    /// Returns the model of this name. Without a name, returns the first one for which `does` holds, else the first one.
     ///
     /// # Errors
-    /// A name that no model has.
+    /// There is no model of this name.
     pub fn named(
         &self,
         name: Option<&str>,
@@ -489,10 +493,10 @@ impl Models {
         })
     }
 
-    /// A model that embeds.
+    /// Returns a model that embeds.
     ///
     /// # Errors
-    /// A name that no model has, and a model that does something else.
+    /// There is no model of this name, or it has another task.
     pub fn embedding(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         let is =
             |model: &Model| matches!(&model.kind, Kind::Service(service) if service.is_embedding());
@@ -503,24 +507,24 @@ impl Models {
         }
     }
 
-    /// A model that weighs the entries of its vocabulary.
+    /// Returns a model that computes sparse embeddings.
     ///
     /// # Errors
-    /// As [`embedding`](Self::embedding).
+    /// Same as [`embedding`](Self::embedding).
     pub fn sparse(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         let is =
             |model: &Model| matches!(&model.kind, Kind::Service(service) if service.has_sparse());
         let model = self.named(name, is)?;
         match is(&model) {
             true => Ok(model),
-            false => Err(model.unsupported("weights of words")),
+            false => Err(model.unsupported("sparse embeddings")),
         }
     }
 
-    /// A model that scores.
+    /// Returns a model that scores.
     ///
     /// # Errors
-    /// As [`embedding`](Self::embedding).
+    /// Same as [`embedding`](Self::embedding).
     pub fn scoring(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         let is =
             |model: &Model| matches!(&model.kind, Kind::Service(service) if service.is_scoring());
@@ -531,16 +535,16 @@ impl Models {
         }
     }
 
-    /// A model that writes.
+    /// Returns a model that generates text.
     ///
     /// # Errors
-    /// As [`embedding`](Self::embedding).
+    /// Same as [`embedding`](Self::embedding).
     pub fn writing(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         let is = |model: &Model| matches!(&model.kind, Kind::Writer(_));
         let model = self.named(name, is)?;
         match is(&model) {
             true => Ok(model),
-            false => Err(model.unsupported("texts")),
+            false => Err(model.unsupported("text generation")),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Embeddings and scores: the queue between those who ask and the executor.
+//! Embeddings and scores: the queue between clients and the executor.
 
 mod lanes;
 mod queue;
@@ -16,12 +16,12 @@ pub use self::request::Reply;
 use self::{
     lanes::{Collect, Launcher, Weights, run_launch, session_of},
     queue::{Kept, Shared, State},
-    request::{Asked, Lead, Open, Ticket},
+    request::{Leader, Open, Ticket, Waiter},
 };
 use super::{
     Cache, Lookup, Metrics, Recorder, Seat, ServeError, Share, Text, Tier,
     backlog::Backlog,
-    cache::{Boarded, Deep, Key, digest, key},
+    cache::{Deep, Key, Role, digest, key},
     tokenize::{Pool, prompt},
     trace::began,
 };
@@ -32,68 +32,68 @@ use crate::{
     schedule::{CostTable, Desk, Scheduler},
 };
 
-/// Texts of fewer bytes are tokenized where they come in, if a request has not more than [`FEW`] inputs.
+/// Texts below this many bytes are tokenized on the caller's thread, if a request has at most [`FEW`] inputs.
 const SHORT: usize = 256;
-/// Token ids below this many bytes are only copied where they come in, which takes less than waking a thread.
+/// Token ids below this many bytes are copied on the caller's thread, which takes less time than waking another one.
 const SHORT_IDS: usize = 64 << 10;
 const FEW: usize = 4;
 
-/// The output of descriptions that has a row for each token, before pooling.
+/// Name of the output with a row for each token, before pooling.
 pub(super) const STATES: &str = "last_hidden_state";
-/// The output of models that weigh the entries of their vocabulary, mostly by 0: `[batch, vocabulary]` as SPLADE's, or `[tokens, 1]`
-/// as BGE-M3's, where an entry has the largest weight of its tokens.
+/// Name of the output of sparse embeddings. Its shape is `[batch, vocabulary]` (SPLADE; most weights are 0), or `[tokens, 1]`
+/// (BGE-M3; the weight of a vocabulary entry is the largest weight of its tokens).
 pub const SPARSE: &str = "sparse";
 
-/// The outputs with a row for each sequence, of which a service answers with the first that a model has.
+/// Outputs with a row for each sequence, in order of preference. A service returns the first one that the model has.
 pub(super) const ROWS: [&str; 3] = [EMBEDDING, LOGITS, SPARSE];
 
-/// Which of a model's outputs an answer has.
+/// Kind of result that a request asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wanted {
-    /// The embedding, or the scores.
+    /// The embedding, the scores, or else the sparse embedding: the first of [`ROWS`] that the model has.
     #[default]
     Usual,
-    /// The vectors of all tokens, one after another.
+    /// The vectors of all tokens, concatenated.
     AllTokens,
-    /// A weight for each entry of the vocabulary.
+    /// The sparse embedding: vocabulary entries with nonzero weights.
     Sparse,
-    /// The scores before what the folder lets them go through.
+    /// Scores before the activation function that the model's folder names.
     Logits,
 }
 
-/// Why nothing is answered after its device has failed for good.
-pub(super) const LOST: &str = "its device was lost, and it ends";
+/// Reason for refusing requests after the device has failed permanently.
+pub(super) const LOST: &str = "its device was lost, and it is shutting down";
 
-/// Batches that the executor takes: one that runs, and one behind it.
+/// Number of batches in the executor: one that runs and one that waits for it.
 const DEPTH: u8 = 2;
 
-/// How a service works.
+/// Options of a service.
 pub struct ServiceChoice {
     pub scheduler: Box<dyn Scheduler>,
     pub costs: CostTable,
     /// Memory for the intermediate tensors of a batch, in bytes.
     pub batch_bytes: u64,
-    /// Requests are refused when what waits would take longer than this.
+    /// Requests are refused if the queued work takes longer than this.
     pub queue: Duration,
     pub tokenizers: usize,
-    /// Its place among the models of each engine's device, in their order; none where it has the devices to itself.
+    /// Access to the fair lock of each engine's device, in the order of the engines. Empty if no other model uses the devices.
     pub seats: Vec<Seat>,
-    /// Where all that happens is recorded.
+    /// Recorder of scheduling events.
     pub trace: Option<Recorder>,
-    /// Where answers are kept; without one, equal requests are computed each.
+    /// Response cache. Without one, equal requests are computed separately.
     pub cache: Option<Arc<Cache>>,
 }
 
-/// What comes with inputs.
+/// Options of a request, which apply to all of its inputs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Submit {
-    /// Whether a text that is too long is cut; without, it is an error.
+    /// Whether inputs that are too long are truncated; otherwise they are an error.
     pub truncate: bool,
-    /// Side on which it is cut; by default the one that the checkpoint's files name.
+    /// Side that is truncated; by default the one that the checkpoint's files name.
     pub cut_side: Option<CutSide>,
     /// Prompt before each text, from [`Service::prompt`]; by default the folder's default prompt.
     pub prompt: Option<usize>,
-    /// How long its answer is of use.
+    /// Time limit for the answer.
     pub within: Option<Duration>,
     pub class: u8,
     pub tenant: u32,
@@ -101,7 +101,7 @@ pub struct Submit {
 }
 
 impl Submit {
-    /// When the answer to what was sent then is of no use any more; later than all where there is no end to it.
+    /// Returns the deadline of a request sent at `sent`. The first field makes requests without a deadline compare as the latest.
     fn until(&self, sent: Instant) -> (bool, Option<Instant>) {
         let until = self.within.and_then(|w| sent.checked_add(w));
         (until.is_none(), until)
@@ -111,24 +111,24 @@ impl Submit {
 /// The result for one input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// An embedding or scores by label, or what else was [`Wanted`].
+    /// The embedding, the scores by label, or another kind of result from [`Wanted`].
     pub values: Vec<f32>,
-    /// Of which entries the values are, ascending, where most have none: [`Wanted::Sparse`].
+    /// Vocabulary entries of the values in ascending order, for [`Wanted::Sparse`]; otherwise empty.
     pub entries: Vec<u32>,
-    /// Tokens that were computed for it.
+    /// Number of tokens of the input.
     pub tokens: usize,
 }
 
-/// Bytes that an input takes from its admission to its answer, beside its text.
+/// Bytes that an input takes from admission to its answer, besides its text.
 const INPUT: u64 = 1024;
-/// Bytes that a value takes in an embedding and in an answer's JSON, and a score with its label.
+/// Bytes that a value takes as f32 and in the JSON response, and the same for a score with its label.
 const VALUE: u64 = 20;
 const SCORE: u64 = 1000;
 /// Bytes that an entry of a sparse embedding takes, likewise.
 const ENTRY: u64 = 64;
 
 impl Answer {
-    /// Bytes that it and its JSON take, where that was not known before.
+    /// Bytes of the answer and its JSON, if they were not known at admission.
     fn memory(&self, wanted: Wanted) -> u64 {
         match wanted {
             Wanted::Usual | Wanted::Logits => 0,
@@ -138,7 +138,7 @@ impl Answer {
     }
 }
 
-/// One model that computes embeddings or scores.
+/// A served model that computes embeddings or scores.
 pub struct Service {
     shared: Arc<Shared>,
     pool: Pool,
@@ -152,11 +152,11 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts the threads of a model that computes embeddings or scores. Its engines are of one checkpoint on a device each, and
-    /// take of one queue.
+    /// Starts the threads of a model that computes embeddings or scores. All engines have the same checkpoint, each on its own
+    /// device, and share one queue.
     ///
     /// # Errors
-    /// A model with neither output, and threads that the system does not give.
+    /// The model has no output of a service, or the system cannot start threads.
     pub fn start(
         engine: &Engine,
         others: &[Engine],
@@ -277,46 +277,46 @@ impl Service {
         })
     }
 
-    /// Whether it embeds texts.
+    /// Returns whether the model embeds texts.
     pub fn is_embedding(&self) -> bool {
         self.output == EMBEDDING
     }
 
-    /// Whether it weighs the entries of its vocabulary, beside other outputs or alone.
+    /// Returns whether the model computes sparse embeddings, alone or in addition to another output.
     pub fn has_sparse(&self) -> bool {
         self.has_sparse
     }
 
-    /// Whether it scores pairs or texts by label, as cross-encoders and classifiers do, instead of embedding texts.
+    /// Returns whether the model scores pairs or texts by label, as cross-encoders and classifiers do.
     pub fn is_scoring(&self) -> bool {
         self.output == LOGITS
     }
 
-    /// Values of an answer: the width of an embedding, or the number of labels.
+    /// Number of values in an answer: the width of an embedding, or the number of labels.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// What its labels are called, of a model that scores by label.
+    /// Names of the labels of a model that scores.
     pub fn labels(&self) -> &[String] {
         &self.labels
     }
 
-    /// Function that turns its logits into scores of a classifier.
+    /// Function that turns logits into the scores of a classifier.
     pub fn class_score(&self) -> ClassScore {
         self.class_score
     }
 
-    /// Index of the first of `names` that is a prompt of the model's folder.
+    /// Returns the index of the first of `names` that is a prompt of the model's folder.
     ///
     /// # Errors
-    /// No such prompt, or one that the model's pooling leaves out; `param` is the field that names it.
+    /// There is no such prompt, or the model's pooling excludes the prompt. `param` is the field that names it.
     pub fn prompt(&self, param: &'static str, names: &[&str]) -> Result<usize, ServeError> {
         let (index, _) = prompt(self.encoder().folder(), param, names)?;
         Ok(index)
     }
 
-    /// The most tokens of an input, where the model has a limit.
+    /// Max number of tokens of an input, if the model has a limit.
     pub fn longest(&self) -> Option<u32> {
         self.shared.limits.longest
     }
@@ -329,16 +329,16 @@ impl Service {
         &self.shared.encoder
     }
 
-    /// Lets inputs of one request be computed, each by itself.
+    /// Queues the inputs of a request. Each is computed independently and has its own reply.
     ///
     /// # Errors
-    /// Ids that the model has no row for, a queue that is full, and a service that is ending. What is wrong with an input's
-    /// text is told by its reply.
+    /// A token id is out of range, the queue is full, or the service is shutting down. Errors in an input's text are returned by
+    /// its reply.
     pub fn submit(&self, inputs: Vec<Text>, submit: Submit) -> Result<Vec<Reply>, ServeError> {
         self.submit_within(inputs, submit, &Share::unlimited())
     }
 
-    /// Bytes that inputs take until they are answered, with answers whose size is known before.
+    /// Returns the bytes that inputs take until they are answered. Includes answers whose size is known beforehand.
     pub fn memory(&self, inputs: usize, wanted: Wanted) -> u64 {
         let answer = match wanted {
             Wanted::AllTokens | Wanted::Sparse => 0,
@@ -348,10 +348,10 @@ impl Service {
         (INPUT + answer).saturating_mul(inputs as u64)
     }
 
-    /// As [`submit`](Self::submit), within the memory of a request, which is charged for answers whose size is not known before.
+    /// Like [`submit`](Self::submit). Charges `share` for answers whose size is not known beforehand.
     ///
     /// # Errors
-    /// As `submit`.
+    /// Same as `submit`.
     pub fn submit_within(
         &self,
         inputs: Vec<Text>,
@@ -362,14 +362,14 @@ impl Service {
             self.check(index, text)?;
         }
         if submit.wanted == Wanted::AllTokens && !self.has_states {
-            let problem = "the model was not loaded for the vectors of all tokens; start the server with --all-tokens, or ask for embeddings";
+            let problem = "the model was not loaded for the vectors of all tokens; start the server with --all-tokens, or request embeddings";
             return Err(ServeError::invalid("model", problem));
         }
         let sent = Instant::now();
         let shared = &self.shared;
         let mut replies = Vec::with_capacity(inputs.len());
-        // What is to be computed: the input, its key, and who asks.
-        let mut left: Vec<(Text, Option<Key>, Asked)> = Vec::new();
+        // Inputs that are not in the cache: the input, its key, and the client that waits for it.
+        let mut left: Vec<(Text, Option<Key>, Waiter)> = Vec::new();
         for (index, text) in inputs.into_iter().enumerate() {
             let (sender, answer) = oneshot::channel();
             let kept = shared.kept.as_ref();
@@ -382,7 +382,7 @@ impl Service {
                 is_answered: false,
                 open: None,
             });
-            let asked = Asked {
+            let waiter = Waiter {
                 answer: sender,
                 index,
                 submit,
@@ -393,10 +393,10 @@ impl Service {
                 && let Some(answer) = kept.cache.in_memory(key)
             {
                 shared.metrics.cache.add(Tier::Memory, Lookup::Hit);
-                asked.give(&answer);
+                waiter.give(&answer);
                 continue;
             }
-            left.push((text, key, asked));
+            left.push((text, key, waiter));
         }
         let is_deep = shared.kept.as_ref().is_some_and(|k| k.cache.is_deep());
         let is_short = |text: &Text| match text {
@@ -425,25 +425,25 @@ impl Service {
                 tenants.change(tenant, |work| work.bytes.add(class, bytes));
             }
             let open = Open::new(shared, &mut state, tenant);
-            for (.., asked) in &left {
-                replies[asked.index].open = Some(Arc::clone(&open));
+            for (.., waiter) in &left {
+                replies[waiter.index].open = Some(Arc::clone(&open));
             }
         }
-        for (text, key, asked) in left {
+        for (text, key, waiter) in left {
             let n_bytes = text.bytes();
-            let reply = &mut replies[asked.index];
-            let mut lead = Lead {
-                asked: None,
+            let reply = &mut replies[waiter.index];
+            let mut lead = Leader {
+                waiter: None,
                 ticket: Arc::clone(&reply.ticket),
-                boarded: None,
+                coalesced: None,
             };
-            lead.asked = match (&shared.kept, key) {
+            lead.waiter = match (&shared.kept, key) {
                 (Some(kept), Some(key)) => {
                     reply.key = Some(key);
-                    // One that is answered later is not waited for.
+                    // Join a computation only if it finishes no later than this one would.
                     let serves = |ahead: &Ticket| ahead.goes_before(&lead.ticket);
-                    let asked = match kept.joined.board(key, &lead.ticket, asked, serves) {
-                        Boarded::Joins(ticket) => {
+                    let waiter = match kept.joined.join(key, &lead.ticket, waiter, serves) {
+                        Role::Follower(ticket) => {
                             shared.metrics.cache.add(Tier::Memory, Lookup::Joined);
                             reply.ticket = ticket;
                             if !is_inline {
@@ -451,16 +451,16 @@ impl Service {
                             }
                             continue;
                         }
-                        Boarded::Leads(asked) => {
-                            lead.boarded = Some((key, Arc::clone(&kept.joined)));
-                            asked
+                        Role::Leader(waiter) => {
+                            lead.coalesced = Some((key, Arc::clone(&kept.joined)));
+                            waiter
                         }
-                        Boarded::Alone(asked) => asked,
+                        Role::Alone(waiter) => waiter,
                     };
                     shared.metrics.cache.add(Tier::Memory, Lookup::Miss);
-                    Some(asked)
+                    Some(waiter)
                 }
-                _ => Some(asked),
+                _ => Some(waiter),
             };
             if is_inline {
                 shared.tokenize(&text, lead);
@@ -495,7 +495,7 @@ impl Service {
                                 shared.answer_kept(lead, &answer);
                             }
                             (None, Deep::File) => tokenize(lead),
-                            // The thread that asks others is not kept.
+                            // Do not tokenize on the thread that queries the shared cache.
                             (None, Deep::Shared(_)) => {
                                 pool.run(submit, n_bytes, move || tokenize(lead));
                             }
@@ -508,7 +508,7 @@ impl Service {
         Ok(replies)
     }
 
-    /// How long the first of those that wait has waited.
+    /// Waiting time of the oldest input in the queue.
     pub fn oldest(&self) -> Duration {
         let now = self.shared.now();
         let state = self.shared.lock();
@@ -518,12 +518,12 @@ impl Service {
         })
     }
 
-    /// Where its answers are kept.
+    /// Response cache, if there is one.
     pub fn cache(&self) -> Option<&Cache> {
         self.shared.kept.as_ref().map(|kept| &*kept.cache)
     }
 
-    /// What is empty, and ids, are checked at the door, so that a wrong one does not fail the batch of others.
+    /// Checks token ids, and that a text is not empty, before queueing, so that an invalid input does not fail a whole batch.
     fn check(&self, index: usize, text: &Text) -> Result<(), ServeError> {
         let ids = match text {
             Text::Ids(ids) => ids,
@@ -556,20 +556,20 @@ impl Service {
         }
     }
 
-    /// Takes no more requests; those that wait are answered.
+    /// Stops accepting requests. Queued requests are still answered.
     pub fn drain(&self) {
         let why = "it is shutting down";
         self.shared.lock().is_over.get_or_insert(why);
         self.shared.changed.notify_one();
     }
 
-    /// Makes the service refuse what it would refuse if its device were lost.
+    /// Makes the service behave as if its device were lost.
     #[cfg(test)]
     pub(crate) fn lose_device(&self) {
         self.shared.lock().is_over = Some(LOST);
     }
 
-    /// Whether its device computes nothing any more.
+    /// Returns whether the device is lost.
     pub fn is_lost(&self) -> bool {
         self.shared.lock().is_over == Some(LOST)
     }

@@ -1,4 +1,4 @@
-//! Tokenizing on threads of its own, as it takes ten times what JSON does.
+//! Tokenizes texts on separate threads. Tokenizing takes ten times as long as parsing JSON.
 
 use std::{
     cmp::Reverse,
@@ -12,13 +12,13 @@ use crate::{
     engine::{CutSide, Encoded, Folder, Input, Prompt, TextEncoder},
 };
 
-/// What is to be computed of.
+/// Input of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Text {
     One(String),
     /// A query and a document.
     Pair(String, String),
-    /// Token ids, which are taken as they are.
+    /// Token ids, used unchanged.
     Ids(Vec<u32>),
 }
 
@@ -34,14 +34,14 @@ impl Text {
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Bytes of text that take as long as handing a text to a thread.
+/// Bytes of text that take as long to tokenize as passing a text to a thread.
 const PER_WORK: u64 = 64;
 
-/// Threads that tokenize: the highest class first, within a class tenants by turns, of a tenant in order of arrival.
+/// Threads that tokenize. Higher classes go first; within a class, tenants take turns; within a tenant, the order is that of arrival.
 #[derive(Clone)]
 pub(super) struct Pool(Arc<Handle>);
 
-/// Ends the threads when it is dropped and their work is done.
+/// Stops the threads after all queued work when it is dropped.
 struct Handle(Arc<Line>);
 
 #[derive(Default)]
@@ -52,12 +52,12 @@ struct Line {
 
 #[derive(Default)]
 struct Waiting {
-    /// By class, the highest first, by its place among those of all tenants, and by when it came.
+    /// Work by class (highest first), start tag of fair queueing, and order of arrival.
     work: BTreeMap<(Reverse<u8>, u64, u64), Work>,
     n_came: u64,
-    /// Bytes of each tenant up to its last work, for those that are ahead of `now` (start-time fair queueing).
+    /// Finish tag of each tenant's last work in bytes, for tenants ahead of `now` (start-time fair queueing).
     given: HashMap<u32, u64>,
-    /// The place of the work that was taken last.
+    /// Start tag of the work that was taken last.
     now: u64,
     is_over: bool,
 }
@@ -95,7 +95,7 @@ impl Drop for Handle {
 }
 
 impl Pool {
-    /// Starts threads, which end when the pool is dropped and its work is done.
+    /// Starts threads. They end after the pool is dropped and all work is done.
     pub fn new(n_threads: usize) -> Result<Self, EngineError> {
         let pool = Self(Arc::new(Handle(Arc::default())));
         for _ in 0..n_threads.max(1) {
@@ -113,7 +113,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Lets a thread do the work of a request, which takes as long as this many bytes of text.
+    /// Queues the work of a request. Its cost is that of tokenizing `bytes` of text.
     pub fn run(&self, submit: Submit, bytes: usize, work: impl FnOnce() + Send + 'static) {
         let line = &self.0.0;
         let mut waiting = line.lock();
@@ -129,10 +129,10 @@ impl Pool {
     }
 }
 
-/// Index and text of the first of `names` that is a prompt of the folder.
+/// Returns index and text of the first of `names` that is a prompt of the folder.
 ///
 /// # Errors
-/// No such prompt, or one that pooling leaves out; `param` is the field that names it.
+/// There is no such prompt, or pooling excludes the prompt. `param` is the field that names it.
 pub(super) fn prompt<'f>(
     folder: &'f Folder,
     param: &'static str,
@@ -156,7 +156,7 @@ pub(super) fn prompt<'f>(
     }
 }
 
-/// Token ids of a text, whose index in the request is `index`.
+/// Tokenizes a text. `index` is its index in the request, for errors.
 pub(super) fn encode(
     encoder: &TextEncoder,
     text: &Text,
@@ -234,7 +234,7 @@ mod tests {
             let done = done.clone();
             pool.run(submit(class, 0), 9, move || done.send(name).unwrap());
         }
-        // Another tenant takes turns, and so did the urgent ones.
+        // The other tenant and the urgent work also advance the tags.
         for name in ['1', '2', '3', '4'] {
             let done = done.clone();
             pool.run(submit(0, 1), 0, move || done.send(name).unwrap());

@@ -1,4 +1,4 @@
-//! What a service did, as lines of a trace (`simulate::Event`), written by a thread of its own.
+//! Writes scheduling events of a service as lines of a trace (`simulate::Event`), on a separate thread.
 
 use std::{
     fs::File,
@@ -14,21 +14,21 @@ use crate::{
     simulate::{Event, Happened},
 };
 
-/// Events that the thread has not written yet, at most.
-const BEHIND: usize = 1 << 16;
+/// Max number of events that wait to be written.
+const MAX_QUEUED: usize = 1 << 16;
 
-/// Where a service tells what happens. It never waits for the disk: where that falls behind, or the file is as large as it may
-/// be, the trace ends there, and a warning says so.
+/// Recorder of scheduling events. It never waits for the disk. If writing is too slow, or the file reaches its max size, the trace
+/// ends with a warning.
 pub struct Recorder {
     events: Option<SyncSender<Event>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Recorder {
-    /// Writes a new file of at most `most_bytes` bytes, which only its owner may read.
+    /// Creates a file of at most `most_bytes` bytes, which only its owner may read.
     ///
     /// # Errors
-    /// A file that cannot be created, and a thread that the system does not give.
+    /// The file cannot be created, or the system cannot start a thread.
     pub fn create(file: &Path, most_bytes: u64) -> Result<Self, EngineError> {
         let mut options = File::options();
         options.write(true).create(true).truncate(true);
@@ -37,7 +37,7 @@ impl Recorder {
             source,
         })?;
         let name = file.display().to_string();
-        let (events, queue) = sync_channel(BEHIND);
+        let (events, queue) = sync_channel(MAX_QUEUED);
         let thread = std::thread::Builder::new().name("trace".to_owned());
         let thread = thread.spawn(move || {
             if let Err(problem) = write(opened, &queue, most_bytes) {
@@ -53,11 +53,11 @@ impl Recorder {
         })
     }
 
-    /// Takes an event down.
+    /// Records an event.
     pub(super) fn record(&mut self, event: Event) {
         let sent = self.events.as_ref().map(|events| events.try_send(event));
         if let Some(Err(_)) = sent {
-            // A trace with a gap could not be replayed. The thread says why, where it was the one that ended.
+            // A trace with a gap cannot be replayed. If the thread has ended, it has logged the reason.
             tracing::warn!("nothing more is traced");
             self.events = None;
         }
@@ -80,7 +80,7 @@ fn write(file: File, queue: &Receiver<Event>, most_bytes: u64) -> io::Result<()>
         let event = match queue.try_recv() {
             Ok(event) => event,
             Err(TryRecvError::Disconnected) => return file.flush(),
-            // Who reads along sees all that happened.
+            // Flush while idle, so that readers see all events.
             Err(TryRecvError::Empty) => {
                 file.flush()?;
                 match queue.recv() {
@@ -100,7 +100,7 @@ fn write(file: File, queue: &Receiver<Event>, most_bytes: u64) -> io::Result<()>
     }
 }
 
-/// The first event of a trace.
+/// Returns the first event of a trace.
 pub(super) fn began(bytes: Vec<u64>, depth: u8) -> Event {
     Event::Happened(crate::schedule::Micros(0), Happened::Began { bytes, depth })
 }

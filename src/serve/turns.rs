@@ -1,4 +1,4 @@
-//! Turns of models that share a device: each gets its share of the time, whoever asks more.
+//! Fair sharing of a device by several models. Each model gets its share of the time, regardless of its load.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -7,13 +7,14 @@ use std::{
 
 use crate::schedule::Micros;
 
-/// Batches of all models that a device takes at once: one that runs, and one that waits behind it.
+/// Batches of all models in a device's queue: one that runs and one that waits for it.
 const PLACES: u32 = 2;
 
-/// The turns of a device.
+/// Fair lock of a device.
 ///
-/// Start-time fair queueing (Goyal, Vin and Cheng 1996): a model's clock runs by the time of its batches over its share, and who
-/// waits with the earliest clock is next. One that had nothing to do begins where the others are, and saves nothing up.
+/// Start-time fair queueing (Goyal, Vin and Cheng 1996): the virtual time of a model advances by the time of its batches divided by
+/// its share. The waiting model with the smallest virtual time is next. A model that was idle starts at the current virtual time, so
+/// it does not accumulate credit.
 #[derive(Default)]
 pub struct Turns {
     state: Mutex<State>,
@@ -25,25 +26,25 @@ struct State {
     models: BTreeMap<u64, Clock>,
     next: u64,
     running: u32,
-    /// The clock of the model that had a turn last.
+    /// Virtual time of the model that got the last permit.
     now: f64,
 }
 
 struct Clock {
     at: f64,
     share: f64,
-    /// Threads of the model that wait, and turns that it has.
+    /// Threads of the model that wait, and its permits.
     waiting: u32,
     running: u32,
 }
 
-/// A model's place among those of a device.
+/// A model's access to the lock of a device.
 pub struct Seat {
     turns: Arc<Turns>,
     model: u64,
 }
 
-/// A turn, which ends when it is dropped.
+/// Permit to run a batch on the device. Dropping it releases the permit.
 pub struct Turn {
     turns: Arc<Turns>,
     model: u64,
@@ -54,7 +55,7 @@ impl Turns {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a model take part; of two models the one with twice the share has twice the time.
+    /// Registers a model. A model with twice the share of another gets twice its time.
     pub fn join(self: &Arc<Self>, share: f64) -> Seat {
         let mut state = self.lock();
         let model = state.next;
@@ -74,7 +75,7 @@ impl Turns {
 }
 
 impl State {
-    /// Who is next, of those that wait.
+    /// Returns the next of the waiting models.
     fn next(&self) -> Option<u64> {
         let waiting = self.models.iter().filter(|(_, clock)| clock.waiting > 0);
         let next = waiting.min_by(|a, b| a.1.at.total_cmp(&b.1.at));
@@ -83,7 +84,7 @@ impl State {
 }
 
 impl Seat {
-    /// Waits for a turn of about so long.
+    /// Waits for a permit for a batch with an estimated time of `cost`.
     pub fn take(&self, cost: Micros) -> Turn {
         let mut state = self.turns.lock();
         let now = state.now;
@@ -106,7 +107,7 @@ impl Seat {
             state.now = began;
         }
         drop(state);
-        // There may be another place, for another model.
+        // There may be another permit, for another model.
         self.turns.changed.notify_all();
         Turn {
             turns: Arc::clone(&self.turns),
@@ -126,7 +127,7 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let mut state = self.turns.lock();
         state.running -= 1;
-        // It may have gone since.
+        // The model may have been unregistered since.
         if let Some(clock) = state.models.get_mut(&self.model) {
             clock.running -= 1;
         }
@@ -135,7 +136,7 @@ impl Drop for Turn {
     }
 }
 
-/// The turns of all devices, by what they are called.
+/// Fair locks of all devices, by device name.
 #[derive(Default)]
 pub struct Devices(Mutex<HashMap<String, Arc<Turns>>>);
 
@@ -158,16 +159,16 @@ mod tests {
 
     use super::*;
 
-    /// Threads that wait, and turns that there are.
+    /// Returns the number of waiting threads and permits.
     fn there(turns: &Turns) -> u32 {
         let state = turns.lock();
         state.models.values().map(|c| c.waiting + c.running).sum()
     }
 
-    /// Whose turns they were, when each of the models always has another batch.
+    /// Returns the model of each permit in order, when each model always has another batch.
     fn order(shares: &[f64], costs: &[u64], n: usize) -> Vec<usize> {
         let turns = Arc::new(Turns::default());
-        // Nobody begins before all wait.
+        // Hold all permits until all threads wait.
         let others = turns.join(1.0);
         let held = [others.take(Micros(0)), others.take(Micros(0))];
         let (sender, order) = channel();
@@ -176,7 +177,7 @@ mod tests {
             .map(|&share| Arc::new(turns.join(share)))
             .collect();
         let alive = Arc::new(AtomicU32::new(2 * shares.len() as u32));
-        // Two of each, as a model has one batch that waits behind the one that runs.
+        // Two threads for each model: one batch that runs and one that waits.
         let threads: Vec<_> = (0..2 * shares.len())
             .map(|at| {
                 let model = at / 2;
@@ -187,7 +188,7 @@ mod tests {
                     for _ in 0..n {
                         let turn = seat.take(cost);
                         let _ = sender.send(model);
-                        // A turn lasts until all others wait or have one, however slow the machine is.
+                        // Hold the permit until all other threads wait or have one, even on a slow machine.
                         while there(&seat.turns) < alive.load(Ordering::Acquire) {
                             thread::yield_now();
                         }
@@ -198,7 +199,7 @@ mod tests {
             })
             .collect();
         drop(sender);
-        // The two turns that are held are not of these threads.
+        // Do not count the two permits that this thread holds.
         while there(&turns) < 2 + 2 * shares.len() as u32 {
             thread::yield_now();
         }
@@ -209,7 +210,7 @@ mod tests {
 
     #[test]
     fn each_model_has_its_share_of_the_time() {
-        // The first has batches of four times the length: it gets a turn for four of the other's.
+        // The batches of the first model are four times as long, so it gets a fifth of the permits.
         let order = order(&[1.0, 1.0], &[4_000, 1_000], 20);
         let first = order.iter().take(30).filter(|&&model| model == 0).count();
         assert!((4..=9).contains(&first), "{order:?}");
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn who_had_nothing_to_do_saves_nothing_up_and_who_goes_frees_the_others() {
+    fn an_idle_model_accumulates_no_credit_and_a_dropped_one_blocks_no_others() {
         let turns = Arc::new(Turns::default());
         let (busy, idle) = (turns.join(1.0), turns.join(1.0));
         for _ in 0..100 {

@@ -1,4 +1,4 @@
-//! Writing on from prompts: one thread steps the generator, and requests join and leave between steps.
+//! Text generation: one thread steps the generator, and requests join and leave between steps.
 
 mod line;
 mod running;
@@ -17,7 +17,7 @@ use std::{
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use self::{running::Running, texts::Texts};
+use self::{running::GenerationLoop, texts::DetokenizerPool};
 use super::{
     Metrics, Seat, ServeError, Share, Submit,
     backlog::{Tenants, Work},
@@ -32,62 +32,62 @@ use crate::{
     search::Sampling,
 };
 
-/// Maximum number of texts that wait; a tenant with less than its share of them may exceed it.
+/// Max number of waiting texts. A tenant with less than its share of them may exceed it.
 const MAX_WAITING: u64 = 1024;
 
-/// Tokens of a prompt that are counted, also where the model has fewer positions.
+/// Min number of tokens up to which a prompt is tokenized, even if the model has fewer positions.
 const COUNTED: usize = 1 << 17;
 
-/// What is asked of a writer.
+/// Sampling parameters of a text.
 #[derive(Clone, Debug, Default)]
 pub struct Writing {
-    /// Maximum number of new tokens. Without one, the model's folder limits them, if it does, and else the model's positions and the
-    /// KV cache.
+    /// Max number of new tokens. By default, the limit of the model's folder, or else the positions and KV cache that are left.
     pub max_tokens: Option<usize>,
-    /// Draws tokens by this temperature; 0 takes the most probable one. Where it is not given, as the model's folder asks.
+    /// Sampling temperature; 0 takes the most probable token. By default, the value of the model's folder.
     pub temperature: Option<f32>,
     pub top_p: Option<f32>,
     pub seed: Option<u64>,
-    /// As [`Rules`](crate::search::Rules) have them.
+    /// Same as in [`Rules`](crate::search::Rules).
     pub frequency_penalty: f32,
     pub presence_penalty: f32,
     pub bias: Vec<(u32, f32)>,
-    /// Texts before which the writing ends.
+    /// Strings that end the text. They are not part of it.
     pub stop: Vec<String>,
-    /// Whether the text goes on from the prompt, as an answer in a conversation does not.
+    /// Whether the text continues the prompt, unlike the reply in a conversation.
     pub goes_on: bool,
-    /// Lets each token come with its log-probability and those of so many of the most probable ones.
+    /// Number of alternatives to return for each token, with log-probabilities; `None` for no log-probabilities.
     pub log_probabilities: Option<usize>,
 }
 
 /// A token of a text with its log-probability, before rules and sampling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scored {
-    /// The bytes that it adds to the text; they may be a part of a character only.
+    /// Bytes that the token adds to the text; possibly only a part of a character.
     pub bytes: Vec<u8>,
     pub log_probability: f32,
-    /// The most probable tokens in its place, the most probable first.
+    /// Alternatives with their log-probabilities, most probable first.
     pub most_probable: Vec<(Vec<u8>, f32)>,
-    /// Where it begins in the whole text, in bytes, and in characters.
+    /// Position of the token in the whole text, in bytes.
     pub start: usize,
+    /// Position of the token in the whole text, in characters.
     pub offset: usize,
 }
 
-/// Why a text ended.
+/// Reason why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// By a token that ends sequences, or before a stop.
+    /// At an end token, or before a stop string.
     Stop,
-    /// As it has as many tokens as were asked for.
+    /// At the max number of tokens.
     Length,
 }
 
-/// What comes of a request.
+/// Part of a stream of generated text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Piece {
-    /// The next part of the text, with the tokens that begin in it where they were asked for; parts are never taken back.
+    /// Next part of the text. `tokens` are those that begin in it, if they were requested. Parts are never taken back.
     Text { text: String, tokens: Vec<Scored> },
-    /// The last piece, with the tokens of the prompt and of the text.
+    /// Last piece, with the numbers of tokens of the prompt and of the text.
     End {
         ending: Ending,
         prompt_tokens: usize,
@@ -96,7 +96,7 @@ pub enum Piece {
 }
 
 impl Piece {
-    /// Bytes that it takes until it is read.
+    /// Bytes that the piece takes until it is read.
     fn memory(&self) -> u64 {
         let scored = |(bytes, _): &(Vec<u8>, f32)| bytes.len() + 64;
         let token = |token: &Scored| {
@@ -113,20 +113,20 @@ impl Piece {
     }
 }
 
-/// The pieces of a text as they come. Dropping it ends the writing.
+/// Stream of the pieces of a text. Dropping it cancels the generation.
 pub struct Pieces {
     pieces: UnboundedReceiver<Result<Piece, ServeError>>,
     ending: Arc<EarlyEnd>,
-    /// The memory that is charged for pieces until they are read.
+    /// Memory that is charged for pieces until they are read.
     share: Arc<Share>,
 }
 
-/// Why a text ends before the generator ends it.
+/// Reason why a text ends before the generator ends it.
 #[derive(Default)]
 struct EarlyEnd {
-    /// Nobody reads on.
+    /// The reader has left.
     is_abandoned: AtomicBool,
-    /// It is complete, as a stop was found, or it failed. Set before the last piece is sent, so before its reader leaves.
+    /// A stop string was found, or decoding failed. Set before the last piece is sent, and therefore before its reader leaves.
     is_complete: AtomicBool,
 }
 
@@ -145,7 +145,7 @@ impl EarlyEnd {
 }
 
 impl Pieces {
-    /// The next piece; `None` after the last one, or an error.
+    /// Waits for the next piece; `None` after the last one or an error.
     pub async fn next(&mut self) -> Option<Result<Piece, ServeError>> {
         let piece = self.pieces.recv().await;
         self.note_read(piece.as_ref());
@@ -158,7 +158,7 @@ impl Pieces {
         }
     }
 
-    /// As [`next`](Self::next), for bodies of responses.
+    /// Poll version of [`next`](Self::next), for response bodies.
     pub fn poll_next(
         &mut self,
         context: &mut Context<'_>,
@@ -177,27 +177,27 @@ impl Drop for Pieces {
     }
 }
 
-/// One model that writes.
+/// A served model that generates text.
 pub struct Writer {
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
     encoder: Arc<TextEncoder>,
-    /// The chat template, or why there is none.
+    /// The chat template, or the reason why there is none.
     template: Result<ChatTemplate, String>,
-    usual: Generate,
+    defaults: Generate,
     admission: Admission,
-    /// Texts are refused when those that wait would take longer than this.
+    /// Requests are refused if the waiting texts take longer than this.
     queue: Duration,
     shared: Arc<Shared>,
 }
 
-/// What a writer and its thread tell each other.
+/// State shared by a writer and its thread.
 struct Shared {
     metrics: Arc<Metrics>,
     is_lost: AtomicBool,
-    /// What a token that waits takes of the thread's time, in nanoseconds; 0 while all have room.
+    /// Estimated nanoseconds for each waiting token; 0 while there is room for all.
     token_nanos: AtomicU64,
-    /// Tokens of texts that wait, of which the sum is a metric, and the number of these texts.
+    /// Waiting texts and their tokens, by tenant.
     waiting: Mutex<Tenants>,
 }
 
@@ -206,7 +206,7 @@ impl Shared {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn waits(&self, job: &Job) {
+    fn add_waiting(&self, job: &Job) {
         Metrics::count(&self.metrics.queue_requests, 1);
         let mut waiting = self.waiting();
         waiting.change(job.tenant, |work| {
@@ -216,7 +216,7 @@ impl Shared {
         Metrics::set(&self.metrics.queue_tokens, waiting.all().tokens.before(0));
     }
 
-    fn waits_no_more(&self, job: &Job) {
+    fn remove_waiting(&self, job: &Job) {
         let requests = &self.metrics.queue_requests;
         requests.fetch_sub(1, Ordering::Relaxed);
         let mut waiting = self.waiting();
@@ -232,27 +232,27 @@ struct Job {
     request: Request,
     class: u8,
     tenant: u32,
-    /// Until when it is of use.
+    /// Deadline.
     until: Option<Instant>,
     came: Instant,
     stop: Vec<String>,
     goes_on: bool,
     pieces: UnboundedSender<Result<Piece, ServeError>>,
     ending: Arc<EarlyEnd>,
-    /// The memory of its request.
+    /// Memory of the request.
     share: Arc<Share>,
 }
 
 impl Job {
-    /// Passes on a piece, which its request is charged for until it is read.
+    /// Sends a piece. Its request is charged for it until it is read.
     fn send(&self, piece: Piece) -> Result<(), ServeError> {
         self.share.add(piece.memory())?;
-        // A client that has gone needs none.
+        // The client may have left.
         let _ = self.pieces.send(Ok(piece));
         Ok(())
     }
 
-    /// Maximum number of new tokens.
+    /// Max number of new tokens.
     fn tokens(&self) -> u64 {
         self.request.options.rules.max_new_tokens as u64
     }
@@ -263,11 +263,11 @@ impl Job {
 }
 
 impl Writer {
-    /// Starts a model that was built for writing, with `cache_bytes` for the keys and values of what runs at once, the time that
-    /// texts may wait, and its place among the models of its device, if there are others.
+    /// Starts a model that was built for generation. `cache_bytes` is the size of the KV cache, `queue` the max waiting time of a text,
+    /// and `seat` the access to the device's fair lock, if other models use the device.
     ///
     /// # Errors
-    /// Settings of the folder that cannot be, memory that cannot be had, and a thread that the system does not give.
+    /// The folder's generation settings are not valid, the KV cache does not fit, or the system cannot start a thread.
     pub fn start(
         engine: &Engine,
         encoder: TextEncoder,
@@ -276,13 +276,13 @@ impl Writer {
         seat: Option<Seat>,
     ) -> Result<Self, EngineError> {
         let folder = encoder.folder().trunk().to_owned();
-        let usual = generation_config(&folder)?;
+        let defaults = generation_config(&folder)?;
         let bytes = match cache_bytes {
             Some(bytes) => bytes,
-            None => engine.usual_cache_bytes(&usual)?,
+            None => engine.usual_cache_bytes(&defaults)?,
         };
         let generator = engine.generator(bytes)?;
-        let checked = generator.check_options(&usual);
+        let checked = generator.check_options(&defaults);
         checked.map_err(|problem| EngineError::GenerationConfig {
             file: folder.join("generation_config.json"),
             problem: problem.to_string(),
@@ -292,23 +292,23 @@ impl Writer {
             let block = engine.program().block_bytes();
             return Err(EngineError::NoBlock { bytes, block });
         }
-        // A model without a template writes on from prompts alone.
+        // A model without a template only completes prompts.
         let template = ChatTemplate::open(&folder).map_err(|e| match e {
-            // Clients are not told of paths.
+            // Do not reveal paths to clients.
             EngineError::ChatTemplate { problem, .. } => problem,
             other => other.to_string(),
         });
         let (jobs, come) = channel();
         let encoder = Arc::new(encoder);
         let metrics = Arc::new(Metrics::of([engine]));
-        let texts = Texts::start(&encoder, &metrics)?;
+        let texts = DetokenizerPool::start(&encoder, &metrics)?;
         let shared = Arc::new(Shared {
             metrics,
             is_lost: AtomicBool::new(false),
             token_nanos: AtomicU64::new(0),
             waiting: Mutex::default(),
         });
-        let writing = Running::new(generator, texts, Arc::clone(&shared), seat);
+        let writing = GenerationLoop::new(generator, texts, Arc::clone(&shared), seat);
         let thread = std::thread::Builder::new().name("write".to_owned());
         let thread = thread.spawn(move || writing.run(&come));
         let thread = thread.map_err(|e| EngineError::Threads {
@@ -319,19 +319,19 @@ impl Writer {
             thread: Some(thread),
             encoder,
             template,
-            usual,
+            defaults,
             admission,
             queue,
             shared,
         })
     }
 
-    /// Whether the folder has a template for conversations.
+    /// Returns whether the folder has a chat template.
     pub fn has_template(&self) -> bool {
         self.template.is_ok()
     }
 
-    /// Whether its device computes nothing any more.
+    /// Returns whether its device is lost.
     pub fn is_lost(&self) -> bool {
         self.shared.is_lost.load(Ordering::Acquire)
     }
@@ -344,34 +344,34 @@ impl Writer {
         &self.encoder
     }
 
-    /// The temperature of texts that are drawn without one, where the folder does not have texts drawn by itself; `None` where it does.
+    /// Returns the temperature for sampling if the folder selects greedy decoding; `None` if the folder selects sampling.
     pub fn default_temperature(&self) -> Option<f32> {
-        let is_greedy = self.usual.sampling.is_none();
-        let own = self.usual.usual_sampling.temperature;
+        let is_greedy = self.defaults.sampling.is_none();
+        let own = self.defaults.usual_sampling.temperature;
         is_greedy.then_some(if own > 0.0 { own } else { 1.0 })
     }
 
-    /// Token ids of prompts.
+    /// Tokenizes prompts.
     ///
     /// # Errors
-    /// A prompt that the tokenizer refuses.
+    /// The tokenizer refuses a prompt.
     pub fn prompts(&self, prompts: &[&str]) -> Result<Vec<Vec<u32>>, ServeError> {
         let each = prompts.iter();
         each.map(|prompt| self.tokens_within(prompt, true, "prompt"))
             .collect()
     }
 
-    /// Token ids of a text, of which no more is tokenized than shows that it is too long.
+    /// Tokenizes a text, and stops when it is known to be too long.
     fn tokens_within(
         &self,
         text: &str,
         adds_special: bool,
         param: &'static str,
     ) -> Result<Vec<u32>, ServeError> {
-        // A source is refused by its number of tokens, as it has positions of its own. Shorter prompts are, too.
+        // The source of an encoder-decoder model has its own positions and is checked later by its number of tokens.
         let room = match self.admission.has_source() {
             true => usize::MAX,
-            false => self.admission.room(0, &self.usual),
+            false => self.admission.room(0, &self.defaults),
         };
         let max = room.max(COUNTED);
         let ids = self.encoder.prompt_within(text, adds_special, max);
@@ -384,10 +384,10 @@ impl Writer {
         })
     }
 
-    /// Token ids of a conversation, as the model's template writes it down.
+    /// Renders a conversation with the chat template, and tokenizes it.
     ///
     /// # Errors
-    /// A model without a template, tools that the template does not write down, and a conversation that it refuses.
+    /// The model has no template, the template ignores tools, or it refuses the conversation.
     pub fn conversation(
         &self,
         messages: &[Message],
@@ -396,9 +396,7 @@ impl Writer {
         let template = self.template.as_ref().map_err(|problem| {
             ServeError::invalid(
                 "model",
-                format!(
-                    "the model has no chat template that can be used: {problem}; ask /v1/completions"
-                ),
+                format!("the model has no usable chat template: {problem}; use /v1/completions"),
             )
         })?;
         let has_tools = options
@@ -408,7 +406,7 @@ impl Writer {
         if has_tools && !template.takes_tools() {
             return Err(ServeError::invalid(
                 "tools",
-                "the model's chat template has no place for tools, as it was not taught to call them; leave `tools` out, or ask another model",
+                "the model's chat template does not support tools; leave `tools` out, or use another model",
             ));
         }
         let wrong = |e: EngineError| {
@@ -422,18 +420,17 @@ impl Writer {
         self.tokens_within(&prompt, false, "messages")
     }
 
-    /// Whether the texts of another request may wait, which are let in together.
+    /// Checks whether a number of texts, admitted together, may wait.
     ///
     /// # Errors
-    /// More texts than ever wait, texts that wait for longer than they may, where its tenant has its share of them, and a device that
-    /// is lost.
+    /// The number exceeds the max, the waiting texts take too long and the tenant has its share of them, or the device is lost.
     pub fn has_place(&self, texts: u64, submit: Submit) -> Result<(), ServeError> {
         if self.is_lost() {
             return Err(ServeError::NotReady { why: LOST });
         }
         if texts > MAX_WAITING {
             let problem = format!(
-                "the request asks for {texts} texts, of its prompts and `n` together; expected at most {MAX_WAITING}, so send several requests"
+                "the request is for {texts} texts (prompts times `n`); expected at most {MAX_WAITING}, so send several requests"
             );
             return Err(ServeError::invalid("prompt", problem));
         }
@@ -459,10 +456,10 @@ impl Writer {
         ServeError::Overloaded { retry_after }
     }
 
-    /// Writes on from token ids. Of those that wait the highest class is next, of a class tenants by turns.
+    /// Generates text from token ids. Waiting texts start in order of class; within a class, tenants take turns.
     ///
     /// # Errors
-    /// A prompt that is empty or too long, settings that cannot be, and too many texts that wait.
+    /// The prompt is empty or too long, the sampling parameters are not valid, or too many texts wait.
     pub fn go_on(
         &self,
         prompt: Vec<u32>,
@@ -472,10 +469,10 @@ impl Writer {
         self.go_on_within(prompt, writing, submit, &Share::unlimited())
     }
 
-    /// As [`go_on`](Self::go_on), within the memory of a request, which is charged for pieces that are not read yet.
+    /// Like [`go_on`](Self::go_on). Charges `share` for pieces that are not read yet.
     ///
     /// # Errors
-    /// As `go_on`.
+    /// Same as `go_on`.
     pub fn go_on_within(
         &self,
         prompt: Vec<u32>,
@@ -483,7 +480,7 @@ impl Writer {
         submit: Submit,
         share: &Arc<Share>,
     ) -> Result<Pieces, ServeError> {
-        let mut options = self.usual.clone();
+        let mut options = self.defaults.clone();
         let Writing {
             max_tokens,
             temperature,
@@ -499,7 +496,7 @@ impl Writer {
         if stop.iter().any(String::is_empty) {
             return Err(ServeError::invalid(
                 "stop",
-                "an empty stop ends every text at once",
+                "an empty stop string would end every text at once; leave it out",
             ));
         }
         let rules = &mut options.rules;
@@ -511,41 +508,41 @@ impl Writer {
         if temperature == Some(0.0) {
             options.sampling = None;
         } else if temperature.is_some() || top_p.is_some() {
-            let usual = options.sampling.unwrap_or(Sampling {
+            let defaults = options.sampling.unwrap_or(Sampling {
                 top_k: 0,
                 ..options.usual_sampling
             });
             options.beams = None;
             options.sampling = Some(Sampling {
-                temperature: temperature.unwrap_or(usual.temperature),
-                top_p: top_p.unwrap_or(usual.top_p),
-                ..usual
+                temperature: temperature.unwrap_or(defaults.temperature),
+                top_p: top_p.unwrap_or(defaults.top_p),
+                ..defaults
             });
         }
         if let Some(n) = log_probabilities {
             if options.beams.is_some() {
                 return Err(ServeError::invalid(
                     "logprobs",
-                    "the model searches beams, whose tokens have no log-probabilities; leave `logprobs` out, or send a `temperature`",
+                    "the model uses beam search, whose tokens have no log-probabilities; leave `logprobs` out, or send a `temperature`",
                 ));
             }
             (options.log_probabilities, options.most_probable) = (true, n);
         }
         options.seed = seed.unwrap_or_default();
         if max_tokens.is_none() {
-            // A limit of the folder is no reason to refuse a long prompt.
+            // The default limit does not refuse a long prompt; it is lowered to the positions that are left.
             let room = self.admission.room(prompt.len(), &options);
             let rules = &mut options.rules;
             rules.max_new_tokens = rules.max_new_tokens.min(room).max(1);
         }
         let mut request = Request { prompt, options };
-        // Refused requests do not count as waiting ones.
+        // Check before queueing, so that refused requests do not count as waiting.
         let checked = self.admission.check(&request).map_err(ServeError::from);
         checked.map_err(|error| match goes_on {
             true => error,
             false => error.of_messages(),
         })?;
-        // The tokens that wait are counted by this number.
+        // Waiting tokens are counted by this number.
         request.options.rules.max_new_tokens = self.admission.new_tokens(&request);
         request.options.max_length = None;
         let (sender, pieces) = unbounded_channel();
@@ -570,9 +567,9 @@ impl Writer {
         if !has_place {
             return Err(self.overloaded(Duration::from_secs(1)));
         }
-        self.shared.waits(&job);
+        self.shared.add_waiting(&job);
         if let Err(unsent) = jobs.send(job) {
-            self.shared.waits_no_more(&unsent.0);
+            self.shared.remove_waiting(&unsent.0);
             return Err(ServeError::NotReady { why });
         }
         Ok(Pieces {

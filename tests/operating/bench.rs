@@ -113,7 +113,7 @@ fn a_server_is_asked_by_plan_and_in_turns_and_what_it_did_is_replayed() {
     let replay = ["simulate", "--trace", &trace, "--replay", "--costs", &table];
     let (is_well, text) = gemmule(&[&replay[..], &["--scheduler", "packed"]].concat());
     assert!(
-        is_well && text.contains("all as the server decided"),
+        is_well && text.contains("all decisions agree with the server"),
         "{text}"
     );
     let (is_well, text) = gemmule(&[&replay[..], &["--scheduler", "no-batch"]].concat());
@@ -138,7 +138,7 @@ fn a_server_is_asked_by_plan_and_in_turns_and_what_it_did_is_replayed() {
     assert!(!is_well && text.contains("no connection"), "{text}");
     for (url, problem) in [
         ("https://127.0.0.1:1", "does not begin with http://"),
-        ("http://no host", "is no URL"),
+        ("http://no host", "is not a URL"),
     ] {
         let (is_well, text) = gemmule(&["bench", "serve", url, "--rate", "1"]);
         assert!(!is_well && text.contains(problem), "{text}");
@@ -212,7 +212,7 @@ fn a_load_is_told_where_it_cannot_be_compared_with_the_engine_alone() {
     // A prompt of the mean length has no room for its new tokens, and short ones have.
     let long = asked(&["--closed", "4", "--lens", "uniform:2,254", "--new", "200"]);
     let open = asked(&["--rate", "20", "--lens", "fixed:4", "--new", "4"]);
-    for ((text, report), words) in [(long, "200"), (open, "give their number by --closed")] {
+    for ((text, report), words) in [(long, "200"), (open, "give their number with --closed")] {
         let problem = report["offline_problem"].as_str().unwrap();
         assert!(problem.contains(words), "{problem}");
         let told = format!("the engine alone was not measured: {problem}\n");

@@ -65,7 +65,7 @@ fn a_request_has_one_host_unless_it_is_http_1_0() {
                 "1.1",
                 "host: a b\r\n",
                 Some(
-                    "the Host header is not valid; expected a name or an address with an optional port, as 127.0.0.1:8080",
+                    "the Host header is not valid; expected a name or an address with an optional port, such as 127.0.0.1:8080",
                 ),
             ),
             ("1.1", "host: birds.example:80\r\n", None),
@@ -190,8 +190,8 @@ fn commands_are_refused_to_web_pages() {
         (response.status, message(&response.body))
     };
     let fixed = "this server was started with models that it cannot load again";
-    let foreign = "commands are taken only where the Host header is an IP address or localhost";
-    let page = "commands are not taken from web pages; send the request without an Origin header";
+    let foreign = "commands are accepted only if the Host header is an IP address or localhost";
+    let page = "commands from web pages are refused; send the request without an Origin header";
     for (headers, status, told) in [
         (format!("host: {admin}\r\n"), 404, fixed),
         ("host: localhost:9\r\n".to_owned(), 404, fixed),
@@ -272,17 +272,17 @@ fn arguments_that_would_close_or_hide_everything_are_refused() {
     };
     for public in ["none", "health"] {
         let text = refused(&["--public", public]);
-        let expected = "--public closes routes to requests without a key, and there are no keys; give them by --api-keys, or leave --public out";
+        let expected = "--public closes routes to requests without a key, but the server has no keys; give --api-keys, or leave --public out";
         assert!(text.contains(expected), "{text}");
     }
     for (name, problem) in [
         (
             "",
-            "it is empty; expected a name, or none for that of the folder",
+            "it is empty; expected a name, or no `name` to use that of the folder",
         ),
         (
             "  ",
-            "it is empty; expected a name, or none for that of the folder",
+            "it is empty; expected a name, or no `name` to use that of the folder",
         ),
         (
             "birds ",

@@ -70,7 +70,7 @@ fn the_model_of_a_body_is_the_one_that_answers_on_every_route() {
         assert_eq!(status, 404, "{path} {told}");
         let told = told["error"].as_str().unwrap();
         assert!(
-            told.contains("there is no model `none` here; there is st-mean"),
+            told.contains("there is no model `none`; the models are st-mean"),
             "{told}"
         );
     }

@@ -1,4 +1,4 @@
-//! `gemmule bench costs`: a table of costs for `gemmule simulate` and `gemmule serve --costs`, measured or estimated.
+//! `gemmule bench costs`: writes an estimated table of costs for `gemmule simulate` and `gemmule serve --costs`.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -15,14 +15,14 @@ use crate::{DType, engine::estimated_costs};
 pub(in crate::cli) struct Args {
     #[command(flatten)]
     model: Model,
-    /// Add up what the cost model of --card says of a run's launches; `gemmule serve --write-costs` measures
+    /// Add up the estimates of --card's cost model for a run's launches; `gemmule serve --write-costs` measures
     #[arg(long, required = true)]
     estimated: bool,
     #[arg(long, default_value = "f16")]
     dtype: DType,
     #[command(flatten)]
     card: Card,
-    /// Where the table goes
+    /// File for the table
     #[arg(short = 'o', long = "to", value_name = "FILE")]
     to: PathBuf,
 }
@@ -30,7 +30,7 @@ pub(in crate::cli) struct Args {
 pub(in crate::cli) fn run(args: Args) -> Outcome {
     let machine = args.card.machine(&[])?;
     let compiled = args.model.compile_for(args.dtype, machine.clone())?;
-    // Of one description there are models of several sizes.
+    // A description may have models of several sizes.
     let dims = compiled.model.dims.iter();
     let dims: Vec<String> = dims.map(|(name, n)| format!("{name} {n}")).collect();
     let about = format!("{} ({})", compiled.model.name, dims.join(", "));

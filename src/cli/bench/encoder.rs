@@ -1,4 +1,4 @@
-//! Token ids to last hidden state, timed on sets of lengths.
+//! `gemmule bench encoder`: times runs from token ids to last hidden state on sets of sequence lengths.
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -16,54 +16,53 @@ use super::{
 };
 use crate::{EngineError, engine::Engine};
 
-/// The model, the sets, and how often they are run.
+/// Arguments for the model, the sets and the number of runs.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     model: Runnable,
-    /// Sets of lengths as JSON, {"encoder": [{"name": …, "lens": […]}, …]}, instead of the
-    /// project's own
+    /// Sets of sequence lengths as JSON, {"encoder": [{"name": …, "lens": […]}, …]}, instead of the built-in ones
     #[arg(long, value_name = "FILE")]
     workloads: Option<PathBuf>,
-    /// Names of the sets to time; all of them otherwise
+    /// Names of the sets to time; by default all
     #[arg(long, value_delimiter = ',')]
     sets: Vec<String>,
     #[command(flatten)]
     pub scan: Scan,
-    /// Write one row a set: set, tokens, ms, …
+    /// Write one row per set: set, tokens, ms, …
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     #[arg(long, default_value_t = 8)]
     pub warm_up: usize,
-    /// Rest so long before each set, ours and the peers': under lasting load a card is at the limit of its power and its
-    /// clock falls, so that a set would be slower for what ran before it
+    /// Milliseconds of rest before each set and each peer. Under sustained load a card reaches its power limit and lowers its clock,
+    /// so earlier sets would slow down later ones
     #[arg(long, value_name = "MS", default_value_t = 500)]
     rest_ms: u64,
     #[arg(long, default_value_t = 60, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
     pub runs: usize,
-    /// Go through all sets so often; a set's time is the median of its rounds
+    /// Number of rounds over all sets; the time of a set is the median of its rounds
     #[arg(long, default_value_t = 1, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1000))]
     pub rounds: usize,
 }
 
-/// An engine that gave its first result, and the sets that it will be timed on.
+/// An engine that has produced its first result, with the sets to time.
 pub struct Ready {
     pub engine: Engine,
-    /// Those that the model's position table serves.
+    /// Sets within the model's position table.
     pub sets: Vec<Set>,
-    /// A line for each of the others.
+    /// A line about each skipped set.
     skipped: Vec<String>,
-    /// When the first result was there.
+    /// Time of the first result, as text.
     started: String,
 }
 
-/// What one set took.
+/// Times of one set.
 #[derive(Serialize)]
 pub struct Row {
     pub set: String,
     pub tokens: u64,
     pub ms: f64,
-    /// Microseconds of the host, from the batch to the last launch enqueued.
+    /// Microseconds of host time, from the batch to the last enqueued launch.
     pub host_us: Option<f64>,
     /// Bytes of intermediate tensors.
     #[serde(skip)]
@@ -86,7 +85,7 @@ pub(super) fn run(args: Args) -> Outcome {
 }
 
 impl Args {
-    /// Builds the engine, reads the sets, and runs the first of them once.
+    /// Builds the engine, reads the sets, and runs the first one once.
     pub fn prepare(&self) -> Result<Ready, Report> {
         let sets = match self.scan.sets() {
             Some(sets) => sets,
@@ -106,20 +105,20 @@ impl Args {
         })
     }
 
-    /// What is computed, by default the last hidden state.
+    /// Outputs to compute; by default the last hidden state.
     fn outputs(&self) -> Vec<String> {
         let usual = || vec!["last_hidden_state".to_owned()];
         self.model.outputs().unwrap_or_else(usual)
     }
 
-    /// The config.json with the model's sizes.
+    /// Returns the config.json with the model's sizes.
     pub fn config(&self) -> Result<Value, EngineError> {
         self.model.config()
     }
 }
 
 impl Ready {
-    /// The median of each set's rounds, of which each is the median of its runs.
+    /// Returns for each set the median over its rounds of the median over its runs.
     pub fn time(&self, args: &Args) -> Result<Vec<Row>, Report> {
         let mut session = self.engine.session()?;
         let bars = Bars::new();
@@ -148,8 +147,8 @@ impl Ready {
         Ok(rounds.into_iter().map(median).collect())
     }
 
-    /// How it was measured and with which kernels, when the first result was there, and which sets are left
-    /// out; `beside` is what the first line ends with.
+    /// Describes the measurement: its parameters and kernels, the time of the first result, and the skipped sets. `beside` is appended
+    /// to the first line.
     pub fn in_words<'a>(
         &self,
         args: &Args,
@@ -183,10 +182,10 @@ impl Ready {
 }
 
 impl Row {
-    /// The heads of the columns of [`Row::cells`].
+    /// Column headers for [`Row::cells`].
     pub const HEADER: [&str; 6] = ["set", "tokens", "ms", "tokens/s", "host µs", "activations"];
 
-    /// For a table.
+    /// Cells of a table row.
     pub fn cells(&self) -> [String; 6] {
         [
             self.set.clone(),
@@ -200,7 +199,7 @@ impl Row {
     }
 }
 
-/// Runs a set once and says when after the process started its result was there.
+/// Runs a set once, and describes how long after the start of the process its result was there.
 fn first_result(engine: &Engine, set: &Set) -> Result<String, Report> {
     engine.session()?.run(&set.batch(&engine.limits())?)?;
     let seconds = since_start().as_secs_f64();
@@ -219,7 +218,7 @@ fn first_result(engine: &Engine, set: &Set) -> Result<String, Report> {
     ))
 }
 
-/// The sets that the model's position table serves, and a line for each of the others.
+/// Splits sets into those within the model's position table, and lines about the others.
 fn served(sets: Vec<Set>, limit: Option<u32>) -> (Vec<Set>, Vec<String>) {
     let limit = limit.unwrap_or(u32::MAX);
     let (served, longer): (Vec<Set>, Vec<Set>) =

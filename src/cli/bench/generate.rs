@@ -1,4 +1,4 @@
-//! `gemmule bench generate`: the time of a step of a model that writes.
+//! `gemmule bench generate`: times decode steps.
 
 use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, time::Instant};
 
@@ -19,7 +19,7 @@ use crate::{
 pub(in crate::cli) struct Args {
     #[command(flatten)]
     model: Runnable,
-    /// Sequences that are written at once
+    /// Number of sequences generated at the same time
     #[arg(
         long,
         value_delimiter = ',',
@@ -27,25 +27,25 @@ pub(in crate::cli) struct Args {
         default_value = "1,32,128"
     )]
     batch: Vec<usize>,
-    /// Tokens of each prompt, or of each source where the model writes from one
+    /// Tokens of each prompt, or of each source of an encoder-decoder model
     #[arg(long, value_name = "N", default_value_t = 32)]
     prompt_tokens: usize,
     /// New tokens of each sequence
     #[arg(long, value_name = "N", default_value_t = 128)]
     new: usize,
-    /// Take the most probable token instead of drawing
+    /// Take the most probable token instead of sampling
     #[arg(long)]
     greedy: bool,
-    /// Draw from so many tokens at most; 0 for all
+    /// Sample from at most N of the most probable tokens; 0 for all
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = up_to(MAX_TOKENS))]
     top_k: usize,
-    /// Draw from the most probable tokens that have this probability together
+    /// Sample from the most probable tokens with this total probability
     #[arg(long, value_name = "P", default_value_t = 0.9)]
     top_p: f32,
-    /// Search so many beams of each sequence
+    /// Use beam search with N beams for each sequence
     #[arg(long, value_name = "N", value_parser = up_to(Beams::MAX), conflicts_with = "greedy")]
     beams: Option<usize>,
-    /// Time the step's kernels by class, too, in the middle of what is written
+    /// Also time the step's kernels by class, halfway through the generation
     #[arg(long)]
     classes: bool,
     /// Write all times to this file
@@ -53,37 +53,37 @@ pub(in crate::cli) struct Args {
     json: Option<PathBuf>,
 }
 
-/// What writing with one number of sequences took.
+/// Times for one number of sequences.
 #[derive(Serialize)]
 struct Row {
     batch: usize,
     prompt_tokens: usize,
     new: usize,
-    /// Of a search; of what draws tokens, the next two.
+    /// For beam search. The next two are for sampling.
     #[serde(skip_serializing_if = "Option::is_none")]
     beams: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     top_k: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     top_p: Option<f32>,
-    /// Until all tokens were there.
+    /// Time until all tokens are there.
     whole_ms: f64,
-    /// Until every prompt had its first new token, or the search of beams its first step.
+    /// Time until every prompt has its first new token, or beam search its first step.
     first_ms: f64,
-    /// Median of a step of one token for each sequence.
+    /// Median time of a step of one token for each sequence.
     step_ms: f64,
     slowest_ms: f64,
     tokens_per_second: f64,
     cache_bytes: u64,
-    /// Milliseconds of a step's kernels by class; `choosing` is what the step takes beyond them.
+    /// Milliseconds of a step's kernels by class. `choosing` is the rest of the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     classes: Option<BTreeMap<&'static str, f64>>,
 }
 
-/// Runs from which the classes of a step are timed, and those before them.
+/// Numbers of timed runs and of warm-up runs for the kernels of a step.
 const RUNS: (usize, usize) = (20, 4);
 
-/// A step's kernels by class.
+/// Times a step's kernels by class.
 fn classes(
     engine: &Engine,
     step: DecodeStep,
@@ -98,18 +98,18 @@ fn classes(
     Ok(shares.chain([("choosing", choosing)]).collect())
 }
 
-/// What writing as many sequences together took, in milliseconds.
+/// Times of a generation with several sequences, in milliseconds.
 pub(super) struct Together {
     whole_ms: f64,
     first_ms: f64,
-    /// Of each step that all took.
+    /// Steps in which all sequences took part.
     steps_ms: Vec<f64>,
-    /// Sequences, tokens of a prompt and new ones.
+    /// Numbers of sequences, prompt tokens and new tokens.
     of: [usize; 3],
 }
 
 impl Together {
-    /// The median of a step that all took, and the slowest.
+    /// Returns median and max of the steps in which all sequences took part.
     pub(super) fn step_ms(&self) -> Result<(f64, f64), Report> {
         let mut steps = self.steps_ms.clone();
         steps.sort_by(f64::total_cmp);
@@ -117,13 +117,13 @@ impl Together {
         match (steps.get(steps.len() / 2), steps.last()) {
             (Some(&median), Some(&slowest)) => Ok((median, slowest)),
             _ => Err(miette!(
-                "the {batch} sequences of {prompt} tokens never took a step together: prompts are read in pieces, so that some had written their {new} tokens before others began; ask for more by --new"
+                "the {batch} sequences of {prompt} tokens never took a step together: prompts are processed in chunks, so some sequences had their {new} new tokens before others began; raise --new"
             )),
         }
     }
 }
 
-/// Writes so many sequences at once on from prompts of so many tokens; the generator has room for them, and nothing else to do.
+/// Generates tokens for several prompts at the same time. The generator must have room for them, and be idle.
 pub(super) fn write(
     generator: &mut Generator,
     limits: Limits,
@@ -153,7 +153,7 @@ pub(super) fn write(
         }) {
             return Err(miette!("{problem}"));
         }
-        // The tokens of beams come when their search is done; before, a poll is a step.
+        // Beam search returns tokens at its end; until then, each poll is a step.
         let is_step = n.count() == batch || (options.beams.is_some() && events.is_empty());
         match (first, is_step) {
             (None, true) => first = Some(began.elapsed().as_secs_f64() * 1e3),
@@ -172,7 +172,7 @@ pub(super) fn write(
 pub(in crate::cli) fn run(args: Args) -> Outcome {
     if args.new < 2 || args.prompt_tokens == 0 || args.batch.contains(&0) {
         return Err(miette!(
-            "there is no step to time; expected at least one sequence, one token of a prompt and two new ones"
+            "there is no step to time; expected at least one sequence, one prompt token and two new tokens"
         ));
     }
     let engine = Runnable::build(args.model.builder_of_own_outputs()?.generating())?;
@@ -188,7 +188,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
             ..Sampling::default()
         }),
         beams: args.beams.map(Beams::of),
-        // Any token will do in front of random ones.
+        // The tokens are random, so any decoder start token works.
         decoder_start: engine.has_source().then(|| limits.token_id(0)),
         ..Generate::default()
     };
@@ -197,7 +197,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         let lens = vec![args.prompt_tokens; batch];
         let cache_bytes = engine.cache_bytes_needed(&lens, &options)?;
         let mut generator = engine.generator(cache_bytes)?;
-        // Once for memory, plans and clocks.
+        // A warm-up run for memory, plans and clocks.
         write(
             &mut generator,
             limits,

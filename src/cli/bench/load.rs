@@ -28,14 +28,14 @@ pub(in crate::cli) struct Args {
     arch: Target,
     #[command(flatten)]
     card: Card,
-    /// Lengths of the batch that is planned
+    /// Sequence lengths of the batch to plan
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "128,48,65,26,89,61,96,61,89,115,86,29,95,62,65,114"
     )]
     lens: Vec<u32>,
-    /// Repetitions of which the median is shown
+    /// Repetitions; the median is shown
     #[arg(long, default_value_t = 15)]
     runs: usize,
 }

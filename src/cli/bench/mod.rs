@@ -1,5 +1,5 @@
-//! What a user measures: a model on sets of lengths, and the steps before its first run. The package
-//! `gemmule-bench` has the rest, and builds on [`encoder`] and [`sets`].
+//! Benchmarks for users: a model on sets of sequence lengths, and the steps before its first run. The package `gemmule-bench` has
+//! other benchmarks and uses [`encoder`] and [`sets`].
 
 mod costs;
 pub mod encoder;
@@ -14,15 +14,15 @@ use super::Outcome;
 
 #[derive(clap::Subcommand)]
 pub(super) enum Command {
-    /// Token ids to last hidden state, on sets of lengths
+    /// Time from token ids to last hidden state, on sets of sequence lengths
     Encoder(Box<encoder::Args>),
-    /// The steps before the first run: program, source, NVRTC, cache, plan
+    /// Time the steps before the first run: program, source, NVRTC, cache, plan
     Load(Box<load::Args>),
-    /// Write what batches cost on a card that need not be there, for `gemmule simulate`
+    /// Write a table of costs for `gemmule simulate`, also for a card that is not in this machine
     Costs(Box<costs::Args>),
-    /// A step of a model that writes, by the number of sequences
+    /// Time a decode step by the number of sequences
     Generate(Box<generate::Args>),
-    /// Load on a server, and how long its answers take
+    /// Measure the latencies of a server under load
     #[cfg(feature = "server")]
     Serve(Box<serve::Args>),
 }

@@ -1,4 +1,4 @@
-//! Batches of random token counts, so that a choice of kernels is seen between the sizes that anybody had in mind.
+//! Batches with random token counts, which test the choice of kernels at sizes that nobody selected.
 
 use std::str::FromStr;
 
@@ -6,14 +6,14 @@ use crate::{kernels::trial::uniform, tensor::Extents};
 
 use super::{encoder::Row, sets::Set};
 
-/// Which token counts, and sequences of what length.
+/// Token counts and mean sequence length of the batches.
 #[derive(clap::Args)]
 pub struct Scan {
-    /// Instead of sets, N batches of random token counts: one from each of N parts of --scan-tokens, which are equal by logarithm
+    /// Instead of sets, N batches with random token counts: one from each of N parts of --scan-tokens with equal ratios
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "38", conflicts_with_all = ["workloads", "sets"],
           value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub scan: Option<u16>,
-    /// The fewest and the most tokens of a scan's batches
+    /// Min and max tokens of a scan's batches
     #[arg(
         long,
         value_name = "FROM..TO",
@@ -21,16 +21,16 @@ pub struct Scan {
         requires = "scan"
     )]
     scan_tokens: Tokens,
-    /// The mean length of a scan's sequences: they are drawn from 0.6 to 1.4 times it, and the last takes what is left
+    /// Mean sequence length of a scan: lengths are drawn from 0.6 to 1.4 times it, and the last sequence has the rest
     #[arg(long, value_name = "TOKENS", default_value_t = 100, requires = "scan",
           value_parser = clap::value_parser!(u32).range(1..=Extents::MAX_TOKENS as i64))]
     scan_length: u32,
-    /// The seed of a scan's token counts and lengths
+    /// Seed of a scan's token counts and lengths
     #[arg(long, value_name = "SEED", default_value_t = 1, requires = "scan")]
     scan_seed: u64,
 }
 
-/// The fewest and the most tokens.
+/// Min and max tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tokens {
     from: u32,
@@ -54,7 +54,7 @@ impl FromStr for Tokens {
 }
 
 impl Scan {
-    /// The batches, by tokens; none without `--scan`.
+    /// Returns the batches by tokens; `None` without `--scan`.
     pub(super) fn sets(&self) -> Option<Vec<Set>> {
         let n = self.scan?;
         let mut state = self.scan_seed;
@@ -89,12 +89,12 @@ impl Scan {
     }
 }
 
-/// From 0 to 1, of 53 random bits.
+/// Returns a number from 0 to 1 with 53 random bits.
 fn fraction(state: &mut u64) -> f64 {
     (uniform(state) >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// The batch that takes longest beside a larger one, in words; `None` where each takes no longer than all larger ones.
+/// Describes the batch with the largest excess over the time of a larger batch; `None` if no batch takes longer than a larger one.
 pub(super) fn slower_than_larger<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Option<String> {
     let rows: Vec<&Row> = rows.into_iter().collect();
     let pairs = rows
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_spread_by_their_logarithm_and_follow_the_seed() {
+    fn counts_are_uniform_in_their_logarithm_and_depend_on_the_seed() {
         let sets = scan("640..16384", 100, 1).sets().unwrap();
         let tokens: Vec<u64> = sets.iter().map(Set::tokens).collect();
         let step = (16384f64 / 640.0).powf(1.0 / 40.0);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fewest_tokens_and_sequences_of_one_are_batches_too() {
+    fn min_tokens_and_sequences_of_one_token_are_valid() {
         for set in scan("1..3", 1, 7).sets().unwrap() {
             assert!((1..=3).contains(&set.tokens()));
             assert!(set.lens.iter().all(|&len| len == 1));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_hold_nothing_or_too_much_are_refused() {
+    fn empty_and_oversized_ranges_are_refused() {
         for text in [
             "",
             "5",
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_fall_is_named() {
+    fn the_largest_slowdown_is_named() {
         let row = |tokens, ms| Row {
             set: String::new(),
             tokens,

@@ -1,7 +1,7 @@
-//! `gemmule bench serve`: load on a server, or on what is behind it without HTTP, and how long answers take.
+//! `gemmule bench serve`: load on a server, or on a model in this process, with latencies.
 //!
-//! An open loop sends when it planned to, whether answers come or not, and latencies count from the planned time: a server that
-//! stalls does not slow down those who ask it, as it would in a closed loop.
+//! An open loop sends at planned times without waiting for responses, and measures latencies from the planned times. A slow server
+//! therefore does not slow down the load, as it would in a closed loop (coordinated omission).
 
 mod client;
 mod inputs;
@@ -27,10 +27,10 @@ use client::{Route, Server};
 
 #[derive(clap::Args)]
 pub(in crate::cli) struct Args {
-    /// Where the server answers, as http://127.0.0.1:8080
+    /// Address of the server, such as http://127.0.0.1:8080
     #[arg(required_unless_present = "in_process", conflicts_with = "in_process")]
     url: Option<String>,
-    /// Requests a second that are sent, whether answers come or not
+    /// Requests per second, sent without waiting for responses
     #[arg(
         long,
         value_name = "R",
@@ -38,48 +38,48 @@ pub(in crate::cli) struct Args {
         conflicts_with = "closed"
     )]
     rate: Option<f64>,
-    /// So many clients in place of a rate, each of which sends when it has its answer
+    /// Number of clients, instead of a rate; each sends its next request after its response
     #[arg(long, value_name = "N")]
     closed: Option<usize>,
-    /// How long, in seconds, after the first second
+    /// Measured time in seconds, after --warm-up
     #[arg(long, value_name = "S", default_value_t = 10.0)]
     seconds: f64,
-    /// Seconds that are sent before and not counted
+    /// Seconds of load before the measurement
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     warm_up: f64,
-    /// Lengths of texts in words, each about a token, with two for the marks that a tokenizer adds: normal:MIN,MAX,MEAN,DEVIATION,
-    /// uniform:MIN,MAX or fixed:N
+    /// Lengths of texts in words of about one token, including two special tokens: normal:MIN,MAX,MEAN,DEVIATION, uniform:MIN,MAX or
+    /// fixed:N
     #[arg(long, value_name = "LENGTHS", default_value = "normal:5,500,250,90")]
     lens: Lengths,
     #[command(flatten)]
     inputs: inputs::InputOptions,
-    /// What is asked: embeddings, or completions as events
+    /// Route to test: embeddings, or streamed completions
     #[arg(long, default_value = "embeddings")]
     route: Route,
     /// New tokens of a completion
     #[arg(long, value_name = "N", default_value_t = 32)]
     new: u32,
-    /// Ask for completions whole instead of as events
+    /// Request completions as whole responses instead of streams
     #[arg(long)]
     whole: bool,
-    /// The model that is asked for
+    /// Name of the model in requests
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// The key, in a file
+    /// File with the API key
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// Connections at most, of which as many are opened as requests are in flight; who finds none waits, its latency counts, and how
-    /// many did is said
+    /// Max number of connections. They are opened as needed; requests that find none wait, their latency includes it, and their number
+    /// is reported
     #[arg(long, value_name = "N", default_value_t = 16_384)]
     connections: usize,
-    /// How long an answer is of use, in milliseconds from the planned time: the server is told, and answers in time are counted
+    /// Deadline in milliseconds after the planned time. It is sent to the server, and responses in time are counted
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
     deadline_ms: Option<u64>,
-    /// Equal seeds give equal requests at equal times
+    /// Seed of requests and times
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Ask a model in this process, without HTTP, and compare with the engine alone: its batches, or with --closed its steps; with
-    /// --weights
+    /// Test a model in this process without HTTP, and compare with the engine alone: with its batches, or with --closed, its steps;
+    /// needs --weights
     #[arg(long, requires = "weights")]
     in_process: bool,
     #[command(flatten)]
@@ -89,38 +89,38 @@ pub(in crate::cli) struct Args {
     json: Option<PathBuf>,
 }
 
-/// What is counted while it runs.
+/// Counts of a run in progress.
 struct Counted {
     latency: Histogram<u64>,
     first: Histogram<u64>,
-    /// Answers by status; 0 where there was none.
+    /// Responses by status; 0 without a response.
     statuses: std::collections::BTreeMap<u16, u64>,
     tokens: u64,
-    /// Answers within the time, and their tokens, whenever they were asked for.
+    /// Responses within the measured time, and their tokens, regardless of when they were requested.
     came: (u64, u64),
-    /// Answers before their deadlines, and their tokens.
+    /// Responses before their deadlines, and their tokens.
     in_time: (u64, u64),
     /// Requests that waited for a connection.
     waited: u64,
-    /// The first problem of each kind, in words.
+    /// First problem of each kind.
     problems: Vec<String>,
     last: Duration,
     latest: Duration,
 }
 
-/// What came of one request.
+/// Result of one request.
 #[derive(Default)]
 struct Answered {
     status: u16,
     tokens: u64,
-    /// When the first part of a text came.
+    /// Time of the first part of a stream.
     first: Option<Instant>,
     /// Whether all connections were in use.
     has_waited: bool,
     problem: Option<String>,
 }
 
-/// Where requests are sent to.
+/// Target of requests.
 trait Target: Clone + Send + Sync + 'static {
     fn ask(&self, number: u64, tokens: u32) -> impl Future<Output = Answered> + Send;
 }
@@ -135,7 +135,7 @@ struct Times {
     most: f64,
 }
 
-/// Seconds as in the arguments; latencies in milliseconds.
+/// Results of a run. Seconds are as in the arguments; latencies are in milliseconds.
 #[derive(Serialize)]
 struct Run {
     target: String,
@@ -148,22 +148,22 @@ struct Run {
     requests_per_second: f64,
     tokens_per_second: f64,
     latency: Option<Times>,
-    /// Until the first part of a text.
+    /// Time until the first part of a stream.
     first: Option<Times>,
-    /// How late the last-sent request was sent, at worst: a large number says that this machine cannot send as fast.
+    /// Max delay between planned and actual sending. A large value means that this machine cannot send at this rate.
     late_ms: f64,
-    /// Requests that found all connections in use: beyond them the server was not asked as planned.
+    /// Requests that found all connections in use. If there are any, the load differs from the plan.
     waited_for_connection: u64,
     in_time: Option<InTime>,
-    /// Of the engine alone on the same lengths, and the share of it that the service reached.
+    /// Throughput of the engine alone on the same lengths, and the fraction that the service reached.
     offline_tokens_per_second: Option<f64>,
     share: Option<f64>,
-    /// Why the engine alone was not measured.
+    /// Reason why the engine alone was not measured.
     offline_problem: Option<String>,
     problems: Vec<String>,
 }
 
-/// Answers before a deadline, of the requests that were sent.
+/// Responses before a deadline.
 #[derive(Serialize)]
 struct InTime {
     deadline_ms: u64,
@@ -242,7 +242,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     })
 }
 
-/// Sends the load, and waits for the answers.
+/// Sends the load, and waits for the responses.
 fn drive<T: Target>(
     runtime: &tokio::runtime::Runtime,
     args: &Args,
@@ -263,7 +263,7 @@ fn drive<T: Target>(
         latest: Duration::ZERO,
     }));
     let all = args.warm_up + args.seconds;
-    // A closed loop asks for lengths in the same order, without times.
+    // A closed loop sends the same lengths in the same order, without times.
     let rate = args.rate.unwrap_or(MOST_REQUESTS / all / 10.0).max(0.001);
     let requests = match args.rate {
         Some(rate) => (rate * all).ceil(),
@@ -301,7 +301,7 @@ fn drive<T: Target>(
                     counted.came.0 += 1;
                     counted.came.1 += answered.tokens;
                 }
-                // A closed loop's last answers may come late; they are of load that was less.
+                // The last responses of a closed loop come under less load, so they are not counted.
                 if planned < warm || planned >= over {
                     return answered.status == 200;
                 }
@@ -341,7 +341,7 @@ fn drive<T: Target>(
                 if planned >= over {
                     break;
                 }
-                // A thread sleeps to within 0.1 ms, timers of the runtime to a millisecond.
+                // A thread sleeps with a precision of 0.1 ms, timers of the runtime with 1 ms.
                 std::thread::sleep(planned.saturating_duration_since(Instant::now()));
                 let permit = tracker.clone().try_acquire_owned();
                 let permit = permit.map_err(|_| miette!("too many requests have no answer"))?;
@@ -351,7 +351,7 @@ fn drive<T: Target>(
                     drop(permit);
                 });
             }
-            // All have their answers, or gave up.
+            // Wait until all requests have a response or failed.
             let _ = runtime.block_on(tracker.acquire_many(1 << 24));
         }
         Some(clients) => {
@@ -366,7 +366,7 @@ fn drive<T: Target>(
                             let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                             let tokens = lens[at as usize % lens.len()];
                             if !one(target.clone(), at, tokens, None).await {
-                                // Nobody answers, or has too much to do: asking faster helps nobody.
+                                // The server is down or overloaded, so wait before the next request.
                                 tokio::time::sleep(Duration::from_millis(100)).await;
                             }
                         }
@@ -380,8 +380,8 @@ fn drive<T: Target>(
     }
     let counted = counted.lock().unwrap_or_else(PoisonError::into_inner);
     let answered = counted.latency.len();
-    // Of a plan's requests, answers that came after the last was sent count with their time. In a closed loop as many come at any
-    // time as can: those within the time are counted, whenever their requests were sent.
+    // In an open loop, responses after the last request count together with their time. In a closed loop, count the responses within
+    // the measured time, regardless of when they were requested.
     let (n, tokens, seconds) = match args.rate {
         Some(_) => {
             let seconds = counted.last.as_secs_f64().max(args.seconds);
@@ -483,7 +483,7 @@ fn shown(run: &Run) -> String {
     }
     if run.waited_for_connection > 0 {
         text += &format!(
-            "{} requests waited for a connection: the load was not sent as planned; give more --connections\n",
+            "{} requests waited for a connection, so the load was not sent as planned; raise --connections\n",
             run.waited_for_connection
         );
     }

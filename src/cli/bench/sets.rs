@@ -1,4 +1,4 @@
-//! Sets of lengths that the benchmarks run on.
+//! Sets of sequence lengths for benchmarks.
 
 use std::path::Path;
 
@@ -14,13 +14,13 @@ use crate::{
     tensor::Extents,
 };
 
-/// The project's sets: mixed lengths up to a longest one, and single sequences.
+/// Built-in sets: mixed lengths up to a max length, and single sequences.
 const SHIPPED: &str = include_str!(concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/benches/workloads.json"
 ));
 
-/// The lengths of a batch, by name.
+/// A named list of sequence lengths.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Set {
     pub name: String,
@@ -33,7 +33,7 @@ struct Workloads {
 }
 
 impl Set {
-    /// A batch of these lengths with ids drawn from the vocabulary, the same every time.
+    /// Returns a batch of these lengths with random token ids, which are the same at each call.
     pub fn batch(&self, limits: &Limits) -> Result<Batch, EngineError> {
         let mut state = 1;
         let ids = (0..self.tokens())
@@ -42,18 +42,18 @@ impl Set {
         Ok(Batch::from_packed(ids, &self.lens)?)
     }
 
-    /// Tokens of the longest sequence.
+    /// Length of the longest sequence.
     pub fn longest(&self) -> u32 {
         self.lens.iter().copied().max().unwrap_or(0)
     }
 
-    /// Tokens of all sequences.
+    /// Number of tokens of all sequences.
     pub fn tokens(&self) -> u64 {
         self.lens.iter().map(|&n| u64::from(n)).sum()
     }
 }
 
-/// The sets of a file, or the project's: `{"encoder": [{"name": …, "lens": […]}, …]}`.
+/// Reads the sets of a file, by default the built-in ones: `{"encoder": [{"name": …, "lens": […]}, …]}`.
 pub fn load(file: Option<&Path>) -> Result<Vec<Set>, Report> {
     let Some(file) = file else {
         return parse(SHIPPED);
@@ -61,7 +61,7 @@ pub fn load(file: Option<&Path>) -> Result<Vec<Set>, Report> {
     let text = files::text(file, Kind::Batch).map_err(EngineError::from)?;
     parse(&text).wrap_err_with(|| {
         format!(
-            "`{}` holds no sets of lengths; expected {{\"encoder\": [{{\"name\": …, \"lens\": […]}}, …]}}",
+            "`{}` has no sets of lengths; expected {{\"encoder\": [{{\"name\": …, \"lens\": […]}}, …]}}",
             file.display()
         )
     })
@@ -80,7 +80,7 @@ fn parse(text: &str) -> Result<Vec<Set>, Report> {
     Ok(workloads.encoder)
 }
 
-/// The sets of these names, in the order of the file; all where there are no names.
+/// Returns the sets with these names in the order of the file; all sets if there are no names.
 pub fn named(sets: Vec<Set>, names: &[String]) -> Result<Vec<Set>, Report> {
     let known = || sets.iter().map(|s| s.name.as_str());
     if let Some(name) = names.iter().find(|n| known().all(|k| k != n.as_str())) {
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shipped_sets_are_sound_and_found_by_name() {
+    fn the_built_in_sets_are_valid_and_found_by_name() {
         let sets = load(None).unwrap();
         assert!(sets.len() > 20);
         let chosen = named(sets, &["b16_m128".to_owned()]).unwrap();

@@ -1,4 +1,4 @@
-//! Schemas that several routes share.
+//! Schemas shared by several routes.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ pub(super) fn list(of: Value) -> Value {
     json!({"type": "array", "items": of})
 }
 
-/// An object with some required fields.
+/// Returns the schema of an object with some required fields.
 pub(super) fn object(required: &[&str], properties: Value) -> Value {
     json!({"type": "object", "required": required, "properties": properties})
 }
@@ -47,7 +47,7 @@ pub(super) fn json_answer(schema: Value) -> Vec<(&'static str, Value)> {
     vec![("application/json", schema)]
 }
 
-/// Only these values: others would change the result, and are refused.
+/// Returns a schema that accepts only these values. Other values would change the result and are refused.
 pub(super) fn only(values: Value) -> Value {
     json!({"enum": values})
 }
@@ -65,7 +65,7 @@ pub(super) fn flag() -> Value {
     or_null(yes_or_no())
 }
 
-/// The fields of TEI's routes that choose a model and cut texts, beside a route's own.
+/// Returns an object of `own` fields and the fields of TEI's routes that choose a model and truncate inputs.
 pub(super) fn tei(required: &[&str], mut own: Value) -> Value {
     own["model"] = or_null(text());
     own["truncate"] = flag();
@@ -77,7 +77,7 @@ pub(super) fn state() -> Value {
     object(&["status"], json!({"status": text()}))
 }
 
-/// Shapes that have a name.
+/// Returns the named schemas.
 pub(super) fn schemas() -> Value {
     let error = |code: Value| {
         object(

@@ -1,4 +1,4 @@
-//! The table of fields, and the errors of fields and headers.
+//! Tests of the table of fields, and of the errors of fields and headers.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::serve::{Models, Tool};
 
-/// Message and parameter of the error of a body; `None` where the table takes it.
+/// Returns message and parameter of the error of a body; `None` if the table accepts it.
 fn refusal(route: Route, body: &Value) -> Option<(String, Value)> {
     let failure = Fields::read(route, body.to_string().into_bytes()).err()?;
     let Body::Whole(Some(bytes)) = failure.response(Style::OpenAi).into_body() else {
@@ -57,7 +57,7 @@ fn each_field_of_the_table_is_computed_or_ignored_or_refused() {
             }
         }
     }
-    // Equal numbers are neutral however they are written; other types are not.
+    // Equal numbers are neutral in any notation; other types are not.
     let chat = Route::ChatCompletions;
     assert_eq!(refusal(chat, &json!({"repeat_penalty": 1.0})), None);
     assert!(refusal(chat, &json!({"mirostat": false})).is_some());
@@ -117,7 +117,7 @@ fn objects_for_chat_templates_keep_the_order_of_their_keys() {
     assert_eq!(fields.count("n", 1..=2).unwrap(), Some(1));
 }
 
-/// A sound body of a route.
+/// Returns a valid body of a route.
 fn sound(route: Route) -> Value {
     match route {
         Route::Embeddings => json!({"input": "x"}),
@@ -133,7 +133,7 @@ fn sound(route: Route) -> Value {
 }
 
 #[test]
-fn each_computed_field_is_read_and_an_absurd_value_is_an_error_that_names_it() {
+fn each_computed_field_is_read_and_an_invalid_value_is_an_error_that_names_it() {
     let models = ["st-mean", "ce-one", "writer", "st-splade"].map(small);
     let bodies = Bodies::new(Models::new(models.into())).unwrap();
     let told = |route: Route, body: &Value| {
@@ -164,7 +164,7 @@ fn each_computed_field_is_read_and_an_absurd_value_is_an_error_that_names_it() {
                 text.contains(name) || text.contains("absurd"),
                 "{route:?} {text}"
             );
-            // Null is the same as leaving it out, unless it has to be there.
+            // Null is equivalent to a missing field, unless the field is required.
             let needed = sound(route).get(field.name).is_some();
             if nested.is_none() && !needed && !is_missing {
                 body[field.name] = Value::Null;
@@ -175,7 +175,7 @@ fn each_computed_field_is_read_and_an_absurd_value_is_an_error_that_names_it() {
     }
 }
 
-/// The table of fields in `docs/serving.md`.
+/// Returns the table of fields in `docs/serving.md`.
 fn table() -> String {
     let code = |names: &[&str]| {
         let names = names.iter().map(|name| format!("`{name}`"));

@@ -1,4 +1,4 @@
-//! The bodies of requests for texts, and what they may ask for.
+//! Request bodies of completions and chat completions.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -11,57 +11,57 @@ use super::super::{
 };
 use crate::serve::{ChatOptions, Json, Message, Tool, Writing};
 
-pub(super) struct Asked {
+pub(super) struct GenerationRequest {
     pub model: Option<String>,
     pub prompt: Value,
-    pub messages: Option<Vec<Said>>,
-    /// New tokens; -1 for all positions that are left.
+    pub messages: Option<Vec<ChatMessage>>,
+    /// Max number of new tokens; -1 for all positions that are left.
     max_tokens: Option<i64>,
     temperature: Option<f32>,
     top_p: Option<f32>,
     seed: Option<i64>,
     frequency_penalty: f32,
     presence_penalty: f32,
-    /// By token id.
+    /// Biases by token id.
     logit_bias: Vec<(u32, f32)>,
     tools: Option<Vec<Tool>>,
     tool_choice: Value,
-    /// Whether the prompt ends with the beginning of an answer.
+    /// Whether the prompt ends with the header of an assistant message.
     add_generation_prompt: Option<bool>,
     /// Whether the model continues the last message.
     continue_final_message: bool,
-    /// Values for the chat template.
+    /// Variables for the chat template.
     chat_template_kwargs: Option<Json>,
     stop: Vec<String>,
     stream: bool,
     include_usage: bool,
     /// Number of texts for each prompt.
     n: usize,
-    /// Number of alternatives that come with the log-probability of each token, if log-probabilities are asked for.
+    /// Number of alternatives for each token; `None` if log-probabilities are not requested.
     alternatives: Option<usize>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct Said {
+pub(super) struct ChatMessage {
     role: String,
     #[serde(default)]
     content: Value,
-    /// For the template: a name, calls of tools, and of which call it is the result.
+    /// Other fields for the template, such as a name, tool calls, or the id of the call that this message answers.
     #[serde(flatten)]
     others: Json,
 }
 
-/// Largest penalty by counts, and largest bias of a logit, in OpenAI's API.
+/// Max frequency or presence penalty, and max bias of a logit, in OpenAI's API.
 const MAX_PENALTY: f32 = 2.0;
 const MAX_BIAS: f64 = 100.0;
-/// New tokens of a completion by default, as in OpenAI's API.
+/// Default of `max_tokens` for completions, from OpenAI's API.
 const DEFAULT_TOKENS: usize = 16;
-/// Largest number of texts of one prompt, and of alternatives of a token, in OpenAI's API.
+/// Max number of texts of one prompt, and of alternatives of a token, in OpenAI's API.
 const MAX_TEXTS: i64 = 128;
 const MAX_ALTERNATIVES: i64 = 20;
 const MAX_STOPS: usize = 16;
 
-/// `max_tokens` or a field of its kind. Some clients send -1 for no limit.
+/// Reads `max_tokens` or `max_completion_tokens`. Some clients send -1 for no limit.
 fn max_tokens(fields: &mut Fields, name: &'static str) -> Result<Option<i64>, Failure> {
     let value = fields.value(name);
     if value.is_null() {
@@ -79,7 +79,7 @@ fn max_tokens(fields: &mut Fields, name: &'static str) -> Result<Option<i64>, Fa
     }
 }
 
-/// Texts before which the writing ends.
+/// Reads `stop`, the texts that end a generation.
 fn stops(value: Value) -> Result<Vec<String>, Failure> {
     let wrong = |found: &str| {
         let problem =
@@ -105,7 +105,7 @@ fn stops(value: Value) -> Result<Vec<String>, Failure> {
     Ok(stops)
 }
 
-/// What is added to the logits of tokens.
+/// Reads `logit_bias`, pairs of token id and bias.
 fn biases(value: &Value) -> Result<Vec<(u32, f32)>, Failure> {
     let wrong = |problem: String| Failure::invalid("logit_bias", problem);
     let all = match value {
@@ -122,7 +122,7 @@ fn biases(value: &Value) -> Result<Vec<(u32, f32)>, Failure> {
     let bias = |(id, bias): (&String, &Value)| {
         let token = id
             .parse()
-            .map_err(|_| wrong(format!("`logit_bias` has `{id}`, which is no token id")))?;
+            .map_err(|_| wrong(format!("`logit_bias` has `{id}`, which is not a token id")))?;
         match bias.as_f64().filter(|bias| bias.abs() <= MAX_BIAS) {
             Some(bias) => Ok((token, bias as f32)),
             None => Err(wrong(format!(
@@ -136,7 +136,7 @@ fn biases(value: &Value) -> Result<Vec<(u32, f32)>, Failure> {
     Ok(biases)
 }
 
-/// The alternatives of each token that a completion asks for by a number.
+/// Reads the number of alternatives for each token of a completion.
 fn alternatives(fields: &mut Fields) -> Result<Option<usize>, Failure> {
     let value = fields.value("logprobs");
     if value.is_null() || value == Value::Bool(false) {
@@ -154,7 +154,7 @@ fn alternatives(fields: &mut Fields) -> Result<Option<usize>, Failure> {
     }
 }
 
-/// The alternatives of each token that a conversation asks for by two fields.
+/// Reads the number of alternatives for each token of a chat completion, which has two fields for it.
 fn chat_alternatives(fields: &mut Fields) -> Result<Option<usize>, Failure> {
     let wanted = fields.flag("logprobs")?.unwrap_or(false);
     let n = fields.count("top_logprobs", 0..=MAX_ALTERNATIVES)?;
@@ -168,25 +168,25 @@ fn chat_alternatives(fields: &mut Fields) -> Result<Option<usize>, Failure> {
     }
 }
 
-/// Refuses to write more texts than are returned.
+/// Checks that `best_of` is 1 or `n`. Generated texts are not ranked.
 fn check_best_of(fields: &mut Fields, n: usize) -> Result<(), Failure> {
     let best_of = fields.count("best_of", 1..=i64::MAX)?;
     match best_of.filter(|&best_of| best_of != 1 && best_of != n) {
         None => Ok(()),
         Some(best_of) => {
             let problem = format!(
-                "`best_of` is {best_of}; expected {n}, the number of texts that are returned, as texts are not ranked here"
+                "`best_of` is {best_of}; expected {n}, the value of `n`, because texts are not ranked here"
             );
             Err(Failure::invalid("best_of", problem))
         }
     }
 }
 
-impl Asked {
-    /// Reads the fields of a completion or a conversation.
+impl GenerationRequest {
+    /// Reads the fields of a completion or a chat completion.
     ///
     /// # Errors
-    /// The first field with a value that it cannot have.
+    /// Returns the first field with an invalid value.
     pub fn parse(mut fields: Fields, is_chat: bool) -> Result<Self, Failure> {
         let penalty = -MAX_PENALTY..=MAX_PENALTY;
         let mut options = fields.object("stream_options", "stream_options.")?;
@@ -233,11 +233,11 @@ impl Asked {
         Writing {
             max_tokens: match self.max_tokens {
                 None => (!is_chat).then_some(DEFAULT_TOKENS),
-                // Negative for all that are left.
+                // -1 stands for all positions that are left.
                 Some(n) => usize::try_from(n).ok(),
             },
             temperature: self.temperature,
-            // The smallest share keeps the most probable token alone, as 0 does in OpenAI's API.
+            // The smallest positive value keeps only the most probable token, like 0 in OpenAI's API.
             top_p: self.top_p.map(|p| p.max(f32::MIN_POSITIVE)),
             seed: self.seed.map(|seed| seed as u64),
             frequency_penalty: self.frequency_penalty,
@@ -249,7 +249,7 @@ impl Asked {
         }
     }
 
-    /// The tools that the model may call. That it calls one, or which, cannot be forced upon it.
+    /// Returns the tools that the model may call. A call cannot be forced.
     pub fn tools(&self) -> Result<&[Tool], Failure> {
         let tools = self.tools.as_deref().unwrap_or_default();
         match (&self.tool_choice, self.tool_choice.as_str()) {
@@ -257,14 +257,14 @@ impl Asked {
             (_, Some("none")) => Ok(&[]),
             (other, _) => {
                 let problem = format!(
-                    "`tool_choice` is {other}; expected \"auto\" or \"none\", as a model is not forced to call a tool here"
+                    "`tool_choice` is {other}; expected \"auto\" or \"none\", because tool calls cannot be forced here"
                 );
                 Err(Failure::invalid("tool_choice", problem))
             }
         }
     }
 
-    /// How the conversation is written down. Without options it ends where the model's answer begins.
+    /// Returns the options of the chat template. By default, the prompt ends with the header of an assistant message.
     pub fn chat_options(&self) -> Result<ChatOptions, Failure> {
         let continues = self.continue_final_message;
         let kwargs = match &self.chat_template_kwargs {
@@ -276,7 +276,7 @@ impl Asked {
                 return Err(Failure::invalid(name, problem));
             }
         };
-        // A conversation that must not use its tools is one without.
+        // `tool_choice: "none"` renders the conversation without tools.
         let tools = match self.tools()? {
             [] if self.tool_choice.as_str() == Some("none") => None,
             _ => self.tools.clone(),
@@ -293,7 +293,7 @@ impl Asked {
         self.stream
     }
 
-    /// Whether the last event of a stream has the numbers of tokens.
+    /// Returns whether the last event of a stream carries the numbers of tokens.
     pub fn wants_usage(&self) -> bool {
         self.include_usage
     }
@@ -303,8 +303,8 @@ impl Asked {
     }
 }
 
-impl Said {
-    /// The text of a message, of which parts are put together.
+impl ChatMessage {
+    /// Converts a message. Its text parts are concatenated.
     pub fn message(self, at: usize) -> Result<Message, Failure> {
         let wrong = |problem: String| Failure::invalid("messages", problem);
         let content = match self.content {
@@ -317,7 +317,7 @@ impl Said {
                     let own = part.get("text").and_then(Value::as_str).filter(|_| is_text);
                     text += own.ok_or_else(|| {
                         wrong(format!(
-                            "message {at} has a part that is no text; this model reads texts"
+                            "message {at} has a part that is not text; this model reads only text"
                         ))
                     })?;
                 }

@@ -1,17 +1,17 @@
-//! What answers with texts say, whole or as parts of a stream.
+//! JSON of generated text: whole responses and chunks of streams.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{super::App, Asked, Done};
+use super::{super::App, Done, GenerationRequest};
 use crate::serve::{Ending, Scored};
 
-/// What stands for the logarithm of 0, which JSON cannot say.
-const LEAST: f32 = -9999.0;
+/// Replaces the logarithm of 0, which JSON cannot represent.
+const MIN_LOG_PROBABILITY: f32 = -9999.0;
 
-/// What chunks and answers of one request begin with.
+/// Fields shared by all chunks and choices of a response.
 #[derive(Clone)]
 pub(super) struct Head {
     id: String,
@@ -22,7 +22,8 @@ pub(super) struct Head {
     with_scores: bool,
 }
 
-/// What a stream has of each token. It is made of what is there, as a server that streams makes hundreds of thousands a second.
+/// Chunk of a stream with one part of a text. Borrows its fields, because a server sends hundreds of thousands of chunks per
+/// second.
 #[derive(Serialize)]
 pub(super) struct Chunk<'a> {
     id: &'a str,
@@ -30,7 +31,7 @@ pub(super) struct Chunk<'a> {
     created: u64,
     model: &'a str,
     choices: [Choice<'a>; 1],
-    /// `null` of each part where the usage is to come at the end.
+    /// `null` in each chunk if the last event carries the usage.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<()>>,
 }
@@ -53,15 +54,15 @@ struct Delta<'a> {
 }
 
 impl Head {
-    pub fn new(app: &App, model: &str, is_chat: bool, asked: &Asked) -> Self {
+    pub fn new(app: &App, model: &str, is_chat: bool, params: &GenerationRequest) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             id: app.new_id(if is_chat { "chatcmpl" } else { "cmpl" }),
             model: model.to_owned(),
             created: now.unwrap_or_default().as_secs(),
             is_chat,
-            with_usage: asked.wants_usage(),
-            with_scores: asked.wants_scores(),
+            with_usage: params.wants_usage(),
+            with_scores: params.wants_scores(),
         }
     }
 
@@ -84,7 +85,7 @@ impl Head {
         object
     }
 
-    /// A part of a text, of those that a request asked for the one of this index.
+    /// Returns a chunk with a part of text `index`, or with its end.
     pub fn chunk<'a>(
         &'a self,
         index: usize,
@@ -108,7 +109,7 @@ impl Head {
         }
     }
 
-    /// A whole text.
+    /// Returns the choice of a whole text.
     pub fn choice(&self, index: usize, done: &Done) -> Value {
         let mut choice = json!({
             "index": index, "logprobs": self.scores(&done.tokens), "finish_reason": reason(done.ending),
@@ -123,9 +124,9 @@ impl Head {
         choice
     }
 
-    /// The log-probabilities of tokens, where they were asked for.
+    /// Returns the log-probabilities of tokens, or null if they were not requested.
     fn scores(&self, tokens: &[Scored]) -> Value {
-        let number = |value: f32| value.max(LEAST);
+        let number = |value: f32| value.max(MIN_LOG_PROBABILITY);
         if !self.with_scores {
             return Value::Null;
         }
@@ -142,7 +143,7 @@ impl Head {
         let most = |token: &Scored| {
             let most = token.most_probable.iter();
             let most = most.map(|(bytes, value)| (bytes, *value));
-            // The chosen token is always among them.
+            // The chosen token is always an entry.
             let all = [(&token.bytes, token.log_probability)]
                 .into_iter()
                 .chain(most);
@@ -159,7 +160,7 @@ impl Head {
     }
 }
 
-/// The text of a token; bytes that are no whole character are written as `\xe2`.
+/// Returns the text of a token. Bytes that are not a whole character are escaped as `\xe2`.
 fn token_text(bytes: &[u8]) -> String {
     let mut text = String::new();
     for chunk in bytes.utf8_chunks() {
@@ -171,7 +172,7 @@ fn token_text(bytes: &[u8]) -> String {
     text
 }
 
-/// The text of a token in completions, where bytes that are no whole characters follow `bytes:`, as in OpenAI's API.
+/// Returns the text of a token in completions. Bytes that are not whole characters are prefixed with `bytes:`, as in OpenAI's API.
 fn token_key(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),

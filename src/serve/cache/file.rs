@@ -24,11 +24,11 @@ use crate::{
 };
 use layout::{HEADER, Layout, RECORD, Record, UNIT};
 
-/// Responses that wait to be written; more are not kept.
+/// Max number of responses that wait to be written. More are dropped.
 const MAX_WAITING: usize = 4096;
-/// Their bytes.
+/// Max bytes of these responses.
 const MAX_WAITING_BYTES: usize = 64 << 20;
-/// Time after a failed write before the next one is tried.
+/// Time after a failed write before the next attempt.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Responses in a file. Callers read; one thread writes.
@@ -45,11 +45,11 @@ struct Shared {
     index: Mutex<Index>,
     /// Bytes of the responses that wait to be written.
     waiting: AtomicUsize,
-    /// Whether damage was reported.
+    /// Whether a warning about damage was logged.
     is_damage_told: AtomicBool,
 }
 
-/// Positions of the records by the first bytes of their keys. A record has its whole key.
+/// Positions of records by the first bytes of their keys. The record itself has the whole key.
 #[derive(Default)]
 struct Index {
     places: HashMap<u64, Place>,
@@ -63,7 +63,7 @@ struct Place {
     size: u32,
 }
 
-/// Where the next record is written.
+/// Position of the next record.
 struct Writer {
     shared: Arc<Shared>,
     has_header: bool,
@@ -71,16 +71,16 @@ struct Writer {
     segment: Option<u64>,
     generation: u64,
     at: u64,
-    /// When writing is tried again after a failure.
+    /// Time of the next attempt after a failure.
     retry: Option<Instant>,
 }
 
 impl FileTier {
-    /// Opens or creates a file of at most `max_bytes` bytes, which only its owner may read. What is no cache file is renamed.
+    /// Opens or creates a file of at most `max_bytes` bytes, which only its owner may read. A file with another format is renamed.
     ///
     /// # Errors
-    /// A file that cannot be opened, or that another process has open; a size that is too small for a response; a thread that
-    /// the system does not give.
+    /// The file cannot be opened or is locked by another process, `max_bytes` is too small for a response, or the system cannot
+    /// start a thread.
     pub fn open(path: &Path, max_bytes: u64) -> Result<Self, EngineError> {
         let writer = Writer::open(path, max_bytes).map_err(|source| EngineError::Write {
             file: path.to_owned(),
@@ -119,7 +119,7 @@ impl FileTier {
             },
             Err(error) => error.to_string(),
         };
-        // The writer may have reused the segment since.
+        // The writer may have overwritten the segment since.
         if !shared.index().forget(key, place) {
             return (None, Lookup::Miss);
         }
@@ -132,7 +132,7 @@ impl FileTier {
         (None, Lookup::Error)
     }
 
-    /// Queues a response to be written, unless the disk is too far behind.
+    /// Queues a response for writing, unless too many already wait.
     pub fn put(&self, key: Key, answer: &Answer) {
         let waiting = &self.shared.waiting;
         let bytes = to_bytes(&key, answer);
@@ -222,7 +222,7 @@ impl Shared {
         let mut bytes = vec![0; place.bytes() as usize];
         read_at(&self.file, &mut bytes, place.position())?;
         let record = Record::read(&bytes).filter(|record| record.size() == place.bytes());
-        let record = record.ok_or_else(|| io::Error::other("a record has no sound header"))?;
+        let record = record.ok_or_else(|| io::Error::other("the header of a record is damaged"))?;
         bytes.drain(..RECORD);
         bytes.truncate(record.length as usize);
         Ok((record, bytes))
@@ -336,8 +336,8 @@ impl Writer {
         }
     }
 
-    /// Writes a response, unless it is there already. After a failure, as on a full disk, responses are dropped until a write
-    /// succeeds; those that were written before can still be read.
+    /// Writes a response, unless it is already in the file. After a failure, such as a full disk, responses are dropped until a write
+    /// succeeds; earlier responses can still be read.
     fn keep(&mut self, key: &Key, payload: &[u8]) {
         let is_resting = self.retry.is_some_and(|retry| Instant::now() < retry);
         if is_resting || self.shared.index().get(key).is_some() {
@@ -393,7 +393,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Begins the next segment, whose records are given up.
+    /// Begins the next segment, and discards its records.
     fn begin_segment(&mut self) -> io::Result<()> {
         let (shared, layout) = (&self.shared, self.shared.layout);
         let next = self
@@ -415,13 +415,13 @@ fn open_file(path: &Path) -> io::Result<File> {
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "it is no regular file",
+            "it is not a regular file",
         ));
     }
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(fs::TryLockError::WouldBlock) => Err(io::Error::other(
-            "another process has it open; give each server a file of its own, or share answers by --cache-redis",
+            "another process has it open; give each server its own file, or share the cache with --cache-redis",
         )),
         // Some network file systems have no locks.
         Err(fs::TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
@@ -431,7 +431,7 @@ fn open_file(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Whether a file is not empty and does not begin with the header of a cache file.
+/// Returns whether a file is not empty and does not begin with the header of a cache file.
 fn is_other_format(file: &File) -> io::Result<bool> {
     let mut header = [0; HEADER as usize];
     match read_at(file, &mut header, 0) {
@@ -443,14 +443,14 @@ fn is_other_format(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Gives a file of another format another name, so that nothing is lost.
+/// Renames a file of another format, so that its data are not lost.
 fn rename_away(path: &Path) -> io::Result<()> {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".damaged-{}", now.map_or(0, |t| t.as_secs())));
     fs::rename(path, &name)?;
     tracing::warn!(
-        "`{}` is damaged, or no cache file of this version; it is now `{}`",
+        "`{}` is damaged, or is not a cache file of this version; it was renamed to `{}`",
         path.display(),
         Path::new(&name).display()
     );

@@ -1,5 +1,5 @@
-//! Answers that several servers share, by Redis's protocol: one thread with one connection, over which what was asked meanwhile
-//! goes together.
+//! Response cache shared by several servers through Redis's protocol. One thread with one connection sends pending lookups in
+//! batches.
 
 use std::{
     sync::mpsc::{Receiver, SyncSender, TryRecvError, channel, sync_channel},
@@ -12,14 +12,14 @@ use redis::{Client, Connection, ConnectionLike};
 use super::{Key, Lookup, from_bytes, to_bytes};
 use crate::{EngineError, serve::Answer};
 
-/// How long an answer may take to be looked up. After that the request is computed.
+/// Time limit of a lookup. After that the request is computed.
 const WITHIN: Duration = Duration::from_millis(2);
-/// How long after a failure no connection is tried.
+/// Time after a failure before the next attempt to connect.
 const REST: Duration = Duration::from_secs(1);
 const CONNECT: Duration = Duration::from_secs(1);
-/// Lookups and answers that wait for the thread; more are misses, and not kept.
-const BEHIND: usize = 4096;
-/// Of which so many go together.
+/// Max number of queued lookups and answers. Further lookups are misses, and further answers are dropped.
+const MAX_QUEUED: usize = 4096;
+/// Max number of jobs in one batch.
 const TOGETHER: usize = 256;
 
 type Then = Box<dyn FnOnce(Option<Answer>, Lookup) + Send>;
@@ -29,23 +29,23 @@ enum Job {
     Put(Key, Vec<u8>),
 }
 
-/// Another server's answers. Where it fails or is slow, all is computed as without it.
+/// Cache in another server. If it fails or is slow, requests are computed as without it.
 pub struct SharedTier {
     jobs: Option<SyncSender<Job>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl SharedTier {
-    /// Starts the thread; whether the server answers is seen later.
+    /// Starts the thread, which connects in the background.
     ///
     /// # Errors
-    /// An address that is none, and a thread that the system does not give.
+    /// The URL is not valid, or the system cannot start a thread.
     pub fn start(url: &str) -> Result<Self, EngineError> {
         let client = Client::open(url).map_err(|e| EngineError::CacheAddress {
             url: url.to_owned(),
             problem: e.to_string(),
         })?;
-        let (jobs, queue) = sync_channel(BEHIND);
+        let (jobs, queue) = sync_channel(MAX_QUEUED);
         let thread = std::thread::Builder::new().name("shared cache".to_owned());
         let thread = thread.spawn(move || run(&client, &queue));
         let thread = thread.map_err(|e| EngineError::Threads {
@@ -57,7 +57,7 @@ impl SharedTier {
         })
     }
 
-    /// Looks an answer up, and tells `then` on another thread.
+    /// Looks up an answer, and calls `then` on another thread.
     pub fn get(&self, key: Key, then: Then) {
         let job = Job::Get(key, then, Instant::now());
         let sent = self.jobs.as_ref().map(|jobs| jobs.try_send(job));
@@ -70,7 +70,7 @@ impl SharedTier {
         }
     }
 
-    /// Keeps an answer, unless the server is too far behind.
+    /// Stores an answer, unless too many jobs already wait.
     pub fn put(&self, key: Key, answer: &Answer) {
         if let Some(jobs) = &self.jobs {
             let _ = jobs.try_send(Job::Put(key, to_bytes(&key, answer)));
@@ -82,7 +82,7 @@ impl Drop for SharedTier {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // What is looked up at the end may hold the last handle of this.
+            // The last handle may be dropped by a lookup on the thread itself.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }
@@ -98,10 +98,10 @@ impl Job {
     }
 }
 
-/// The connection, or the way to it.
+/// State of the connection.
 enum State {
     Connected(Connection),
-    /// A thread of its own connects: names may take long to be found.
+    /// Another thread connects, because resolving names may take long.
     Connecting(Receiver<Option<Connection>>),
     Resting(Instant),
 }
@@ -125,7 +125,9 @@ fn run(client: &Client, queue: &Receiver<Job>) {
                 Err(TryRecvError::Empty) => State::Connecting(found),
                 Ok(None) | Err(TryRecvError::Disconnected) => {
                     if !std::mem::replace(&mut is_told, true) {
-                        tracing::warn!("the shared cache is not reached; all is computed");
+                        tracing::warn!(
+                            "the shared cache cannot be reached; all requests are computed"
+                        );
                     }
                     State::Resting(Instant::now() + REST)
                 }
@@ -138,8 +140,8 @@ fn run(client: &Client, queue: &Receiver<Job>) {
             continue;
         };
         if let Err(problem) = ask(connection, jobs) {
-            tracing::warn!("the shared cache failed, and is left out for a second: {problem}");
-            // What it still sends would be taken for the next answers.
+            tracing::warn!("the shared cache failed and is not used for a second: {problem}");
+            // Drop the connection: late replies would be taken for those of the next batch.
             state = State::Resting(Instant::now() + REST);
         }
     }
@@ -160,18 +162,18 @@ fn connecting(client: &Client) -> State {
         let _ = sender.send(connection);
     };
     let thread = std::thread::Builder::new().name("shared cache".to_owned());
-    // Without a thread, the receiver says that there will be none.
+    // If the thread cannot start, the sender is dropped and the receiver reports it.
     let _ = thread.spawn(connect);
     State::Connecting(found)
 }
 
-/// Sends all jobs together, and tells what was found.
+/// Sends jobs in one batch, and passes on the results.
 fn ask(connection: &mut Connection, jobs: Vec<Job>) -> Result<(), String> {
     let mut pipe = redis::pipe();
     let mut asked = Vec::new();
     for job in jobs {
         match job {
-            // Who waited long enough already is not kept longer.
+            // Requests that have waited long enough are computed.
             Job::Get(_, then, since) if since.elapsed() > WITHIN => then(None, Lookup::Error),
             Job::Get(key, then, _) => {
                 pipe.cmd("GET").arg(name(&key));
@@ -204,7 +206,7 @@ fn ask(connection: &mut Connection, jobs: Vec<Job>) -> Result<(), String> {
             for (_, then) in asked {
                 then(None, Lookup::Error);
             }
-            // A server without memory refuses to keep more, and still answers.
+            // A server that is out of memory refuses to store more, but still answers lookups.
             match error.is_io_error() || error.is_timeout() || !connection.is_open() {
                 true => Err(error.to_string()),
                 false => Ok(()),
@@ -213,7 +215,7 @@ fn ask(connection: &mut Connection, jobs: Vec<Job>) -> Result<(), String> {
     }
 }
 
-/// A key as it is called there.
+/// Returns the name of a key in the shared server.
 fn name(key: &Key) -> Vec<u8> {
     [b"gemmule:".as_slice(), key].concat()
 }

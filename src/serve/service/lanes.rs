@@ -1,5 +1,5 @@
-//! The threads of a service's lanes: one asks the scheduler for batches and launches them, and one for each lane answers what they
-//! gave.
+//! Threads of a service: a launch thread that submits the scheduler's batches, and a collect thread for each device that answers
+//! their requests.
 
 use std::{
     sync::{
@@ -22,40 +22,40 @@ use crate::{
     tensor::Extents,
 };
 
-/// A batch on its way through the executor.
+/// A batch in the executor.
 pub(super) struct Launched {
     pending: Result<Pending, EngineError>,
     members: Vec<(u64, Entry)>,
     estimate: Micros,
-    /// Whether it is of requests that joined a batch, which the desk has as one.
+    /// Whether its requests joined a batch that the desk counts as one.
     joins: bool,
     launched: Instant,
-    /// The device's time, until the batch is done.
+    /// Permit for the shared device, held until the batch is done.
     turn: Option<Turn>,
 }
 
-/// A device as the launch thread sees it.
+/// A device as seen by the launch thread.
 pub(super) struct Launcher {
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) launched: Sender<Launched>,
     pub(super) seat: Option<Seat>,
 }
 
-/// How a model weighs entries of its vocabulary.
+/// Form of a model's sparse weights.
 #[derive(Clone)]
 pub(super) enum Weights {
-    /// It has a weight for each.
+    /// One weight for each vocabulary entry.
     OfEntries,
-    /// It has a weight for each token of a text, of which these are not counted.
+    /// One weight for each token of a text. The listed tokens are excluded.
     OfTokens(Arc<[u32]>),
 }
 
-/// Lengths of texts that memory is reserved for.
-const USUAL_LONGEST: u64 = 512;
-const USUAL_LENGTH: u64 = 64;
+/// Sequence lengths for which memory is reserved at the start.
+const MAX_RESERVED_LENGTH: u64 = 512;
+const MEAN_LENGTH: u64 = 64;
 
-/// A session that keeps the memory that it has taken, and has taken what usual batches need: on a CUDA device freeing and
-/// allocating wait for the batches in flight.
+/// Opens a session that keeps its memory, and reserves memory for typical batches. On a CUDA device, allocating and freeing wait
+/// for the batches in flight.
 pub(super) fn session_of(
     engine: &Engine,
     costs: &CostTable,
@@ -74,18 +74,21 @@ pub(super) fn session_of(
     };
     let mut session = engine.session_with(&allocator)?;
     if allocator.maximum().is_some() {
-        // What is declared is what it takes, at its first batch.
+        // A declared maximum is allocated at the first batch.
         return Ok(session);
     }
-    let longest = engine.limits().longest.map_or(USUAL_LONGEST, u64::from);
-    let longest = longest.min(USUAL_LONGEST);
-    // Schedulers fill a bucket's tokens beyond a full batch.
+    let longest = engine
+        .limits()
+        .longest
+        .map_or(MAX_RESERVED_LENGTH, u64::from);
+    let longest = longest.min(MAX_RESERVED_LENGTH);
+    // Schedulers fill a bucket's tokens beyond a full batch, so reserve twice as much.
     let mut tokens = 2 * full_batch(costs);
     loop {
         let extents = Extents {
             pairs: tokens * longest.min(tokens),
             longest: longest.min(tokens),
-            batch: tokens.div_ceil(USUAL_LENGTH),
+            batch: tokens.div_ceil(MEAN_LENGTH),
             ..Layout::Packed.computed([tokens as u32])
         };
         if costs.bytes(Layout::Packed, &extents) <= batch_bytes {
@@ -105,7 +108,7 @@ pub(super) fn session_of(
     }
 }
 
-/// Asks the scheduler whenever something has changed, and gives its batches to the executor.
+/// Runs the scheduler after each change, and submits its batches to the executor.
 pub(super) fn run_launch(shared: &Shared, lanes: &[Launcher]) {
     let mut state = shared.lock();
     loop {
@@ -163,7 +166,7 @@ pub(super) fn run_launch(shared: &Shared, lanes: &[Launcher]) {
                 let Some(lane) = lanes.get(planned.lane) else {
                     continue;
                 };
-                // Other models' batches come first here where they have had less of the device.
+                // Wait for the device's fair lock; other models that have had less time go first.
                 let turn = lane.seat.as_ref().map(|seat| seat.take(estimate));
                 let pending = batch_of(&members).and_then(|batch| lane.pipeline.submit(batch));
                 let sent = lane.launched.send(Launched {
@@ -188,7 +191,7 @@ pub(super) fn run_launch(shared: &Shared, lanes: &[Launcher]) {
         let wait = decision
             .wake
             .map(|at| Duration::from_micros(at.since(now).0.max(1)));
-        // A deadline may pass while nothing else happens.
+        // Wake up even without an event, because a deadline may pass.
         let wait = wait.unwrap_or(Duration::from_millis(200));
         state = match shared.changed.wait_timeout(state, wait) {
             Ok((state, _)) => state,
@@ -197,14 +200,14 @@ pub(super) fn run_launch(shared: &Shared, lanes: &[Launcher]) {
     }
 }
 
-/// The requests of a batch, which wait no more.
+/// Removes the requests of a batch from the queue.
 fn take(state: &mut State, planned: &Planned) -> Vec<(u64, Entry)> {
     let members = planned.ids();
     let members = members.filter_map(|id| Some((id, state.remove(id)?)));
     members.collect()
 }
 
-/// Takes out all that waits, with the error that it is to be answered with.
+/// Removes all queued requests, with the error to answer them with.
 fn fail_all(state: &mut State, error: &ServeError) -> Vec<(Entry, ServeError)> {
     let ids: Vec<u64> = state.desk.waiting().iter().map(|w| w.id).collect();
     let mut failed = Vec::new();
@@ -217,12 +220,12 @@ fn fail_all(state: &mut State, error: &ServeError) -> Vec<(Entry, ServeError)> {
     failed
 }
 
-/// The sequences of a batch one after another, whatever layout it was planned in: an executor has no other.
+/// Concatenates the sequences of a batch. The executor runs packed batches only, whatever layout the scheduler planned.
 fn batch_of(members: &[(u64, Entry)]) -> Result<Batch, EngineError> {
     Ok(Encoded::batch(members.iter().map(|(_, e)| &e.encoded))?)
 }
 
-/// The thread that waits for results and answers.
+/// Thread that waits for results and answers requests.
 pub(super) struct Collect {
     pub(super) shared: Arc<Shared>,
     pub(super) pipeline: Arc<Pipeline>,
@@ -230,15 +233,15 @@ pub(super) struct Collect {
     pub(super) output: &'static str,
     pub(super) score: Option<crate::engine::Score>,
     pub(super) weights: Option<Weights>,
-    /// Memory that a batch may take where there was always enough.
+    /// Memory limit of a batch in bytes, unless the device has run out of memory.
     pub(super) bytes: u64,
 }
 
-/// A lane that had too little memory once takes so much more again for each batch, as a share of what it had.
+/// Divisor of the memory limit. A lane whose limit was reduced regains this fraction with each batch.
 pub(super) const RECOVERS: u64 = 256;
 
 impl Weights {
-    /// The entries that a sequence weighs, with their weights.
+    /// Returns the vocabulary entries of a sequence with their weights.
     fn of(&self, weights: &[f32], ids: &[u32]) -> (Vec<u32>, Vec<f32>) {
         match self {
             Self::OfEntries => {
@@ -250,7 +253,7 @@ impl Weights {
                 let is_one = |&(id, weight): &(u32, f32)| weight > 0.0 && !left_out.contains(&id);
                 let mut all: Vec<(u32, f32)> = all.filter(is_one).collect();
                 all.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
-                // The first of an entry is its largest.
+                // Sorted, so the first weight of an entry is its largest.
                 all.dedup_by_key(|(id, _)| *id);
                 all.into_iter().unzip()
             }
@@ -260,7 +263,7 @@ impl Weights {
 
 impl Collect {
     pub(super) fn run(&self, results: &Receiver<Launched>) {
-        // When the lane was done with the batch before.
+        // Time when the lane finished the previous batch.
         let mut free = self.shared.began;
         for batch in results {
             let Launched {
@@ -280,7 +283,7 @@ impl Collect {
             let outputs = pending.and_then(Pending::wait);
             drop(turn);
             let done = Instant::now();
-            // It waited behind the one that ran.
+            // Exclude the time that the batch waited for the previous one.
             let took = done - launched.max(std::mem::replace(&mut free, done));
             let seconds = took.as_secs_f64();
             metrics.device.add(seconds);
@@ -294,7 +297,7 @@ impl Collect {
             let ratio = seconds / estimate.seconds().max(1e-6) * 1e3;
             Metrics::set(&metrics.estimate_ratio, ratio as u64);
             match outputs.and_then(|outputs| self.answers(&members, &outputs)) {
-                // The next batch is decided on while these are answered.
+                // Free the lane first, so that the scheduler runs while answers are sent.
                 Ok(answers) => {
                     self.finish(ids, joins, Some((estimate, took)));
                     self.answer(members, answers);
@@ -307,7 +310,7 @@ impl Collect {
         }
     }
 
-    /// Gives the lane back that a batch had, unless it joined another. A batch that ran well says how fast the device is.
+    /// Frees the lane of a batch, unless the batch joined another one. The time of a successful batch updates the device's pace.
     pub(super) fn finish(&self, ids: Vec<u64>, joined: bool, took: Option<(Micros, Duration)>) {
         let mut state = self.shared.lock();
         let now = self.shared.now();
@@ -340,7 +343,7 @@ impl Collect {
         }
     }
 
-    /// Runs the requests of a batch that failed again by halves, so that only the culprit fails.
+    /// Runs the requests of a failed batch again in halves, so that only the faulty request fails.
     pub(super) fn answer_by_halves(&self, members: Vec<(u64, Entry)>, error: EngineError) {
         Metrics::count(&self.shared.metrics.failed_batches, 1);
         let n = members.len();
@@ -371,7 +374,7 @@ impl Collect {
             }
             return;
         }
-        tracing::warn!("a batch of {n} requests failed, and runs again by halves: {error}");
+        tracing::warn!("a batch of {n} requests failed and runs again in halves: {error}");
         let mut first = members;
         let second = first.split_off(n / 2);
         for half in [first, second] {
@@ -383,7 +386,7 @@ impl Collect {
         }
     }
 
-    /// Tells all who wait that another server may answer: nothing runs on this device any more.
+    /// Refuses all waiting requests, because the device is lost.
     fn lose(&self, members: Vec<(u64, Entry)>, error: &EngineError) {
         let gone = ServeError::NotReady { why: LOST };
         let mut state = self.shared.lock();

@@ -1,4 +1,4 @@
-//! What the threads of a service share: the requests that wait, and how they are answered.
+//! State shared by the threads of a service: queued requests, and functions to answer them.
 
 use std::{
     collections::HashMap,
@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     Answer, Submit,
-    request::{Asked, Joined, Lead},
+    request::{Joined, Leader, Waiter},
 };
 use crate::{
     engine::{Encoded, TextEncoder},
@@ -27,12 +27,12 @@ pub(super) struct Kept {
     pub(super) joined: Arc<Joined>,
 }
 
-/// A request that waits or runs.
+/// A queued request.
 pub(super) struct Entry {
     pub(super) encoded: Encoded,
-    pub(super) lead: Lead,
+    pub(super) lead: Leader,
     pub(super) sent: Instant,
-    /// By which its tokens are counted.
+    /// Tenant and class under which its tokens are counted.
     pub(super) tenant: u32,
     pub(super) class: u8,
 }
@@ -42,13 +42,13 @@ pub(super) struct State {
     pub(super) scheduler: Box<dyn Scheduler>,
     pub(super) entries: HashMap<u64, Entry>,
     pub(super) backlog: Backlog,
-    /// Why no request is taken any more.
+    /// Reason for refusing requests; `None` while the service accepts them.
     pub(super) is_over: Option<&'static str>,
     pub(super) trace: Option<Recorder>,
 }
 
 impl State {
-    /// Keeps a request while it waits.
+    /// Adds a request to the queue.
     pub(super) fn insert(&mut self, id: u64, entry: Entry) {
         let (class, tokens) = (entry.class, entry.encoded.ids.len() as u64);
         let tenants = &mut self.backlog.tenants;
@@ -56,7 +56,7 @@ impl State {
         self.entries.insert(id, entry);
     }
 
-    /// Takes out a request, which waits no more.
+    /// Removes a request from the queue.
     pub(super) fn remove(&mut self, id: u64) -> Option<Entry> {
         let entry = self.entries.remove(&id)?;
         let (class, tokens) = (entry.class, entry.encoded.ids.len() as u64);
@@ -65,7 +65,7 @@ impl State {
         Some(entry)
     }
 
-    /// Records what happened, in the order in which the desk saw it.
+    /// Records an event, in the order in which the desk saw it.
     pub(super) fn record(&mut self, at: Micros, happened: impl FnOnce() -> Happened) {
         if let Some(trace) = &mut self.trace {
             trace.record(Event::Happened(at, happened()));
@@ -87,7 +87,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // What a thread that panicked left is whole: each change is a single call.
+        // Each change is a single call, so a panic cannot leave the state inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -95,17 +95,18 @@ impl Shared {
         Micros(self.began.elapsed().as_micros() as u64)
     }
 
-    /// Lets an input that was tokenized wait for the executor; of so many bytes, in so long, if that was just now.
+    /// Enqueues a tokenized input. `tokenized` is its byte count and tokenizing time, used to update the throughput estimate; `None`
+    /// if it was tokenized earlier.
     pub(super) fn enqueue(
         &self,
         encoded: Encoded,
-        lead: Lead,
+        lead: Leader,
         tokenized: Option<(usize, Duration)>,
     ) {
-        let Some(asked) = &lead.asked else {
+        let Some(waiter) = &lead.waiter else {
             return;
         };
-        let (submit, sent) = (asked.submit, asked.sent);
+        let (submit, sent) = (waiter.submit, waiter.sent);
         let mut state = self.lock();
         if let Some((n_bytes, took)) = tokenized {
             state.backlog.tokenizing.add(n_bytes as f64, took);
@@ -125,7 +126,7 @@ impl Shared {
             deadline: within.map(|w| at.plus(Micros(w.as_micros() as u64))),
             class: submit.class,
             tenant: submit.tenant,
-            // Those that wait are in the order of this, and tokenizing changes the order in which they were sent.
+            // The queue is ordered by this time. Tokenizing changes the order in which requests were sent.
             ..Waiting::new(encoded.ids.len() as u32, self.now())
         };
         if let Some(trace) = &mut state.trace {
@@ -144,7 +145,7 @@ impl Shared {
             },
         );
         self.count_waiting(&state);
-        // While no lane takes a batch there is nothing to decide; one that is done asks again.
+        // Without a free lane there is nothing to decide; a finished batch wakes the thread.
         let is_asked = state.desk.has_place();
         drop(state);
         if is_asked {
@@ -152,60 +153,60 @@ impl Shared {
         }
     }
 
-    /// Answers a request and those that joined it, and keeps the answer. Where it was refused for the time that it had, the one
-    /// of them that has most time takes its place. Nobody who holds the lock may call it.
+    /// Answers a request and its followers, and caches the answer. If the request was refused because of its deadline, the follower
+    /// with the latest deadline takes its place. Must not be called with the lock held.
     pub(super) fn answer(
         &self,
-        mut lead: Lead,
+        mut lead: Leader,
         result: Result<Answer, ServeError>,
         encoded: Option<Encoded>,
     ) {
-        let Some(asked) = lead.asked.take() else {
+        let Some(waiter) = lead.waiter.take() else {
             return;
         };
-        if let (Some(kept), Some((key, joined))) = (&self.kept, &lead.boarded) {
+        if let (Some(kept), Some((key, joined))) = (&self.kept, &lead.coalesced) {
             match &result {
                 Ok(answer) => {
-                    // It is there before the next one asks.
+                    // Cache it before an equal request arrives.
                     kept.cache.keep(*key, answer);
-                    for asked in lead.land() {
-                        asked.give(answer);
+                    for waiter in lead.complete() {
+                        waiter.give(answer);
                     }
                 }
                 Err(ServeError::Deadline | ServeError::Hopeless) if encoded.is_some() => {
-                    let next = joined.promote(key, &lead.ticket, Asked::until);
+                    let next = joined.promote(key, &lead.ticket, Waiter::until);
                     if let (Some(next), Some(encoded)) = (next, encoded) {
-                        let lead = Lead {
-                            asked: Some(next),
+                        let lead = Leader {
+                            waiter: Some(next),
                             ticket: Arc::clone(&lead.ticket),
-                            boarded: Some((*key, Arc::clone(joined))),
+                            coalesced: Some((*key, Arc::clone(joined))),
                         };
                         self.enqueue(encoded, lead, None);
                     }
                 }
                 Err(error) => {
-                    for asked in lead.land() {
-                        let _ = asked.answer.send(Err(error.clone().at(asked.index)));
+                    for waiter in lead.complete() {
+                        let _ = waiter.answer.send(Err(error.clone().at(waiter.index)));
                     }
                 }
             }
         }
         match result {
-            Ok(answer) => asked.give_own(answer),
-            // A client that has gone needs no answer.
-            Err(error) => _ = asked.answer.send(Err(error)),
+            Ok(answer) => waiter.give_own(answer),
+            // The client may have left.
+            Err(error) => _ = waiter.answer.send(Err(error)),
         }
     }
 
-    /// Answers a request and those that joined it with what was kept.
-    pub(super) fn answer_kept(&self, mut lead: Lead, answer: &Answer) {
-        for asked in lead.land().into_iter().chain(lead.asked.take()) {
-            asked.give(answer);
+    /// Answers a request and its followers with a cached answer.
+    pub(super) fn answer_kept(&self, mut lead: Leader, answer: &Answer) {
+        for waiter in lead.complete().into_iter().chain(lead.waiter.take()) {
+            waiter.give(answer);
         }
     }
 
-    /// Tokenizes an input, and lets it wait.
-    pub(super) fn tokenize(&self, text: &Text, lead: Lead) {
+    /// Tokenizes and enqueues an input.
+    pub(super) fn tokenize(&self, text: &Text, lead: Leader) {
         if lead.ticket.is_cancelled.load(Ordering::Acquire) {
             Metrics::count(&self.metrics.cancelled, 1);
             return;
@@ -219,17 +220,19 @@ impl Shared {
         match found {
             Ok(found) => self.enqueue(found, lead, Some((text.bytes(), took))),
             Err(error) => {
-                // Each is told by its own place.
-                for asked in lead.land() {
-                    let own = encoded(asked.index).err();
-                    let _ = asked.answer.send(Err(own.unwrap_or_else(|| error.clone())));
+                // The error names the index of each follower's own input.
+                for waiter in lead.complete() {
+                    let own = encoded(waiter.index).err();
+                    let _ = waiter
+                        .answer
+                        .send(Err(own.unwrap_or_else(|| error.clone())));
                 }
                 self.answer(lead, Err(error), None);
             }
         }
     }
 
-    /// Notes that bytes of a request wait for no tokenizer any more.
+    /// Records that bytes of a request no longer wait for a tokenizer.
     pub(super) fn is_tokenized(&self, submit: Submit, n_bytes: usize) {
         let tenants = &mut self.lock().backlog.tenants;
         tenants.change(submit.tenant, |work| {

@@ -1,4 +1,4 @@
-//! Requests of a service: who asks, who joins them, and the answer to come.
+//! Requests of a service: waiting clients, shared computations and replies.
 
 use std::{
     future::Future,
@@ -20,25 +20,25 @@ use super::{
 use crate::{
     serve::{
         Metrics, ServeError, Share,
-        cache::{Flights, Key},
+        cache::{Coalescer, Key},
     },
     simulate::Happened,
 };
 
-/// An answer to come. Dropping it cancels the request: if it waits, it never runs.
+/// Reply to an input. Dropping it cancels the input; if it is still queued, it never runs.
 pub struct Reply {
     pub(super) answer: oneshot::Receiver<Result<Answer, ServeError>>,
     pub(super) ticket: Arc<Ticket>,
-    /// By which it is shared with equal requests.
+    /// Key under which the computation is shared with equal inputs.
     pub(super) key: Option<Key>,
     pub(super) shared: Arc<Shared>,
-    /// Whether there is nothing left to cancel.
+    /// Whether the reply was received.
     pub(super) is_answered: bool,
-    /// The request that it is of, until its last answer; `None` before it was let in.
+    /// Keeps the request counted until its last answer; `None` before admission.
     pub(super) open: Option<Arc<Open>>,
 }
 
-/// A request that was let in, which counts as its tenant's until this is dropped.
+/// An admitted request. It counts towards its tenant until this is dropped.
 pub(super) struct Open {
     shared: Arc<Shared>,
     tenant: u32,
@@ -62,13 +62,13 @@ impl Drop for Open {
     }
 }
 
-/// Where a request is, for those who may cancel it, and how urgent.
+/// Position of a request in the queue, for cancelling it, and its urgency.
 pub(super) struct Ticket {
-    /// The desk's id plus one; 0 before it waits there.
+    /// The desk's id plus one; 0 before it is queued.
     pub(super) id: AtomicU64,
     pub(super) is_cancelled: AtomicBool,
     class: u8,
-    /// Later than all where there is no end to it.
+    /// Deadline; requests without one compare as the latest.
     until: (bool, Option<Instant>),
 }
 
@@ -82,76 +82,76 @@ impl Ticket {
         }
     }
 
-    /// Whether it is answered no later than another one would be.
+    /// Returns whether it is answered no later than `other` would be.
     pub(super) fn goes_before(&self, other: &Self) -> bool {
         self.class >= other.class && self.until <= other.until
     }
 }
 
-/// One who waits for an answer.
-pub(super) struct Asked {
+/// A client that waits for an answer.
+pub(super) struct Waiter {
     pub(super) answer: oneshot::Sender<Result<Answer, ServeError>>,
-    /// The input's place in its request.
+    /// Index of the input in its request.
     pub(super) index: usize,
     pub(super) submit: Submit,
     pub(super) sent: Instant,
-    /// The memory that its request is charged for.
+    /// Memory that the request is charged for.
     pub(super) share: Arc<Share>,
 }
 
-impl Asked {
-    /// Answers with a copy.
+impl Waiter {
+    /// Sends a copy of an answer.
     pub(super) fn give(self, answer: &Answer) {
         let charged = self.share.add(answer.memory(self.submit.wanted));
         let _ = self.answer.send(charged.map(|()| answer.clone()));
     }
 
-    /// Answers. A client that has gone needs no answer.
+    /// Sends an answer. The client may have left.
     pub(super) fn give_own(self, answer: Answer) {
         let charged = self.share.add(answer.memory(self.submit.wanted));
         let _ = self.answer.send(charged.map(|()| answer));
     }
 
-    /// Later than all where there is no end to it.
+    /// Deadline; requests without one compare as the latest.
     pub(super) fn until(&self) -> (bool, Option<Instant>) {
         self.submit.until(self.sent)
     }
 }
 
-/// Requests that are being computed, by their tickets, with those that joined them.
-pub(super) type Joined = Flights<Ticket, Asked>;
+/// Inputs in computation by ticket, with the clients that have joined them.
+pub(super) type Joined = Coalescer<Ticket, Waiter>;
 
-/// A request on its way: who asked it, and under which key others may join it.
-pub(super) struct Lead {
-    /// `None` once it is answered.
-    pub(super) asked: Option<Asked>,
+/// An input in computation: the client that waits for it, and the key under which others may join.
+pub(super) struct Leader {
+    /// `None` after it is answered.
+    pub(super) waiter: Option<Waiter>,
     pub(super) ticket: Arc<Ticket>,
-    pub(super) boarded: Option<(Key, Arc<Joined>)>,
+    pub(super) coalesced: Option<(Key, Arc<Joined>)>,
 }
 
-impl Lead {
+impl Leader {
     pub(super) fn submit(&self) -> Submit {
-        self.asked.as_ref().map(|a| a.submit).unwrap_or_default()
+        self.waiter.as_ref().map(|a| a.submit).unwrap_or_default()
     }
 
     pub(super) fn index(&self) -> usize {
-        self.asked.as_ref().map_or(0, |asked| asked.index)
+        self.waiter.as_ref().map_or(0, |waiter| waiter.index)
     }
 
-    /// Takes those that joined it; nobody else does after that.
-    pub(super) fn land(&self) -> Vec<Asked> {
-        match &self.boarded {
-            Some((key, joined)) => joined.land(key, &self.ticket),
+    /// Takes the followers. Later calls return none.
+    pub(super) fn complete(&self) -> Vec<Waiter> {
+        match &self.coalesced {
+            Some((key, joined)) => joined.complete(key, &self.ticket),
             None => Vec::new(),
         }
     }
 }
 
-impl Drop for Lead {
+impl Drop for Leader {
     fn drop(&mut self) {
-        // What a panic loses is lost for all, and the next one is computed.
-        if self.asked.is_some() {
-            self.land();
+        // After a panic the followers fail, too, and the next equal input is computed again.
+        if self.waiter.is_some() {
+            self.complete();
         }
     }
 }
@@ -172,10 +172,10 @@ impl Future for Reply {
 }
 
 impl Reply {
-    /// Waits on a thread, where there is no runtime.
+    /// Blocks the thread until the reply arrives, for callers without a runtime.
     ///
     /// # Errors
-    /// As the future's.
+    /// Same as the future.
     pub fn wait(mut self) -> Result<Answer, ServeError> {
         let (_, never) = oneshot::channel();
         let answer = std::mem::replace(&mut self.answer, never);
@@ -191,7 +191,7 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        // The others who wait for the same go on.
+        // Other clients may still wait for the same computation.
         let is_last = match (&self.shared.kept, &self.key) {
             (Some(kept), Some(key)) => kept.joined.leave(key, &self.ticket),
             _ => true,
@@ -211,7 +211,7 @@ impl Drop for Reply {
             state.record(now, || Happened::Left(id));
             self.shared.count_waiting(&state);
         }
-        // One that runs is computed to its end, without a reader.
+        // A running input is computed to the end; nobody reads the result.
         if was_waiting || self.answer.try_recv().is_err() {
             Metrics::count(&self.shared.metrics.cancelled, 1);
         }

@@ -1,4 +1,4 @@
-//! What a service answers on a CPU, and what becomes of batches that fail.
+//! Answers of a service on the CPU, and recovery from failed batches.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ use crate::{
     schedule::{Micros, Settings, Waiting, scheduler},
 };
 
-/// A service of a small model on the CPU.
+/// Starts a service with a small model on the CPU.
 fn service(name: &str, engine: &Engine, encoder: TextEncoder) -> Service {
     let choice = ServiceChoice {
         scheduler: scheduler(name, &Settings::default()).unwrap(),
@@ -33,7 +33,7 @@ fn engine() -> (Engine, TextEncoder) {
     (engine, TextEncoder::open(&folder).unwrap())
 }
 
-/// The thread that answers, without its results.
+/// Returns a collect thread without results.
 fn collect(service: &Service, engine: &Engine, bytes: u64) -> Collect {
     Collect {
         shared: Arc::clone(&service.shared),
@@ -46,7 +46,7 @@ fn collect(service: &Service, engine: &Engine, bytes: u64) -> Collect {
     }
 }
 
-/// Requests of a batch, and their answers.
+/// Returns the requests of a batch, and the receivers of their answers.
 #[allow(clippy::type_complexity)]
 fn batch(
     service: &Service,
@@ -57,7 +57,7 @@ fn batch(
 ) {
     let members = texts.iter().enumerate().map(|(index, text)| {
         let (answer, reply) = oneshot::channel();
-        let asked = Asked {
+        let waiter = Waiter {
             answer,
             index,
             submit: Submit::default(),
@@ -69,10 +69,10 @@ fn batch(
             .encode_one(Input::Text(text), Prompt::Default);
         let entry = Entry {
             encoded: encoded.unwrap(),
-            lead: Lead {
-                asked: Some(asked),
+            lead: Leader {
+                waiter: Some(waiter),
                 ticket: Arc::new(Ticket::of(&Submit::default(), Instant::now())),
-                boarded: None,
+                coalesced: None,
             },
             sent: Instant::now(),
             tenant: 0,
@@ -84,7 +84,7 @@ fn batch(
 }
 
 #[test]
-fn a_batch_that_joined_another_gives_no_lane_back() {
+fn a_batch_that_joined_another_frees_no_lane() {
     let (engine, encoder) = engine();
     let service = service("slotted-das", &engine, encoder);
     let collect = collect(&service, &engine, 1 << 30);
@@ -94,7 +94,7 @@ fn a_batch_that_joined_another_gives_no_lane_back() {
         let State {
             desk, scheduler, ..
         } = &mut *state;
-        // It goes on for a while, so that others may join it.
+        // It takes several steps, so that others may join it.
         desk.arrive(Waiting {
             steps: 5,
             ..Waiting::new(4, Micros(0))
@@ -118,7 +118,7 @@ fn a_batch_that_joined_another_gives_no_lane_back() {
 }
 
 #[test]
-fn texts_that_wait_for_slow_tokenizers_have_new_ones_refused() {
+fn requests_are_refused_while_tokenizers_are_overloaded() {
     let (engine, encoder) = engine();
     let service = service("packed", &engine, encoder);
     let ask = || service.submit(vec![Text::One("rain".to_owned())], Submit::default());
@@ -143,7 +143,7 @@ fn texts_that_wait_for_slow_tokenizers_have_new_ones_refused() {
         }
         other => panic!("{other:?}"),
     }
-    // Nothing goes before an urgent one.
+    // No queued work goes before an urgent request.
     let urgent = Submit {
         class: 1,
         ..Submit::default()
@@ -153,13 +153,13 @@ fn texts_that_wait_for_slow_tokenizers_have_new_ones_refused() {
 }
 
 #[test]
-fn a_device_that_is_lost_has_all_told_to_ask_another_server() {
+fn a_lost_device_refuses_all_requests() {
     use cudarc::driver::{DriverError, sys::CUresult};
     let (engine, encoder) = engine();
     let service = service("packed", &engine, encoder);
     let collect = collect(&service, &engine, 1 << 30);
     let (members, answers) = batch(&service, &["a small bird", "rain"]);
-    // One that waits, and that no launch thread takes.
+    // A request in the queue that the launch thread does not take.
     let (mut waiting, waits) = batch(&service, &["words"]);
     {
         let mut state = service.shared.lock();
@@ -182,23 +182,23 @@ fn a_device_that_is_lost_has_all_told_to_ask_another_server() {
             "{error}"
         );
     }
-    // It ran before, or is told so, too.
+    // It either ran before, or gets the same error.
     for answer in waits {
         match answer.blocking_recv().unwrap() {
             Ok(_) | Err(ServeError::NotReady { why: LOST }) => {}
             Err(error) => panic!("{error}"),
         }
     }
-    let asked = service.submit(vec![Text::One("x".to_owned())], Submit::default());
-    let error = asked.err().unwrap();
+    let waiter = service.submit(vec![Text::One("x".to_owned())], Submit::default());
+    let error = waiter.err().unwrap();
     assert_eq!(
         error.to_string(),
-        "the server is not ready: its device was lost, and it ends; another one may answer"
+        "the server is not ready: its device was lost, and it is shutting down; another one may answer"
     );
 }
 
 #[test]
-fn a_batch_for_which_there_is_no_memory_runs_by_halves_and_its_lane_takes_less_for_a_while() {
+fn a_batch_without_memory_runs_in_halves_and_reduces_the_limit_for_a_while() {
     let (engine, encoder) = engine();
     let texts = ["a small bird", "the tower is high", "words", "rain"];
     let of_all = encoder.encode(&texts).unwrap();
@@ -218,7 +218,7 @@ fn a_batch_for_which_there_is_no_memory_runs_by_halves_and_its_lane_takes_less_f
     let held = || service.shared.lock().desk.lanes()[0].bytes;
     let less = held();
     assert!(less < bytes && less > 0, "{less}");
-    // It recovers with what runs.
+    // The limit recovers with each batch.
     for _ in 0..3 {
         let replies = service.submit(vec![Text::One("x".to_owned())], Submit::default());
         replies.unwrap().remove(0).wait().unwrap();

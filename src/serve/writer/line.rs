@@ -1,23 +1,23 @@
-//! Texts that wait for room, and which is next.
+//! Fair queue of waiting texts.
 
 use std::{cmp::Reverse, collections::HashMap};
 
 use super::Job;
 
-/// The next text is the first that came of the tenant that was given the fewest tokens, of those with a text of the highest class
-/// that waits: start-time fair queueing, as [`Turns`](crate::serve::Turns) has it. Who had nothing to write begins where the others
-/// are.
+/// Fair queue of texts. The next text has the highest class. Within it, the tenant with the fewest tokens so far is next, and within
+/// that the text that arrived first. This is start-time fair queueing, as in [`Turns`](crate::serve::Turns): a tenant without waiting
+/// texts accumulates no credit.
 #[derive(Default)]
-pub(super) struct Line {
-    /// In the order in which they came.
+pub(super) struct FairQueue {
+    /// In order of arrival.
     waiting: Vec<Job>,
-    /// Tokens that tenants have been given, of those that are ahead of `now`.
+    /// Tokens of tenants, for those that are ahead of `now`.
     given: HashMap<u32, u64>,
-    /// What the tenant had that was next at last.
+    /// Tokens of the tenant of the last text that was taken, before that text.
     now: u64,
 }
 
-impl Line {
+impl FairQueue {
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -32,7 +32,7 @@ impl Line {
             .map_or(self.now, |&n| n.max(self.now))
     }
 
-    /// The place of the one that is next.
+    /// Returns the index of the next text.
     pub fn next(&self) -> Option<usize> {
         let each = self.waiting.iter().enumerate();
         let next = each.min_by_key(|(at, job)| (Reverse(job.class), self.given(job.tenant), *at));
@@ -43,7 +43,7 @@ impl Line {
         &self.waiting[at]
     }
 
-    /// Takes the one at a place, which counts as its tenant's.
+    /// Removes the text at an index, and counts it for its tenant.
     pub fn take(&mut self, at: usize) -> Job {
         let job = self.waiting.remove(at);
         let given = self.given(job.tenant);
@@ -54,7 +54,7 @@ impl Line {
         job
     }
 
-    /// Takes those out of which this holds.
+    /// Removes the texts for which `which` holds.
     pub fn take_out(&mut self, which: impl Fn(&Job) -> bool) -> Vec<Job> {
         self.waiting.extract_if(.., |job| which(job)).collect()
     }
@@ -89,24 +89,24 @@ mod tests {
         }
     }
 
-    fn all(line: &mut Line) -> Vec<u32> {
+    fn all(line: &mut FairQueue) -> Vec<u32> {
         let next = || line.next().map(|at| line.take(at).request.prompt[0]);
         std::iter::from_fn(next).collect()
     }
 
     #[test]
     fn the_highest_class_goes_first_and_tenants_take_turns_by_tokens() {
-        let mut line = Line::default();
-        // A tenant with many texts, one with two, and one that is urgent.
+        let mut line = FairQueue::default();
+        // One tenant with many texts, one with two, and one urgent text.
         for name in 0..5 {
             line.add(job(name, 0, 1, 9));
         }
         line.add(job(10, 0, 2, 9));
         line.add(job(11, 0, 2, 9));
         line.add(job(20, 3, 1, 9));
-        // What the urgent one took is of its tenant.
+        // The urgent text counts for its tenant.
         assert_eq!(all(&mut line), [20, 10, 0, 11, 1, 2, 3, 4]);
-        // Who comes later saves nothing up: it takes turns with those that had all of it.
+        // A late tenant has no credit: it takes turns with the first one.
         line.add(job(5, 0, 1, 9));
         line.add(job(6, 0, 1, 9));
         line.add(job(12, 0, 2, 9));
@@ -114,8 +114,8 @@ mod tests {
         let order = all(&mut line);
         let of_first = order[..2].iter().filter(|&&name| name < 10).count();
         assert_eq!(of_first, 1, "{order:?}");
-        // One that is twice as long is two turns.
-        let mut line = Line::default();
+        // A text that is twice as long counts as two turns.
+        let mut line = FairQueue::default();
         line.add(job(0, 0, 1, 39));
         line.add(job(1, 0, 1, 39));
         for name in 10..14 {

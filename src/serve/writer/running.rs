@@ -1,4 +1,4 @@
-//! The thread of a writer: it steps the generator, and lets requests join and leave between steps.
+//! Thread of a writer: steps the generator, and lets requests join and leave between steps.
 
 use std::{
     collections::HashMap,
@@ -12,8 +12,8 @@ use std::{
 
 use super::{
     EarlyEnd, Job, Shared,
-    line::Line,
-    texts::{News, Texts},
+    line::FairQueue,
+    texts::{DetokenizerMsg, DetokenizerPool},
 };
 use crate::{
     EngineError,
@@ -22,41 +22,41 @@ use crate::{
     serve::{Metrics, Seat, ServeError, backlog::Pace, service::LOST},
 };
 
-/// What a token counts in the pace of those that are written of those that are asked for, which is so of the last twenty thousand.
+/// Weight of a token in the ratio of generated to requested tokens, which covers about the last twenty thousand tokens.
 const TOKEN: f64 = 1e-5;
 
-/// A request that runs.
-struct Row {
+/// A running text.
+struct Sequence {
     until: Option<Instant>,
-    /// New tokens that were asked for, and those that there are.
+    /// Numbers of requested and of generated tokens.
     tokens: [u64; 2],
-    /// The thread that makes its text.
+    /// Index of its detokenizer thread.
     thread: usize,
     ending: Arc<EarlyEnd>,
 }
 
-/// What the thread has.
-pub(super) struct Running {
+/// State of the thread.
+pub(super) struct GenerationLoop {
     generator: Generator,
-    texts: Texts,
+    texts: DetokenizerPool,
     shared: Arc<Shared>,
-    rows: HashMap<Ticket, Row>,
-    line: Line,
-    /// Bytes of the cache that were held when there was no room for the first in the line.
+    rows: HashMap<Ticket, Sequence>,
+    line: FairQueue,
+    /// Bytes of the KV cache in use when there was no room for the next text.
     full_at: Option<u64>,
     seat: Option<Seat>,
-    /// What the last step took.
+    /// Duration of the last step.
     step: Micros,
-    /// Seconds of a step for each of its tokens, which it writes together, while others wait.
+    /// Seconds per token of steps during which texts waited.
     tokens: Pace,
-    /// Tokens that were written, for one that was asked for.
+    /// Ratio of generated to requested tokens.
     written: Pace,
 }
 
-impl Running {
+impl GenerationLoop {
     pub(super) fn new(
         generator: Generator,
-        texts: Texts,
+        texts: DetokenizerPool,
         shared: Arc<Shared>,
         seat: Option<Seat>,
     ) -> Self {
@@ -65,7 +65,7 @@ impl Running {
             texts,
             shared,
             rows: HashMap::new(),
-            line: Line::default(),
+            line: FairQueue::default(),
             full_at: None,
             seat,
             step: Micros(1_000),
@@ -74,7 +74,7 @@ impl Running {
         }
     }
 
-    /// Steps the generator until nobody can ask any more and all is written.
+    /// Steps the generator until all clients are gone and all texts are finished.
     pub(super) fn run(mut self, come: &Receiver<Job>) {
         loop {
             if !self.take_in(come) {
@@ -99,8 +99,8 @@ impl Running {
         }
     }
 
-    /// Takes in what has come, and admits what has room, in the order of the line. `false` when nobody can ask any more and all
-    /// is written.
+    /// Receives new requests, and admits waiting ones while there is room. Returns `false` when no client is left and all texts are
+    /// finished.
     fn take_in(&mut self, come: &Receiver<Job>) -> bool {
         loop {
             let is_idle = self.rows.is_empty() && !self.generator.is_busy() && self.line.is_empty();
@@ -122,12 +122,12 @@ impl Running {
         let gone = self.line.take_out(|job| job.ending.is_abandoned());
         let late = self.line.take_out(|job| job.is_late(now));
         if !(gone.is_empty() && late.is_empty()) {
-            // What had no room may be what left.
+            // The text without room may be one of those that left.
             self.full_at = None;
         }
         for job in gone {
             Metrics::count(&self.shared.metrics.cancelled, 1);
-            self.shared.waits_no_more(&job);
+            self.shared.remove_waiting(&job);
         }
         for job in late {
             Metrics::count(&self.shared.metrics.expired, 1);
@@ -156,10 +156,10 @@ impl Running {
     fn admit(&mut self, job: Job) {
         match self.generator.admit(job.request.clone()) {
             Ok(ticket) => {
-                self.shared.waits_no_more(&job);
+                self.shared.remove_waiting(&job);
                 let waited = job.came.elapsed();
                 self.shared.metrics.queue.add(waited.as_secs_f64());
-                let row = Row {
+                let row = Sequence {
                     until: job.until,
                     tokens: [job.tokens(), 0],
                     ending: Arc::clone(&job.ending),
@@ -172,28 +172,28 @@ impl Running {
     }
 
     fn refuse(&self, job: Job, error: ServeError) {
-        self.shared.waits_no_more(&job);
+        self.shared.remove_waiting(&job);
         let _ = job.pieces.send(Err(error));
     }
 
-    /// Ends texts that nobody reads, and those whose time is over.
+    /// Cancels texts whose readers have left or whose deadline has passed.
     fn give_up(&mut self) {
         let now = Instant::now();
         let metrics = Arc::clone(&self.shared.metrics);
         let gone = self.rows.iter().filter_map(|(&ticket, row)| {
-            // In this order: a text that is complete was so before its reader left.
+            // Read in this order: a text is complete before its reader leaves.
             let is_abandoned = row.ending.is_abandoned();
             if row.ending.is_complete() {
-                return Some((ticket, News::Gone(ticket)));
+                return Some((ticket, DetokenizerMsg::Gone(ticket)));
             }
             if is_abandoned {
                 Metrics::count(&metrics.cancelled, 1);
-                return Some((ticket, News::Gone(ticket)));
+                return Some((ticket, DetokenizerMsg::Gone(ticket)));
             }
             let is_late = row.until.is_some_and(|until| until <= now);
             is_late.then(|| {
                 Metrics::count(&metrics.expired, 1);
-                (ticket, News::Failed(ticket, ServeError::Deadline))
+                (ticket, DetokenizerMsg::Failed(ticket, ServeError::Deadline))
             })
         });
         for (ticket, news) in gone.collect::<Vec<_>>() {
@@ -204,14 +204,13 @@ impl Running {
         }
     }
 
-    /// Passes on what a step gave, and notes how fast it was.
+    /// Passes on the events of a step, and updates the pace.
     fn note(&mut self, events: Vec<Event>, took: Duration) {
         let n = events.iter();
         let n = n
             .filter(|event| matches!(event, Event::Token { .. }))
             .count();
-        // Only steps beside which texts wait tell how fast those come to their turn: one text alone takes nearly as long for a token as
-        // a hundred together do for one each.
+        // Measure only steps during which texts wait: a single text takes nearly as long per step as a hundred texts together.
         let waits = !self.line.is_empty();
         if n > 0 && waits {
             self.tokens.add(n as f64, took);
@@ -228,7 +227,7 @@ impl Running {
         self.shared.token_nanos.store(nanos, Ordering::Relaxed);
     }
 
-    /// A step failed, which was of all that run.
+    /// Fails all running texts after a failed step.
     fn fail(&mut self, error: EngineError) {
         let is_lost = error.is_device_lost();
         let told = match is_lost {
@@ -238,7 +237,7 @@ impl Running {
         for (ticket, row) in std::mem::take(&mut self.rows) {
             self.generator.cancel(ticket);
             self.texts
-                .tell(row.thread, News::Failed(ticket, told.clone()));
+                .tell(row.thread, DetokenizerMsg::Failed(ticket, told.clone()));
         }
         if is_lost {
             self.shared.is_lost.store(true, Ordering::Release);
@@ -248,7 +247,7 @@ impl Running {
         }
     }
 
-    /// Passes on what the generator says of a request.
+    /// Passes on an event of the generator.
     fn tell(&mut self, event: Event) {
         let ticket = event.ticket();
         let ends = matches!(event, Event::Done { .. } | Event::Failed { .. });
@@ -264,7 +263,7 @@ impl Running {
             }),
         };
         if let Some(thread) = thread {
-            self.texts.tell(thread, News::Event(event));
+            self.texts.tell(thread, DetokenizerMsg::Event(event));
         }
     }
 }

@@ -1,5 +1,4 @@
-//! Texts of tokens, on threads of their own: a step of a hundred sequences leaves the thread that steps half a millisecond for
-//! all of them.
+//! Detokenizes on separate threads. For a step of a hundred sequences, it would take half a millisecond of the generator's thread.
 
 use std::{
     collections::HashMap,
@@ -17,41 +16,41 @@ use crate::{
     serve::{Metrics, ServeError},
 };
 
-/// Threads that make texts at most; one does 200,000 tokens a second.
-const MOST_THREADS: usize = 4;
+/// Max number of threads. One handles 200,000 tokens per second.
+const MAX_THREADS: usize = 4;
 
-/// What a thread is told.
-pub(super) enum News {
+/// Message to a thread.
+pub(super) enum DetokenizerMsg {
     Begins(Ticket, Box<Job>),
     Event(Event),
-    /// A step failed that the request was in, or its time is over.
+    /// The request failed or its deadline passed.
     Failed(Ticket, ServeError),
-    /// Nobody waits for it any more.
+    /// The reader has left, or the text is complete.
     Gone(Ticket),
 }
 
-/// The threads, and what they are told next.
-pub(super) struct Texts {
+/// Threads, and the index of the one for the next request.
+pub(super) struct DetokenizerPool {
     threads: Vec<Thread>,
     next: usize,
 }
 
 struct Thread {
-    news: Option<Sender<Vec<News>>>,
-    /// What has not been sent yet.
-    open: Vec<News>,
+    news: Option<Sender<Vec<DetokenizerMsg>>>,
+    /// Messages that are not sent yet.
+    open: Vec<DetokenizerMsg>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Texts {
+impl DetokenizerPool {
     pub(super) fn start(
         encoder: &Arc<TextEncoder>,
         metrics: &Arc<Metrics>,
     ) -> Result<Self, EngineError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let started = (0..(cores / 4).clamp(1, MOST_THREADS)).map(|_| {
+        let started = (0..(cores / 4).clamp(1, MAX_THREADS)).map(|_| {
             let (news, queue) = channel();
-            let making = Making {
+            let making = Detokenizer {
                 encoder: Arc::clone(encoder),
                 metrics: Arc::clone(metrics),
                 rows: HashMap::new(),
@@ -73,20 +72,20 @@ impl Texts {
         })
     }
 
-    /// The thread that is to make the text of a new request.
+    /// Assigns a request to a thread, and returns the thread's index.
     pub(super) fn begin(&mut self, ticket: Ticket, job: Job) -> usize {
         let thread = self.next;
         self.next = (thread + 1) % self.threads.len();
-        self.tell(thread, News::Begins(ticket, Box::new(job)));
+        self.tell(thread, DetokenizerMsg::Begins(ticket, Box::new(job)));
         thread
     }
 
-    /// Notes news for a thread.
-    pub(super) fn tell(&mut self, thread: usize, news: News) {
+    /// Queues a message for a thread.
+    pub(super) fn tell(&mut self, thread: usize, news: DetokenizerMsg) {
         self.threads[thread].open.push(news);
     }
 
-    /// Sends what was noted: a thread is woken once for each step.
+    /// Sends queued messages. Each thread wakes up once per step.
     pub(super) fn send(&mut self) {
         for thread in &mut self.threads {
             if let Some(news) = thread.news.as_ref().filter(|_| !thread.open.is_empty()) {
@@ -96,7 +95,7 @@ impl Texts {
     }
 }
 
-impl Drop for Texts {
+impl Drop for DetokenizerPool {
     fn drop(&mut self) {
         self.send();
         for thread in &mut self.threads {
@@ -108,32 +107,32 @@ impl Drop for Texts {
     }
 }
 
-/// A thread's side.
-struct Making {
+/// State of a thread.
+struct Detokenizer {
     encoder: Arc<TextEncoder>,
     metrics: Arc<Metrics>,
-    rows: HashMap<Ticket, Row>,
+    rows: HashMap<Ticket, Sequence>,
 }
 
-/// A request whose text is being made.
-struct Row {
+/// A text in progress.
+struct Sequence {
     job: Job,
     text: GrowingText,
-    /// Tokens that no piece had yet.
+    /// Tokens that were not sent yet.
     scored: Vec<Scored>,
 }
 
-impl Making {
-    fn run(mut self, queue: &Receiver<Vec<News>>) {
+impl Detokenizer {
+    fn run(mut self, queue: &Receiver<Vec<DetokenizerMsg>>) {
         while let Ok(all) = queue.recv() {
             all.into_iter().for_each(|news| self.take(news));
         }
     }
 
-    fn take(&mut self, news: News) {
+    fn take(&mut self, news: DetokenizerMsg) {
         match news {
-            News::Begins(ticket, job) => {
-                let mut row = Row {
+            DetokenizerMsg::Begins(ticket, job) => {
+                let mut row = Sequence {
                     job: *job,
                     text: GrowingText::default(),
                     scored: Vec::new(),
@@ -147,13 +146,13 @@ impl Making {
                 }
                 self.rows.insert(ticket, row);
             }
-            News::Event(event) => self.tell(event),
-            News::Failed(ticket, error) => {
+            DetokenizerMsg::Event(event) => self.tell(event),
+            DetokenizerMsg::Failed(ticket, error) => {
                 if let Some(row) = self.rows.remove(&ticket) {
                     let _ = row.job.pieces.send(Err(error));
                 }
             }
-            News::Gone(ticket) => drop(self.rows.remove(&ticket)),
+            DetokenizerMsg::Gone(ticket) => drop(self.rows.remove(&ticket)),
         }
     }
 
@@ -218,15 +217,15 @@ impl Making {
     }
 }
 
-/// A token as the generator tells it.
+/// A token from the generator.
 struct Step {
     id: u32,
     log_probability: Option<f32>,
     most_probable: Vec<(u32, f32)>,
 }
 
-impl Row {
-    /// Adds a token to the text.
+impl Sequence {
+    /// Appends a token to the text.
     fn grow(&mut self, encoder: &TextEncoder, step: Step) -> Result<(), EngineError> {
         let prompt = &self.job.request.prompt;
         let before = self.text.tokens.last().or(prompt.last()).copied();
@@ -255,10 +254,10 @@ impl Row {
         Ok(())
     }
 
-    /// Sends what has become certain of the text, at its end all.
+    /// Sends the part of the text that cannot change any more, or all of it if `is_over`.
     ///
     /// # Errors
-    /// Too little memory for pieces that the client has not read.
+    /// There is too little memory for pieces that the client has not read.
     fn show(&mut self, is_over: bool) -> Result<(), ServeError> {
         let text = &mut self.text;
         let to = match is_over {
@@ -266,7 +265,7 @@ impl Row {
             false => text.ready(&self.job.stop),
         };
         let piece = text.text.get(text.shown..to).unwrap_or_default();
-        // What lies after a stop is not shown, and its tokens neither. Tokens without a text come with the next text, or with the end.
+        // Text after a stop string is not sent, nor its tokens. Tokens without text come with the next piece.
         let n = match is_over && !text.stopped {
             true => self.scored.len(),
             false => self.scored.partition_point(|token| token.start < to),
@@ -282,7 +281,7 @@ impl Row {
         Ok(())
     }
 
-    /// Ends it for a decoder that failed.
+    /// Ends the text after a decoding error.
     fn fail(&mut self, error: EngineError) {
         self.fail_with(ServeError::Engine(Arc::new(error)));
     }
@@ -292,7 +291,7 @@ impl Row {
         let _ = self.job.pieces.send(Err(error));
     }
 
-    /// Lets the generator end it, whose tokens until then are ignored. To be called before the last piece is sent.
+    /// Tells the generator to end the text, and ignores tokens until then. Must be called before the last piece is sent.
     fn stop(&mut self) {
         self.text.stopped = true;
         self.job.ending.complete();

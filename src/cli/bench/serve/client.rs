@@ -1,4 +1,4 @@
-//! A client of HTTP/1.1 that keeps its connections.
+//! HTTP/1.1 client with persistent connections.
 
 use std::{
     net::{SocketAddr, ToSocketAddrs},
@@ -22,14 +22,14 @@ use crate::{
     files::{self, Kind},
 };
 
-/// What is asked.
+/// Route to test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Route {
     Embeddings,
     Completions,
 }
 
-/// A server, and connections to it that are idle.
+/// A server with its idle connections.
 #[derive(Clone)]
 pub(super) struct Server(Arc<Shared>);
 
@@ -52,19 +52,19 @@ type Sender = http1::SendRequest<Full<Bytes>>;
 impl Server {
     pub fn new(url: &str, args: &super::Args) -> Result<Self, Report> {
         let wrong = |problem: &str| {
-            miette!("`{url}` {problem}; expected a server's address, as http://127.0.0.1:8080")
+            miette!("`{url}` {problem}; expected a server's address, such as http://127.0.0.1:8080")
         };
-        let uri: Uri = url.parse().map_err(|_| wrong("is no URL"))?;
+        let uri: Uri = url.parse().map_err(|_| wrong("is not a URL"))?;
         if uri.scheme_str() != Some("http") {
             return Err(wrong(
-                "does not begin with http://, and only that is spoken here",
+                "does not begin with http://, the only supported scheme",
             ));
         }
         let host = uri.authority().ok_or_else(|| wrong("names no host"))?;
         let name = host.host().trim_matches(['[', ']']);
         let found = (name, uri.port_u16().unwrap_or(80)).to_socket_addrs();
         let found = found.ok().and_then(|mut all| all.next());
-        let address = found.ok_or_else(|| wrong("names a host that is not found"))?;
+        let address = found.ok_or_else(|| wrong("names a host that cannot be resolved"))?;
         let key = match &args.key_file {
             Some(file) => {
                 let text = files::text(file, Kind::Config).map_err(EngineError::from)?;
@@ -96,7 +96,7 @@ impl Server {
             let Some(mut sender) = self.idle().pop() else {
                 break;
             };
-            // A server closes what was idle for long.
+            // A server closes connections that were idle for long.
             if sender.ready().await.is_ok() {
                 return Ok(sender);
             }
@@ -113,7 +113,7 @@ impl Server {
 
     fn body(&self, number: u64, tokens: u32) -> Vec<u8> {
         let shared = &self.0;
-        // Tokenizers put a mark before and behind.
+        // Tokenizers add a special token at the beginning and at the end.
         let marks = if shared.route == Route::Embeddings {
             2
         } else {
@@ -219,7 +219,7 @@ impl Target for Server {
     }
 }
 
-/// Tokens of the prompt and of the text. The rest of a long answer is not read.
+/// Returns the numbers of tokens of the prompt and of the text. The rest of a long response is not parsed.
 fn usage(bytes: &[u8]) -> Option<(u64, u64)> {
     const KEY: &[u8] = b"\"usage\":{";
     let at = bytes.windows(KEY.len()).rposition(|w| w == KEY)? + KEY.len() - 1;

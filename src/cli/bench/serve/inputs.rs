@@ -1,4 +1,4 @@
-//! What is asked of: texts, or token ids.
+//! Inputs of requests: texts, or token ids.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -9,27 +9,27 @@ use crate::{
     files::{self, Kind},
 };
 
-/// What requests are made of.
+/// Options of the inputs.
 #[derive(clap::Args)]
 pub(super) struct InputOptions {
-    /// Send token ids below N in place of texts, so that nothing is tokenized
+    /// Send token ids below N instead of texts, so that nothing is tokenized
     #[arg(long, value_name = "N", conflicts_with = "words")]
     ids: Option<u32>,
-    /// Let texts be runs of this file's words, from places that look like chance; by default of 64 words that are common. A
-    /// tokenizer knows common words by heart
+    /// Build texts from runs of words in this file at random places; by default from 64 common words, which tokenizers look up in
+    /// their caches
     #[arg(long, value_name = "FILE")]
     words: Option<PathBuf>,
-    /// So many different texts, in turn; by default all are different, and no cache has them
+    /// Number of different texts, sent in turn; by default all differ, so that no cache has them
     #[arg(long, value_name = "N")]
     different: Option<u64>,
 }
 
-/// Inputs by their number, each the same at every call.
+/// Inputs by number. An input is the same at each call.
 #[derive(Clone)]
 pub(super) struct Inputs {
     ids: Option<u32>,
     different: Option<u64>,
-    /// Of a file.
+    /// Words of a file.
     words: Option<Arc<[String]>>,
 }
 
@@ -40,7 +40,7 @@ pub(super) enum Input {
 
 impl Inputs {
     /// # Errors
-    /// A file that cannot be read, or has no word.
+    /// The file cannot be read, or has no word.
     pub(super) fn of(options: &InputOptions) -> Result<Self, Report> {
         let words = match &options.words {
             None => None,
@@ -60,7 +60,7 @@ impl Inputs {
         })
     }
 
-    /// The input of a request: so many tokens, or a text of as many words less the marks that a tokenizer adds.
+    /// Returns the input of a request: `tokens` token ids, or a text of `tokens` words less the `marks` that a tokenizer adds.
     pub(super) fn get(&self, number: u64, tokens: u32, marks: u32) -> Input {
         let number = self.different.map_or(number, |n| number % n.max(1));
         match self.ids {
@@ -83,7 +83,7 @@ impl Inputs {
     }
 }
 
-/// Numbers that look like chance, the same for a number each time.
+/// Returns a pseudorandom number that depends only on the arguments.
 fn scattered(number: u64, at: u64) -> u64 {
     let mut x = number
         .wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -93,7 +93,7 @@ fn scattered(number: u64, at: u64) -> u64 {
 }
 
 fn ids(number: u64, n: u32, below: u32) -> Vec<u32> {
-    // The first ids are marks mostly.
+    // The first ids are mostly special tokens.
     let least = u64::from(below / 8);
     let span = u64::from(below).saturating_sub(least).max(1);
     (0..n.max(1))
@@ -101,7 +101,7 @@ fn ids(number: u64, n: u32, below: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Words that tokenizers of English have whole.
+/// English words that are single tokens of common tokenizers.
 const WORDS: [&str; 64] = [
     "time",
     "year",

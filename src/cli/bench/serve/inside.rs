@@ -1,4 +1,4 @@
-//! The queue of a model in this process, or what writes its texts, and the engine alone beside it.
+//! A model served in this process, and the engine alone for comparison.
 
 use std::{
     path::{Path, PathBuf},
@@ -27,10 +27,10 @@ use crate::{
     simulate::Load,
 };
 
-/// As those of `gemmule serve`.
+/// Options of the model, as in `gemmule serve`.
 #[derive(clap::Args)]
 pub(super) struct InsideOptions {
-    /// A checkpoint's folder, with --in-process
+    /// Checkpoint folder, with --in-process
     #[arg(long, value_name = "DIR", requires = "in_process")]
     weights: Option<PathBuf>,
     /// auto, cpu, cuda or cuda:N
@@ -39,7 +39,7 @@ pub(super) struct InsideOptions {
     /// f32, f16 or bf16
     #[arg(long, requires = "in_process")]
     dtype: Option<DType>,
-    /// Which requests run next
+    /// Scheduler
     #[arg(
         long,
         value_name = "NAME",
@@ -49,7 +49,7 @@ pub(super) struct InsideOptions {
     scheduler: String,
     #[command(flatten)]
     settings: Chosen,
-    /// What batches cost, from this table
+    /// File with the costs of batches
     #[arg(long, value_name = "FILE", requires = "in_process")]
     costs: Option<PathBuf>,
     /// Threads that tokenize
@@ -62,22 +62,23 @@ pub(super) struct Inside {
     model: Arc<Model>,
     inputs: Inputs,
     within: Option<Duration>,
-    /// New tokens of a text.
+    /// Number of new tokens of a text.
     new: usize,
 }
 
-/// How long the engine alone is measured, at most.
+/// Max seconds for measuring the engine alone.
 const OFFLINE: f64 = 5.0;
 
-/// Tokens a second of an engine alone, or the reason why they are not known.
+/// Tokens per second of the engine alone, or the reason why it was not measured.
 type Offline = Result<f64, String>;
 
-/// A model that is served here, and the tokens a second of its engine alone on lengths of the same distribution.
+/// Starts a model in this process. Also measures tokens per second of its engine alone, on lengths of the same distribution.
 pub(super) fn start(args: &super::Args) -> Result<(Inside, Offline), Report> {
     let inside = &args.inside;
-    let folder = inside.weights.clone().ok_or_else(|| {
-        miette!("--in-process needs --weights, the folder of the model that is asked")
-    })?;
+    let folder = inside
+        .weights
+        .clone()
+        .ok_or_else(|| miette!("--in-process needs --weights, the folder of the model to test"))?;
     let (offline, costs) = match args.route {
         Route::Embeddings => {
             let mut builder = builder(&folder, inside);
@@ -142,10 +143,10 @@ fn builder(folder: &Path, inside: &InsideOptions) -> Builder {
     }
 }
 
-/// Tokens a second of steps that as many sequences take together as there are clients, each of a prompt of the mean length.
+/// Returns tokens per second of decode steps with one sequence for each client, each with a prompt of the mean length.
 fn steps(args: &super::Args, folder: &Path) -> Result<f64, Report> {
     let batch = args.closed.ok_or_else(|| {
-        miette!("completions are compared with steps of as many sequences as there are clients; give their number by --closed")
+        miette!("completions are compared with decode steps with one sequence for each client; give their number with --closed")
     })?;
     let engine = builder(folder, &args.inside).generating().build()?;
     let lens = lens(args, &engine);
@@ -162,7 +163,7 @@ fn steps(args: &super::Args, folder: &Path) -> Result<f64, Report> {
     Ok(batch as f64 / step_ms * 1e3)
 }
 
-/// Lengths of the distribution that is asked for, as far as the model goes.
+/// Returns lengths of the requested distribution, limited by the model.
 fn lens(args: &super::Args, engine: &Engine) -> Vec<u32> {
     let load = Load {
         rate: 1.0,
@@ -177,7 +178,7 @@ fn lens(args: &super::Args, engine: &Engine) -> Vec<u32> {
     all.iter().map(|w| w.tokens.min(longest)).collect()
 }
 
-/// Batches of the size with the best rate, one after another.
+/// Runs batches of the size with the best throughput, one after another.
 fn offline(
     args: &super::Args,
     engine: &Engine,
@@ -311,7 +312,7 @@ impl Target for Inside {
                 ..answered
             },
             Err(error) => Answered {
-                // As HTTP would have it.
+                // Same status as over HTTP.
                 status: match &error {
                     ServeError::Invalid { .. } | ServeError::ContextLength { .. } => 400,
                     ServeError::NoModel { .. } | ServeError::UnsupportedTask { .. } => 404,

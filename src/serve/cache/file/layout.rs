@@ -1,8 +1,8 @@
 //! The format of a cache file.
 //!
-//! A header is followed by segments of equal size. A segment has a header with its generation, which grows from segment to
-//! segment, and records one after another. A record belongs to a segment only if it has the same generation, so that what an
-//! earlier generation left behind is not read. Every part has a check: a damaged part is skipped, and the rest stays in use.
+//! A header is followed by segments of equal size. A segment has a header with its generation, a number that increases from segment
+//! to segment, followed by records. A record is valid only if it has the generation of its segment, so remains of earlier
+//! generations are not read. Every part has a checksum: a damaged part is skipped, and the rest stays in use.
 
 use sha2::{Digest, Sha256};
 
@@ -14,25 +14,25 @@ pub(super) const UNIT: u64 = 64;
 pub(super) const HEADER: u64 = UNIT;
 /// Size of the header of a record.
 pub(super) const RECORD: usize = 60;
-/// The smallest record. It bounds the number of records, and with it the memory of the index.
+/// Size of the smallest record. It bounds the number of records and thereby the memory of the index.
 const MIN_RECORD: u64 = 256;
-/// The index stores positions as 32-bit numbers of units.
+/// Max file size. The index stores positions as 32-bit multiples of [`UNIT`].
 const MAX_FILE: u64 = UNIT << 32;
 const MAGIC: &[u8; 16] = b"gemmule answers\x01";
 const CHECK: usize = 8;
-/// Number of segments of a file that may be large, and of one that may not.
+/// Number of segments of a file of at least [`LARGE_FILE`] bytes, and of a smaller one.
 const MANY_SEGMENTS: u64 = 16;
 const FEW_SEGMENTS: u64 = 4;
 const LARGE_FILE: u64 = 16 << 20;
 
-/// The sizes of a file.
+/// Sizes of a file's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub segment_bytes: u64,
     pub segments: u64,
 }
 
-/// The header of a record.
+/// Header of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub generation: u64,
@@ -44,7 +44,7 @@ impl Layout {
     /// Smallest size of a file that holds an answer in each of its segments.
     pub const MIN_BYTES: u64 = HEADER + FEW_SEGMENTS * (HEADER + MIN_RECORD);
 
-    /// The layout of a new file of at most `max_bytes` bytes, which is [`MIN_BYTES`](Self::MIN_BYTES) or more.
+    /// Returns the layout of a new file of at most `max_bytes` bytes, which must be [`MIN_BYTES`](Self::MIN_BYTES) or more.
     pub fn new(max_bytes: u64) -> Self {
         let max_bytes = max_bytes.min(MAX_FILE);
         let segments = match max_bytes < LARGE_FILE {
@@ -58,8 +58,8 @@ impl Layout {
         }
     }
 
-    /// The layout of a file whose segments have `segment_bytes` bytes, and that may have `max_bytes` bytes; `None` if it
-    /// would have too few segments or far more than a new one.
+    /// Returns the layout of an existing file with segments of `segment_bytes` bytes and a max size of `max_bytes`. Returns `None` if
+    /// it would have too few segments or far more than a new file.
     pub fn existing(segment_bytes: u64, max_bytes: u64) -> Option<Self> {
         let segments = (max_bytes.min(MAX_FILE) - HEADER).checked_div(segment_bytes)?;
         let is_suitable = segment_bytes.is_multiple_of(UNIT)
@@ -70,7 +70,7 @@ impl Layout {
         })
     }
 
-    /// Where a segment begins.
+    /// Position of the start of a segment.
     pub fn start(&self, segment: u64) -> u64 {
         HEADER + segment * self.segment_bytes
     }
@@ -92,7 +92,7 @@ fn check(kind: u8, bytes: &[u8]) -> [u8; CHECK] {
     check
 }
 
-/// Bytes with a check behind them, filled up with zeros to the size of a header.
+/// Appends a checksum to bytes, and pads them with zeros to the size of a header.
 fn with_check(kind: u8, bytes: &[u8]) -> [u8; HEADER as usize] {
     let mut all = [0; HEADER as usize];
     all[..bytes.len()].copy_from_slice(bytes);
@@ -100,7 +100,7 @@ fn with_check(kind: u8, bytes: &[u8]) -> [u8; HEADER as usize] {
     all
 }
 
-/// The number behind `before`, if the check behind it is right.
+/// Returns the number after `before`, if the checksum after it is correct.
 fn number(kind: u8, before: &[u8], bytes: &[u8]) -> Option<u64> {
     let end = before.len() + 8;
     let is_sound =
@@ -115,7 +115,7 @@ pub(super) fn file_header(layout: &Layout) -> [u8; HEADER as usize] {
     with_check(0, &bytes)
 }
 
-/// The size of segments, from the header of a file.
+/// Returns the size of segments from the header of a file.
 pub(super) fn read_file_header(bytes: &[u8; HEADER as usize]) -> Option<u64> {
     number(0, MAGIC, bytes)
 }
@@ -124,7 +124,7 @@ pub(super) fn segment_header(generation: u64) -> [u8; HEADER as usize] {
     with_check(1, &generation.to_le_bytes())
 }
 
-/// The generation of a segment.
+/// Returns the generation of a segment from its header.
 pub(super) fn read_segment_header(bytes: &[u8; HEADER as usize]) -> Option<u64> {
     number(1, &[], bytes)
 }
@@ -136,7 +136,7 @@ impl Record {
         bytes.next_multiple_of(UNIT).max(MIN_RECORD)
     }
 
-    /// The whole record.
+    /// Serializes the record with its payload and padding.
     pub fn to_bytes(self, payload: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.size() as usize);
         bytes.extend(self.generation.to_le_bytes());
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_read_as_they_were_written_or_not_at_all() {
+    fn headers_round_trip_and_damage_is_detected() {
         let layout = Layout::new(1 << 20);
         let file = file_header(&layout);
         assert_eq!(read_file_header(&file), Some(layout.segment_bytes));
@@ -219,7 +219,7 @@ mod tests {
             damaged[at] ^= 1;
             assert_eq!(read_segment_header(&damaged), None);
         }
-        // A file that was never written is all zeros.
+        // A file that was never written consists of zeros.
         assert_eq!(read_segment_header(&[0; HEADER as usize]), None);
         assert_eq!(Record::read(&[0; RECORD]), None);
     }

@@ -1,0 +1,125 @@
+//! Routes of the server: their paths, methods and error styles.
+
+use hyper::Method;
+
+use super::error::Style;
+
+/// Route of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    Embeddings,
+    Completions,
+    ChatCompletions,
+    Embed,
+    EmbedAll,
+    EmbedSparse,
+    Predict,
+    TeiRerank,
+    Similarity,
+    Tokenize,
+    Decode,
+    Rerank,
+    RerankV2,
+    Info,
+    Models,
+    Model,
+    Health,
+    Ready,
+    Metrics,
+    OpenApi,
+    Page,
+    Base,
+    Status,
+    Unknown,
+}
+
+impl Route {
+    pub(super) const ALL: [(Route, &'static str, Method); 23] = [
+        (Route::Embeddings, "/v1/embeddings", Method::POST),
+        (Route::Completions, "/v1/completions", Method::POST),
+        (Route::ChatCompletions, "/v1/chat/completions", Method::POST),
+        (Route::Embed, "/embed", Method::POST),
+        (Route::EmbedAll, "/embed_all", Method::POST),
+        (Route::EmbedSparse, "/embed_sparse", Method::POST),
+        (Route::Predict, "/predict", Method::POST),
+        (Route::TeiRerank, "/rerank", Method::POST),
+        (Route::Similarity, "/similarity", Method::POST),
+        (Route::Tokenize, "/tokenize", Method::POST),
+        (Route::Decode, "/decode", Method::POST),
+        (Route::Rerank, "/v1/rerank", Method::POST),
+        (Route::RerankV2, "/v2/rerank", Method::POST),
+        (Route::Info, "/info", Method::GET),
+        (Route::Models, "/v1/models", Method::GET),
+        (Route::Model, "/v1/models/{model}", Method::GET),
+        (Route::Health, "/health", Method::GET),
+        (Route::Ready, "/ready", Method::GET),
+        (Route::Metrics, "/metrics", Method::GET),
+        (Route::OpenApi, "/openapi.json", Method::GET),
+        (Route::Page, "/", Method::GET),
+        (Route::Base, "/", Method::POST),
+        (Route::Status, "/status.json", Method::GET),
+    ];
+
+    /// Returns the part of `path` that a variable of `known` matches, empty if `known` has none. `None` if the paths differ.
+    fn matched<'p>(known: &str, path: &'p str) -> Option<&'p str> {
+        match known.split_once('{') {
+            None => (known == path).then_some(""),
+            Some((before, _)) => path.strip_prefix(before).filter(|rest| !rest.is_empty()),
+        }
+    }
+
+    /// Returns the routes of a path with their methods.
+    pub(super) fn all_of(path: &str) -> impl Iterator<Item = (Self, Method, &str)> {
+        Self::ALL
+            .into_iter()
+            .filter_map(move |(route, known, method)| {
+                Some((route, method, Self::matched(known, path)?))
+            })
+    }
+
+    /// Returns the route of a path and a method, the route's own method, and the value of the path's variable. If the path does not
+    /// support the method, returns the first route of the path.
+    pub(super) fn of<'p>(path: &'p str, method: &Method) -> (Self, Method, &'p str) {
+        let exact = Self::all_of(path).find(|(_, own, _)| own == method);
+        let found = exact.or_else(|| Self::all_of(path).next());
+        found.unwrap_or((Self::Unknown, Method::GET, ""))
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        let found = Self::ALL.iter().find(|(route, ..)| *route == self);
+        found.map_or("other", |(_, name, _)| name)
+    }
+
+    /// Label of the route in metrics. Differs for each route, unlike `name`.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Base => "POST /",
+            route => route.name(),
+        }
+    }
+
+    pub(super) fn style(self) -> Style {
+        match self {
+            Self::Embed
+            | Self::EmbedAll
+            | Self::EmbedSparse
+            | Self::Predict
+            | Self::TeiRerank
+            | Self::Similarity
+            | Self::Tokenize
+            | Self::Decode
+            | Self::Base
+            | Self::Info => Style::Tei,
+            Self::RerankV2 => Style::Cohere,
+            _ => Style::OpenAi,
+        }
+    }
+
+    /// Returns whether the route is for load balancers and monitoring.
+    pub(super) fn is_monitoring(self) -> bool {
+        matches!(
+            self,
+            Self::Health | Self::Ready | Self::Metrics | Self::OpenApi | Self::Page | Self::Status
+        )
+    }
+}
