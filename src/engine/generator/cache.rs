@@ -17,7 +17,7 @@ impl Engine {
     /// tokens gets all remaining positions, but at most 1 GiB or 4,096 new tokens, whichever is larger.
     ///
     /// # Errors
-    /// [`EngineError::NotGenerating`] if the engine was not built with [`Builder::generating`](super::Builder::generating).
+    /// [`EngineError::NotGenerating`] if the engine was not built with [`Builder::generating`](crate::Builder::generating).
     pub fn cache_bytes_needed(
         &self,
         prompts: &[usize],
