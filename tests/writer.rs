@@ -433,7 +433,10 @@ fn what_cannot_be_written_is_refused_in_words() {
     let groups = refused(&[
         "generate", "--prompt", "One", "--beams", "4", "--groups", "3",
     ]);
-    assert!(groups.contains("4 beams do not divide into 3 groups"), "{groups}");
+    assert!(
+        groups.contains("4 beams do not divide into 3 groups"),
+        "{groups}"
+    );
     let two = refused(&["generate", "--prompt", "One", "--prompt", "Two", "--stream"]);
     assert!(
         two.contains("--stream prints one text while it is generated"),

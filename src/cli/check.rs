@@ -11,7 +11,7 @@ use crate::{
     DType, EngineError,
     engine::{Compiled, compile, open_checkpoint, unread},
     machine::Machine,
-    model::{Description, ModelError, Problem},
+    model::{Description, Problem},
     runtime::weights::{CheckpointError, Found},
 };
 

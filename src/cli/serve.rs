@@ -116,7 +116,7 @@ pub(super) struct Args {
     /// Routes that need no key: none; health, for /health and /ready; or all, also for /metrics, /openapi.json, / and /status.json
     #[arg(long, value_name = "ROUTES", default_value = "all")]
     public: PublicArg,
-    /// Allow web pages of this origin to use the server, such as https://example.com, or `*` for all origins (several times for
+    /// Allow web pages of this origin to use the server, such as `https://example.com`, or `*` for all origins (several times for
     /// several origins)
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<Origin>,

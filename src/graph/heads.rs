@@ -9,12 +9,12 @@ use crate::kernels::gemm::Epilogue;
 type Matrices = HashMap<(u32, u32, u32), NodeId>;
 
 impl Graph {
-    /// The graph with heads of multiples of [`HEAD_STEP`] elements, as attention to a KV cache takes them: zeros behind the
-    /// elements of narrower heads change no product of queries and keys, and what they add to the context is left out.
-    /// Wider heads than [`MAX_HEAD`] stay, and so do scores by distance with vectors of their own.
+    /// Pads heads with zeros to a multiple of [`HEAD_STEP`] elements, as attention to a KV cache requires. The zeros change
+    /// no product of queries and keys, and the padded columns of the context are dropped. Heads wider than [`MAX_HEAD`] and
+    /// graphs with relative scores are not changed.
     ///
     /// # Errors
-    /// A graph that is not sound.
+    /// A graph that fails [`verify`](Self::verify).
     pub fn with_padded_heads(mut self) -> Result<Self, GraphError> {
         let nodes = self.topological();
         let has_relative = |id: &NodeId| matches!(self.op(*id), Op::RelativeScores { .. });

@@ -20,7 +20,7 @@ use petgraph::{
     visit::EdgeRef,
 };
 
-/// The output that a program writes by: the logits of the token behind each sequence.
+/// Name of the output for text generation: the logits of the token after each sequence.
 pub const NEXT_LOGITS: &str = "next_token_logits";
 
 pub use infer::{HEAD_STEP, MAX_HEAD, MAX_PARTS, MAX_TABLES, MAX_WIDTH};

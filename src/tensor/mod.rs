@@ -14,7 +14,7 @@ pub use dtype::{DType, Element, UnknownDType};
 pub use extents::{Extents, LengthsError};
 pub use size::{Shape, Size, Symbol};
 
-/// What ends a sequence, where a model takes the row of that token.
+/// The end of a sequence, for models that pool at the end token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SequenceEnd {
     /// The first token of this id.
