@@ -251,7 +251,7 @@ fn every_match_over_storage_types_names_each_of_them() {
         for (line, arms) in arms(&text) {
             let is_over_types =
                 |arm: &&str| arm.starts_with("DType::") || arm.starts_with("Element::");
-            if arms.iter().any(|arm| is_over_types(arm)) {
+            if arms.iter().any(is_over_types) {
                 n_matches += 1;
                 if arms.iter().any(|arm| arm.starts_with("_ ")) {
                     wrong.push(format!("{}:{line}", file.display()));
