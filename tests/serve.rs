@@ -752,8 +752,8 @@ fn what_is_longer_than_the_positions_of_a_rotary_model_is_refused_with_the_figur
             "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40, "rope_theta": 1_000_000.0,
         });
     };
-    let scalings: [(&dyn Fn(&mut Value), usize); 3] =
-        [(&|_| {}, 128), (&linear, 256), (&yarn, 160)];
+    type Change<'a> = &'a dyn Fn(&mut Value);
+    let scalings: [(Change<'_>, usize); 3] = [(&|_| {}, 128), (&linear, 256), (&yarn, 160)];
     for (change, positions) in scalings {
         let folder = qwen(change);
         let server = serving_folder(folder.path(), None);
@@ -891,7 +891,7 @@ fn parts_of_characters_have_entries_with_their_bytes() {
             }
         }
         // Equal texts have one entry each, as their bytes differ.
-        let mut names: Vec<_> = alternatives.iter().map(|one| bytes(one)).collect();
+        let mut names: Vec<_> = alternatives.iter().map(bytes).collect();
         names.sort();
         names.dedup();
         assert_eq!(names.len(), alternatives.len());
