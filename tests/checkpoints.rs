@@ -145,8 +145,8 @@ fn a_tensor_that_the_index_does_not_name_is_surplus() {
     let (outputs, log) = logged(Level::INFO, || run(&folder.load().expect("it loads")));
     assert_eq!(difference(&outputs, &direct()), 0.0);
     assert_snapshot!(folder.redact(&log), @r"
-    WARN no output of the description `bert` reads the checkpoint's `cls.weight`; if the model was trained with them, results differ
     WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized
+    WARN no output of the description `bert` reads the checkpoint's `cls.weight`; if the model was trained with them, results differ
     INFO the checkpoint's tensor `cls.weight` is not used
     ");
 }
@@ -190,8 +190,8 @@ fn a_warning_shows_no_control_characters_of_a_name() {
     let (loaded, log) = logged(Level::INFO, || folder.load());
     loaded.expect("it loads all the same");
     assert_snapshot!(folder.redact(&log), @r"
-    WARN no output of the description `bert` reads the checkpoint's `evil\x1b[2J\u{9b}31m`; if the model was trained with them, results differ
     WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized
+    WARN no output of the description `bert` reads the checkpoint's `evil\x1b[2J\u{9b}31m`; if the model was trained with them, results differ
     INFO the checkpoint's tensor `evil\x1b[2J\u{9b}31m` is not used
     ");
 }
@@ -230,7 +230,10 @@ fn tensors_that_no_output_reads_are_warned_about() {
     });
     let (loaded, log) = logged(Level::WARN, || folder.load());
     loaded.expect("it loads all the same");
-    assert_snapshot!(folder.redact(&log), @" WARN no output of the description `bert` reads the checkpoint's `encoder.layer.0.attention.self.key_norm.weight` and 1 more of its tensors; if the model was trained with them, results differ");
+    assert_snapshot!(folder.redact(&log), @r"
+    WARN `[dir]` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized
+    WARN no output of the description `bert` reads the checkpoint's `encoder.layer.0.attention.self.key_norm.weight` and 1 more of its tensors; if the model was trained with them, results differ
+    ");
 }
 
 #[test]

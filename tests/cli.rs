@@ -254,7 +254,7 @@ fn an_allocator_is_told_what_it_needs_and_nothing_else() {
         "ids.json",
     ];
     let maximum = ["--allocator", "maximum", "--maximum", "2x2"];
-    assert_snapshot!(cli.error(&[&run[..], &maximum].concat()), @"× the batch of 2 sequences, 5 tokens, 3 in the longest, 13 pairs of tokens is beyond the declared maximum of 2 sequences, 4 tokens, 2 in the longest, 8 pairs of tokens; declare a larger maximum, or send a smaller batch");
+    assert_snapshot!(cli.error(&[&run[..], &maximum].concat()), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × the batch of 2 sequences, 5 tokens, 3 in the longest, 13 pairs of tokens is beyond the declared maximum of 2 sequences, 4 tokens, 2 in the longest, 8 pairs of tokens; declare a larger maximum, or send a smaller batch");
 }
 
 #[test]
@@ -511,7 +511,7 @@ fn a_text_that_no_kernel_has_is_no_check_of_nothing() {
     let known = cli.ok(&["kernels", "list"]).lines().count();
     // Before a device is looked for, so that it is told on any machine.
     assert!(check("layer_norm").contains(&format!(
-        "no kernel has `layer_norm` in its symbol; expected a part of one of the {known} that `gemmule kernels list` prints"
+        "no kernel has `layer_norm` in its symbol; expected a part of one of the {known} symbols that `gemmule kernels list` prints"
     )), "{}", check("layer_norm"));
 }
 
@@ -559,8 +559,8 @@ fn bad_batches_are_refused() {
     let cli = Cli::new();
     assert_snapshot!(cli.ids_error("[]"), @"× the batch is empty; expected at least one sequence");
     assert_snapshot!(cli.ids_error("[[1], []]"), @"× sequence 1 has no tokens; expected at least one token in every sequence");
-    assert_snapshot!(cli.ids_error("[[1, 2], [3, 20]]"), @"× sequence 1, token 1: the token id 20 is outside the table of 20 rows; expected an id below 20");
-    assert_snapshot!(cli.ids_error("[[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]]"), @"× sequence 0 has 13 tokens, but the model has 12 positions; shorten or split it");
+    assert_snapshot!(cli.ids_error("[[1, 2], [3, 20]]"), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × sequence 1, token 1: the token id 20 is outside the table of 20 rows; expected an id below 20");
+    assert_snapshot!(cli.ids_error("[[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]]"), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × sequence 0 has 13 tokens, but the model has 12 positions; shorten or split it");
     assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2, 3]], "mask": [[1, 0, 1]]}"#), @"× row 0 of the mask has a hole at column 2: a 1 follows a 0; expected ones, then zeros");
     assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2, 3]], "mask": [[1, 2, 0]]}"#), @"× row 0, column 1 of the mask is 2; expected 0 or 1");
     assert_snapshot!(cli.ids_error(r#"{"ids": [[1, 2, 3]], "mask": [[0, 0, 0]]}"#), @"× sequence 0 has no tokens; expected at least one token in every sequence");
@@ -589,7 +589,7 @@ fn a_bad_checkpoint_is_refused_before_anything_else() {
     assert_snapshot!(cli.ids_error("[[1]]"), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × `./model.safetensors` is not a complete safetensors file: header too small; download it again");
     cli.0
         .write("config.json", tiny_config().to_string().replace("16", "15"));
-    assert_snapshot!(cli.ids_error("[[1]]"), @r#"× shapes do not match: `layer.0.query_heads` (split_heads): a width of 15 does not divide into 2 heads; operands are `layer.0.query` [tokens, 15] ╭─[bert.ron:75:21] 74 bias: "encoder.layer.{i}.attention.self.value.bias")), 75 Let("query_heads", split_heads(x: "query", heads: "heads")), · ──────┬────── · ╰── computed here 76 Let("key_heads", split_heads(x: "key", heads: "heads")), ╰──── help: `layer.0.query` holds 15 values for each token"#);
+    assert_snapshot!(cli.ids_error("[[1]]"), @r#"× shapes do not match: `layer.0.query_heads` (split_heads): a width of 15 does not divide into 2 heads; operands are `layer.0.query` [tokens, 15] ╭─[bert.ron:83:21] 82 bias: "encoder.layer.{i}.attention.self.value.bias")), 83 Let("query_heads", split_heads(x: "query", heads: "heads")), · ──────┬────── · ╰── computed here 84 Let("key_heads", split_heads(x: "key", heads: "heads")), ╰──── help: `layer.0.query` holds 15 values for each token"#);
 }
 
 /// Timings by which one kernel takes far longer than any other, in a file.
@@ -624,8 +624,8 @@ fn kernels_are_timed_on_a_card_only_and_timings_of_another_are_refused() {
     assert_snapshot!(error("tune", &["--device", "cpu"]), @"× kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit `--tune` and `--timings`");
     cli.0.write("ids.json", "[[1, 2]]");
     let ids = ["--device", "cpu", "--ids", "ids.json"];
-    assert_snapshot!(error("run", &[&ids[..], &["--tune", "quick"]].concat()), @"× kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit `--tune` and `--timings`");
-    assert_snapshot!(error("run", &[&ids[..], &["--timings", "absent"]].concat()), @"× kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit `--tune` and `--timings`");
+    assert_snapshot!(error("run", &[&ids[..], &["--tune", "quick"]].concat()), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit `--tune` and `--timings`");
+    assert_snapshot!(error("run", &[&ids[..], &["--timings", "absent"]].concat()), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit `--tune` and `--timings`");
     assert_snapshot!(error("run", &["--tune", "on"]), @"error: invalid value 'on' for '--tune <MODE>': `on` is not a tuning mode; expected off, quick or full For more information, try '--help'.");
     let on_cpu = ["--tune", "quick", "--device", "cpu", "-o", "tiny"];
     assert_snapshot!(error("compile", &on_cpu), @"× kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit `--tune` and `--timings`");

@@ -143,7 +143,7 @@ fn threads_that_cannot_start_are_an_error() {
     assert_snapshot!(shell.error(&line), @"× the threads of the pool cannot be started: Resource temporarily unavailable (os error 11); use fewer (--threads, RAYON_NUM_THREADS), or raise the limit on processes (`ulimit -u`) or on memory");
     let doctor = shell.ok(&format!("{limits} gemmule doctor"));
     assert!(
-        doctor.contains("ask for fewer (--threads, RAYON_NUM_THREADS)"),
+        doctor.contains("use fewer (--threads, RAYON_NUM_THREADS)"),
         "{doctor}"
     );
 }
@@ -239,7 +239,7 @@ fn names_do_not_steer_a_terminal() {
     let mut config = tiny_config();
     config["hidden_act"] = json!(evil);
     shell.0.write("evil.json", config.to_string());
-    assert_snapshot!(shell.error("gemmule check bert --config evil.json"), @r#"× the activation `a\u{1b}[2J\u{9b}31m\u{202e}b` is not known ╭─[bert.ron:44:17] 43 activations: { 44 "act": [Key("hidden_act"), "gelu"], · ────────┬──────── · ╰── config.json gives `a\u{1b}[2J\u{9b}31m\u{202e}b` 45 }, ╰──── help: a different function would change the model; the known ones are `gelu`, `gelu_python`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `tanh`, `silu`, `swish` and `quick_gelu`"#);
+    assert_snapshot!(shell.error("gemmule check bert --config evil.json"), @r#"× config.json: `hidden_act`: the activation `a\u{1b}[2J\u{9b}31m\u{202e}b` is not known ╭─[bert.ron:52:17] 51 activations: { 52 "act": [Key("hidden_act"), "gelu"], · ────────┬──────── · ╰── config.json gives `a\u{1b}[2J\u{9b}31m\u{202e}b` 53 }, ╰──── help: a different function would change the model; the known ones are `gelu`, `gelu_python`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `tanh`, `silu`, `swish` and `quick_gelu`"#);
     // A description may spell such a name with escapes: its graph is shown, and an error quotes it escaped.
     let named = include_str!("../models/bert.ron")
         .replace("\"embeddings.LayerNorm.bias\"", "\"evil\\u{1b}[2J\\u{9b}\"");
@@ -247,7 +247,7 @@ fn names_do_not_steer_a_terminal() {
     let graph = shell.ok("gemmule graph model.ron --weights .");
     assert!(graph.contains("@evil\\u{1b}[2J\\u{9b} "), "{graph}");
     let line = "gemmule run model.ron --weights . --device cpu --ids ids.json";
-    assert_snapshot!(shell.error(line), @r"× `./model.safetensors` lacks 1 of the 21 tensors that the model needs: `evil\u{1b}[2J\u{9b}`; is it a checkpoint of this model, with its own config.json?");
+    assert_snapshot!(shell.error(line), @r"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × `./model.safetensors` lacks 1 of the 21 tensors that the model needs: `evil\u{1b}[2J\u{9b}`; is it a checkpoint of this model, with its own config.json?");
     let mut tensors = tiny_tensors(DType::F32);
     let tensor = tensors["embeddings.LayerNorm.bias"].clone();
     tensors.insert(evil.to_owned(), tensor);
