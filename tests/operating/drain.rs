@@ -74,7 +74,7 @@ fn idle_connections_end_and_a_request_that_comes_before_is_answered() {
         assert!(!response.head.contains("connection: close"), "{response:?}");
     }
     server.child.signal("-TERM");
-    server.hears("ending");
+    server.hears("shutting down");
     thread::sleep(Duration::from_millis(100));
     let response = ask(&mut late, "rain").unwrap();
     assert_eq!(response.status, 200);

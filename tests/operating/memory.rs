@@ -19,7 +19,7 @@ const BODY: usize = 8 << 20;
 /// Memory above that of the idle server, in bytes.
 const MAX_PEAK: u64 = 1 << 30;
 /// The same when all requests have ended.
-const MAX_KEPT: u64 = 256 << 20;
+const MAX_KEPT: u64 = 512 << 20;
 
 /// A request at the limit: its path and body, and whether its length is announced.
 struct Sent {
