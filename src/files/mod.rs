@@ -7,7 +7,9 @@ mod read;
 pub(crate) mod trust;
 mod write;
 
-pub(crate) use position::{read_at, write_at};
+pub(crate) use position::read_at;
+#[cfg(feature = "serve")]
+pub(crate) use position::write_at;
 pub use read::{Beginning, Kind, ReadError, bytes, text, up_to};
 pub(crate) use write::write;
 

@@ -88,6 +88,7 @@ pub(crate) fn read(file: &Path, most: u64) -> Result<Vec<u8>, Trouble> {
 }
 
 /// Opens a file as `options` say, and takes the permissions of the group and of others away if it is a regular file.
+#[cfg(feature = "serve")]
 pub(crate) fn open_private(path: &Path, options: &mut fs::OpenOptions) -> io::Result<File> {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(options, 0o600);

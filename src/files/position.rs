@@ -9,7 +9,7 @@ pub(crate) fn read_at(file: &File, to: &mut [u8], at: u64) -> io::Result<()> {
 }
 
 /// Writes `bytes` at position `at`.
-#[cfg(unix)]
+#[cfg(all(unix, feature = "serve"))]
 pub(crate) fn write_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
     std::os::unix::fs::FileExt::write_all_at(file, bytes, at)
 }
@@ -21,7 +21,7 @@ pub(crate) fn read_at(file: &File, to: &mut [u8], at: u64) -> io::Result<()> {
 }
 
 /// Writes `bytes` at position `at`.
-#[cfg(not(unix))]
+#[cfg(all(not(unix), feature = "serve"))]
 pub(crate) fn write_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
     seek(file, at, |mut file| io::Write::write_all(&mut file, bytes))
 }

@@ -50,7 +50,7 @@ pub(super) const ROWS: [&str; 3] = [EMBEDDING, LOGITS, SPARSE];
 /// Kind of result that a request asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wanted {
-    /// The embedding, the scores, or else the sparse embedding: the first of [`ROWS`] that the model has.
+    /// The embedding, the scores, or else the sparse embedding: the first of these that the model has.
     #[default]
     Usual,
     /// The vectors of all tokens, concatenated.
