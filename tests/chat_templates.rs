@@ -132,7 +132,7 @@ fn hostile() -> Vec<(String, &'static [&'static str])> {
         );
         all.push((source, either));
     }
-    // Work on a text that leaves nothing behind.
+    // Work on a text whose result is empty.
     for expression in [
         "'y' in a",
         "a.count('xy')",

@@ -272,7 +272,7 @@ const PHRASES: [(&str, usize); 9] = [
     ("// Who ", 0),
     ("// As ", 0),
     ("so many", 0),
-    (" behind ", 6),
+    (" behind ", 0),
     ("by not a bit", 0),
     ("which is what", 0),
 ];

@@ -308,7 +308,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let mut texts = vec![GrowingText::default(); prompts.len()];
     if goes_on {
         for (&index, ids) in of_prompt.iter().zip(&ids) {
-            texts[index] = GrowingText::behind(ids, |tokens| encoder.decode(tokens))?;
+            texts[index] = GrowingText::after(ids, |tokens| encoder.decode(tokens))?;
         }
     }
     if args.stream && goes_on {

@@ -30,7 +30,7 @@ impl GrowingText {
     ///
     /// # Errors
     /// The errors of `decode`.
-    pub fn behind<E>(
+    pub fn after<E>(
         prompt: &[u32],
         decode: impl Fn(&[u32]) -> Result<String, E>,
     ) -> Result<Self, E> {
@@ -200,7 +200,7 @@ mod tests {
     fn text_after_a_prompt_keeps_its_first_space() {
         let of = |text: &str| text.bytes().map(u32::from).collect::<Vec<u32>>();
         for prompt in ["One cold morning", " a", "é"] {
-            let mut text = GrowingText::behind(&of(prompt), decode).expect("it decodes anything");
+            let mut text = GrowingText::after(&of(prompt), decode).expect("it decodes anything");
             for token in of(" Anna walked") {
                 text.push(token, decode).expect("it decodes anything");
             }

@@ -78,7 +78,7 @@ impl Engine {
         let decode = |tokens: &[u32]| encoder.decode(tokens);
         let mut text = match self.has_source() {
             true => GrowingText::default(),
-            false => GrowingText::behind(&prompts[0], decode)?,
+            false => GrowingText::after(&prompts[0], decode)?,
         };
         for token in generated.tokens {
             text.push(token, decode)?;

@@ -152,11 +152,11 @@ fn indexed(text: &str, prefix: &str, show: impl Fn(u64) -> String) -> String {
         let begins = !out.ends_with(|c: char| c.is_alphanumeric() || "._".contains(c));
         out.push_str(prefix);
         let digits = after.find(|c: char| !c.is_ascii_digit());
-        let (index, behind) = after.split_at(digits.unwrap_or(after.len()));
+        let (index, end) = after.split_at(digits.unwrap_or(after.len()));
         rest = match index.parse() {
-            Ok(index) if begins && behind.starts_with('.') => {
+            Ok(index) if begins && end.starts_with('.') => {
                 out.push_str(&show(index));
-                behind
+                end
             }
             _ => after,
         };

@@ -337,10 +337,12 @@ mod tests {
 
     #[test]
     fn few_tiles_per_sm_use_finer_tiles() {
-        // 4 · 132 · 192 rows, for 12 heads.
-        let whole = attention(128, DType::F16).by_length(&testing::hopper(), None);
-        assert_eq!(tile(&whole, 8448, 512).rows, 128);
-        assert_eq!(tile(&whole, 8449, 512).rows, 192);
+        let machine = testing::hopper();
+        let whole = attention(128, DType::F16).by_length(&machine, None);
+        // Four tiles of 192 rows for each SM, shared by 12 heads.
+        let tokens = u64::from(4 * 192 * machine.sms / 12);
+        assert_eq!(tile(&whole, tokens, 512).rows, 128);
+        assert_eq!(tile(&whole, tokens + 1, 512).rows, 192);
         assert_eq!(whole.overlap(), None);
         assert!(Batches::ALL.is_covered_by(&whole.covered()));
     }

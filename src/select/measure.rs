@@ -75,14 +75,14 @@ pub(super) fn correction(factors: &[(u64, f64)], rows: u64) -> f64 {
     ) {
         (None, None) => 1.0,
         (Some(only), None) | (None, Some(only)) => faded(only),
-        (Some(before), Some(behind)) => {
-            let (from, to) = (position(before.0), position(behind.0));
+        (Some(before), Some(after)) => {
+            let (from, to) = (position(before.0), position(after.0));
             let part = if to > from {
                 (at - from) / (to - from)
             } else {
                 1.0
             };
-            before.1 + (behind.1 - before.1) * part
+            before.1 + (after.1 - before.1) * part
         }
     }
 }

@@ -336,19 +336,19 @@ mod tests {
         let [first, second, third] = [1, 2, 3].map(|_| block_on(memory.request(1)).unwrap());
         block_on(first.reserve(ANSWERS)).unwrap();
         let mut waits = Box::pin(second.reserve(2 << 20));
-        let mut behind = Box::pin(third.reserve(1 << 20));
+        let mut after = Box::pin(third.reserve(1 << 20));
         assert!(waits.as_mut().poll(&mut context).is_pending());
-        assert!(behind.as_mut().poll(&mut context).is_pending());
+        assert!(after.as_mut().poll(&mut context).is_pending());
         let error = first.add(1).unwrap_err();
         assert!(matches!(error, ServeError::LargeRequest { .. }));
         first.free(2 << 20);
         // An answer that grows uses memory that waiting requests cannot take.
         first.add(1 << 20).unwrap();
         assert!(waits.as_mut().poll(&mut context).is_ready());
-        assert!(behind.as_mut().poll(&mut context).is_pending());
+        assert!(after.as_mut().poll(&mut context).is_pending());
         first.free(2 << 20);
-        assert!(behind.as_mut().poll(&mut context).is_ready());
-        drop((waits, behind));
+        assert!(after.as_mut().poll(&mut context).is_ready());
+        drop((waits, after));
         third.add(ANSWERS / EXTRA).unwrap();
         let error = second.add(ANSWERS / 2).unwrap_err();
         assert!(matches!(error, ServeError::Overloaded { .. }));

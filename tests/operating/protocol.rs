@@ -125,7 +125,7 @@ fn send_all(to: SocketAddr, head: &str, n: usize) -> std::io::Result<super::Resp
         stream.get_mut().write_all(&piece)?;
     }
     let response = read_response(&mut stream)?;
-    // The connection is closed behind it.
+    // The connection is closed after it.
     assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0);
     Ok(response)
 }

@@ -314,7 +314,7 @@ impl Kernel for GemmStream {
             }
             _ => String::new(),
         };
-        let behind = match self.norm {
+        let after = match self.norm {
             StreamNorm::Before { centred } => format!("_before_{}", kind(centred)),
             _ => String::new(),
         };
@@ -322,7 +322,7 @@ impl Kernel for GemmStream {
             format!("{}_gate_", gate.activation.name())
         });
         let (plain, Self { n, k, dtype, .. }) = (self.plain().epilogue.name(), self);
-        format!("{before}{gate}{plain}{behind}_{dtype}_n{n}_k{k}")
+        format!("{before}{gate}{plain}{after}_{dtype}_n{n}_k{k}")
     }
 
     fn template(&self) -> &'static str {

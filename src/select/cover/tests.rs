@@ -61,7 +61,7 @@ fn least(edges: &Edges, from: usize, times: &[f64], is_kept: &[bool]) -> f64 {
     }
     let at = edges.edges.iter().filter(|edge| edge.from == from);
     let each = at.flat_map(|edge| {
-        let behind = least(edges, from + edge.implementation.sites, times, is_kept);
+        let after = least(edges, from + edge.implementation.sites, times, is_kept);
         let sums = edge.kernels.iter().fold(vec![0.0], |sums: Vec<f64>, all| {
             let kept = all.iter().filter(|&&kernel| is_kept[kernel]);
             let times = kept.map(|&kernel| times[kernel]);
@@ -70,7 +70,7 @@ fn least(edges: &Edges, from: usize, times: &[f64], is_kept: &[bool]) -> f64 {
                 .collect()
         });
         sums.into_iter()
-            .map(move |sum| sum - edge.implementation.saved + behind)
+            .map(move |sum| sum - edge.implementation.saved + after)
     });
     each.fold(f64::INFINITY, f64::min)
 }

@@ -139,7 +139,7 @@ impl Detokenizer {
                 };
                 if row.job.goes_on {
                     let decode = |tokens: &[u32]| self.encoder.decode(tokens);
-                    match GrowingText::behind(&row.job.request.prompt, decode) {
+                    match GrowingText::after(&row.job.request.prompt, decode) {
                         Ok(text) => row.text = text,
                         Err(problem) => row.fail(problem),
                     }

@@ -217,15 +217,15 @@ fn offline(
     }
     let began = Instant::now();
     let within = Duration::from_secs_f64(args.seconds.min(OFFLINE));
-    let mut behind = std::collections::VecDeque::new();
+    let mut in_flight = std::collections::VecDeque::new();
     let mut done = 0;
     for batch in batches.iter().cycle() {
-        behind.push_back((
+        in_flight.push_back((
             batch.lens().iter().map(|&n| u64::from(n)).sum::<u64>(),
             pipeline.submit(batch.clone())?,
         ));
-        if behind.len() > 2
-            && let Some((tokens, pending)) = behind.pop_front()
+        if in_flight.len() > 2
+            && let Some((tokens, pending)) = in_flight.pop_front()
         {
             pending.wait()?;
             done += tokens;
@@ -234,7 +234,7 @@ fn offline(
             break;
         }
     }
-    for (tokens, pending) in behind {
+    for (tokens, pending) in in_flight {
         pending.wait()?;
         done += tokens;
     }

@@ -354,7 +354,7 @@ impl Spec {
         let length = sign.len() + text.chars().count();
         let missing = self.width.saturating_sub(length);
         let fill = self.fill.unwrap_or(' ').to_string();
-        let (before, between, behind) = match self.align.unwrap_or(align) {
+        let (before, between, after) = match self.align.unwrap_or(align) {
             '<' => (0, 0, missing),
             '^' => (missing / 2, 0, missing - missing / 2),
             '=' => (0, missing, 0),
@@ -364,7 +364,7 @@ impl Spec {
         to.push_str(sign)?;
         to.repeat(&fill, between)?;
         to.push_str(text)?;
-        to.repeat(&fill, behind)
+        to.repeat(&fill, after)
     }
 }
 

@@ -158,7 +158,7 @@ impl Machine<'_> {
                     _ => text.rsplit_once(&**separator),
                 };
                 let parts = match (found, name) {
-                    (Some((before, behind)), _) => [before, &separator, behind],
+                    (Some((before, after)), _) => [before, &separator, after],
                     (None, "partition") => [&***text, "", ""],
                     (None, _) => ["", "", &***text],
                 };
@@ -468,10 +468,10 @@ fn split_spaces(text: &str, n: usize, from_end: bool) -> Vec<&str> {
             break;
         };
         let space = rest[at..].chars().next().map_or(1, char::len_utf8);
-        let (before, behind) = (&rest[..at], &rest[at + space..]);
+        let (before, after) = (&rest[..at], &rest[at + space..]);
         let (part, left) = match from_end {
-            false => (before, behind),
-            true => (behind, before),
+            false => (before, after),
+            true => (after, before),
         };
         parts.push(part);
         rest = left;

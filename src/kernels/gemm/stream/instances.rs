@@ -42,7 +42,7 @@ pub fn representative() -> Vec<KernelSpec> {
         add(of(20_001, 72, dtype, plain.with_residual()), true);
         for centred in [false, true] {
             let before = StreamNorm::Before { centred };
-            let behind = StreamNorm::Behind { eps: 1e-5, centred };
+            let after = StreamNorm::Behind { eps: 1e-5, centred };
             let with = |norm, gemm| GemmStream { norm, ..gemm };
             add(
                 with(before, of(768, 1000, dtype, bias.with_residual())),
@@ -52,13 +52,13 @@ pub fn representative() -> Vec<KernelSpec> {
                 with(before, of(328, 328, dtype, plain.with_residual())),
                 true,
             );
-            add(with(behind, of(1000, 768, dtype, gelu)), true);
-            add(with(behind, of(328, 328, dtype, plain)), true);
+            add(with(after, of(1000, 768, dtype, gelu)), true);
+            add(with(after, of(328, 328, dtype, plain)), true);
             let gate = |gemm| GemmStream {
                 gated: true,
                 ..gemm
             };
-            add(gate(with(behind, of(1000, 328, dtype, silu(false)))), true);
+            add(gate(with(after, of(1000, 328, dtype, silu(false)))), true);
         }
         add(
             GemmStream {
