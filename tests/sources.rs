@@ -153,17 +153,20 @@ fn every_source_is_as_its_exemplar_was_reviewed() {
     for (class, rendered) in classes.iter().zip(&rendered) {
         assert_eq!(rendered.text(), class.exemplar().text);
     }
-    let symbols = marked.iter().map(|source| source.symbol.as_str());
+    let named = || {
+        let symbols = marked.iter().map(|source| source.symbol.as_str());
+        symbols.zip(&rendered)
+    };
     let folder = class::folder();
     let existing = snapshots_in(&folder.join("partials"));
-    let partials = Partials::of(symbols.zip(&rendered), existing);
+    let partials = Partials::of(named(), existing);
 
     let exemplars = classes
         .iter()
         .zip(&rendered)
         .map(|(class, rendered)| (class.exemplar().symbol.clone(), partials.shown(rendered)));
     let mut wrong = differences(&folder, &exemplars.collect());
-    let partials = partials.snapshots(rendered.iter());
+    let partials = partials.snapshots(named());
     wrong.extend(differences(&folder.join("partials"), &partials));
 
     // The exemplar of every source, to look it up.

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gemmule::codegen::{Marks, tidy};
+use gemmule::{
+    codegen::{Marks, tidy},
+    jit::Source,
+};
 
 /// A rendered template or partial.
 #[derive(Debug, PartialEq)]
@@ -55,6 +58,14 @@ impl<'a> Rendered<'a> {
         tidy(&self.joined(&|partial| partial.flat()))
     }
 
+    /// The text without numbers and storage types, as for [classes](super::class::skeleton) of sources.
+    fn skeleton(&self) -> String {
+        super::class::skeleton(&Source {
+            symbol: String::new(),
+            text: self.flat(),
+        })
+    }
+
     fn flat(&self) -> String {
         self.joined(&Self::flat)
     }
@@ -80,10 +91,10 @@ impl<'a> Rendered<'a> {
     }
 }
 
-/// The distinct renderings of every partial.
+/// The renderings of every partial that differ in more than numbers and storage types.
 #[derive(Default)]
 pub struct Partials {
-    /// By name, then by text: the symbols of the sources that contain it.
+    /// By name, then by skeleton: the symbols of the sources that contain it.
     found: BTreeMap<String, BTreeMap<String, BTreeSet<String>>>,
     /// Names of the snapshots that exist.
     existing: BTreeSet<String>,
@@ -98,8 +109,8 @@ impl Partials {
         let mut found: BTreeMap<_, BTreeMap<_, BTreeSet<_>>> = BTreeMap::new();
         for (symbol, source) in sources {
             for partial in source.partials() {
-                let texts = found.entry(partial.name.to_owned()).or_default();
-                let symbols = texts.entry(partial.flat()).or_default();
+                let skeletons = found.entry(partial.name.to_owned()).or_default();
+                let symbols = skeletons.entry(partial.skeleton()).or_default();
                 symbols.insert(symbol.to_owned());
             }
         }
@@ -109,14 +120,19 @@ impl Partials {
     /// Name of the snapshot with this rendering: the partial's name, and if there are several the symbol of a source.
     fn snapshot(&self, partial: &Rendered) -> String {
         let stem = stem(partial.name);
-        let texts = &self.found[partial.name];
-        if texts.len() == 1 {
-            return stem.to_owned();
+        match self.found[partial.name].len() {
+            1 => stem.to_owned(),
+            _ => format!("{stem}.{}", self.exemplar(partial)),
         }
-        let symbols = texts[&partial.flat()].iter();
+    }
+
+    /// Symbol of the source whose rendering stands for all of one skeleton.
+    fn exemplar(&self, partial: &Rendered) -> &str {
+        let stem = stem(partial.name);
+        let symbols = self.found[partial.name][&partial.skeleton()].iter();
         let is_new = |symbol: &str| !self.existing.contains(&format!("{stem}.{symbol}"));
         let symbol = symbols.min_by_key(|symbol| (is_new(symbol), symbol.len(), *symbol));
-        format!("{stem}.{}", symbol.expect("a source has it"))
+        symbol.expect("a source has it")
     }
 
     /// The text of a source or a partial in which each partial is a comment that names its snapshot.
@@ -124,15 +140,21 @@ impl Partials {
         tidy(&rendered.joined(&|partial| format!("/* partials/{} */", self.snapshot(partial))))
     }
 
-    /// Name and text of the snapshot of every rendering in `sources`.
+    /// Name and text of the snapshot of every skeleton in `sources`, which are named by their symbols.
     pub fn snapshots<'a>(
         &self,
-        sources: impl Iterator<Item = &'a Rendered<'a>>,
+        sources: impl Iterator<Item = (&'a str, &'a Rendered<'a>)>,
     ) -> BTreeMap<String, String> {
-        let partials = sources.flat_map(Rendered::partials);
-        partials
-            .map(|partial| (self.snapshot(partial), self.shown(partial)))
-            .collect()
+        let mut snapshots = BTreeMap::new();
+        for (symbol, source) in sources {
+            for partial in source.partials() {
+                if self.exemplar(partial) == symbol {
+                    let name = self.snapshot(partial);
+                    snapshots.entry(name).or_insert_with(|| self.shown(partial));
+                }
+            }
+        }
+        snapshots
     }
 }
 
@@ -148,17 +170,17 @@ fn a_source_names_its_partials_and_each_rendering_is_there_once() {
         name_end: ':',
         end: '>',
     };
-    let one = "a\n<partials/x.cu:x1<partials/y.cu:y>>\nb\n";
-    let other = "<partials/x.cu:x2<partials/y.cu:y>>\nc\n";
+    let one = "a\n<partials/x.cu:f(1)<partials/y.cu:y>>\nb\n";
+    let other = "<partials/x.cu:g(1)<partials/y.cu:y>>\nc\n<partials/x.cu:f(2)<partials/y.cu:y>>\n";
     let sources = [one, other].map(|marked| Rendered::parse(marked, marks));
-    assert_eq!(sources[0].text(), "a\nx1y\nb\n");
+    assert_eq!(sources[0].text(), "a\nf(1)y\nb\n");
     let named = || ["one", "other"].into_iter().zip(&sources);
     let partials = Partials::of(named(), BTreeSet::new());
     assert_eq!(partials.shown(&sources[0]), "a\n/* partials/x.one */\nb\n");
-    let snapshots = partials.snapshots(sources.iter());
+    let snapshots = partials.snapshots(named());
     let expected = [
-        ("x.one", "x1/* partials/y */\n"),
-        ("x.other", "x2/* partials/y */\n"),
+        ("x.one", "f(1)/* partials/y */\n"),
+        ("x.other", "g(1)/* partials/y */\n"),
         ("y", "y\n"),
     ];
     let expected = expected.map(|(name, text)| (name.to_owned(), text.to_owned()));
