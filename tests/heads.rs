@@ -310,33 +310,27 @@ fn heads_that_a_description_lacks_are_named() {
     }
 }
 
-#[test]
-fn a_classifier_writes_no_texts() {
-    let (_, config) = for_architecture("llama", "LlamaForSequenceClassification");
-    let all = tensors("llama", &config, &["sequence_logits", "next_token_logits"]);
-    let folder = folder(&config, &all);
+/// The error of an engine for text generation from a folder with these outputs' tensors.
+#[track_caller]
+fn refused_generation(description: &str, config: &Value, outputs: &[&str]) -> String {
+    let folder = folder(config, &tensors(description, config, outputs));
     let builder = Engine::from_checkpoint(folder.path()).device(DeviceChoice::Cpu);
-    let error = builder
-        .generating()
-        .build()
-        .err()
-        .expect("it is a classifier");
-    assert_snapshot!(folder.text(&error), @"config.json: `architectures` names `LlamaForSequenceClassification`, which does not generate text; `gemmule run` computes its outputs");
+    let error = builder.generating().build().err().expect("it is refused");
+    folder.text(&error)
 }
 
 #[test]
-fn a_model_without_the_mask_writes_no_texts() {
+fn a_classifier_generates_no_text() {
+    let (_, config) = for_architecture("llama", "LlamaForSequenceClassification");
+    let outputs = ["sequence_logits", "next_token_logits"];
+    assert_snapshot!(refused_generation("llama", &config, &outputs), @"config.json: `architectures` names `LlamaForSequenceClassification`, which does not generate text; `gemmule run` computes its outputs");
+}
+
+#[test]
+fn a_model_without_the_mask_generates_no_text() {
     let config =
         config(json!({"model_type": "qwen3", "is_causal": false, "tie_word_embeddings": true}));
-    let all = tensors("qwen3", &config, &["sentence_embedding"]);
-    let folder = folder(&config, &all);
-    let builder = Engine::from_checkpoint(folder.path()).device(DeviceChoice::Cpu);
-    let error = builder
-        .generating()
-        .build()
-        .err()
-        .expect("it is bidirectional");
-    assert_snapshot!(folder.text(&error), @"config.json: `is_causal` is `false`, but this description is for `true`");
+    assert_snapshot!(refused_generation("qwen3", &config, &["sentence_embedding"]), @"config.json: `is_causal` is `false`, but this description is for `true`");
 }
 
 /// Descriptions that write, with sizes whose heads have 12 elements.

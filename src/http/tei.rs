@@ -58,18 +58,10 @@ pub(super) async fn embed(
     submit: Submit,
 ) -> HandlerResult {
     let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
-    let submit = cut(&mut fields, submit)?;
     let normalizes = fields.flag("normalize")?.unwrap_or(true);
     let dimensions = fields.count("dimensions", 1..=i64::MAX)?;
-    let inputs = inputs("inputs", &fields.value("inputs"))?;
-    let service = model.service()?;
-    shortened(vec![0.0; service.width()], dimensions)?;
-    let submit = Submit {
-        prompt: prompt(&mut fields, service, &inputs, "prompt_name")?,
-        ..submit
-    };
-    let answers = computed(app, service, inputs, submit).await?;
-    let tokens = answers.iter().map(|answer| answer.tokens).sum();
+    shortened(vec![0.0; model.service()?.width()], dimensions)?;
+    let (answers, tokens) = embedded(app, &model, fields, submit).await?;
     let mut rows = Vec::with_capacity(answers.len());
     for answer in answers {
         let mut values = shortened(answer.values, dimensions)?;
@@ -79,6 +71,25 @@ pub(super) async fn embed(
         rows.push(values);
     }
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
+}
+
+/// Computes the inputs of a request, cut and prompted as its fields say. Returns the results and their number of tokens.
+async fn embedded(
+    app: &RequestContext<'_>,
+    model: &Model,
+    mut fields: Fields,
+    submit: Submit,
+) -> Result<(Vec<Answer>, usize), Failure> {
+    let submit = cut(&mut fields, submit)?;
+    let inputs = inputs("inputs", &fields.value("inputs"))?;
+    let service = model.service()?;
+    let submit = Submit {
+        prompt: prompt(&mut fields, service, &inputs, "prompt_name")?,
+        ..submit
+    };
+    let answers = computed(app, service, inputs, submit).await?;
+    let tokens = answers.iter().map(|answer| answer.tokens).sum();
+    Ok((answers, tokens))
 }
 
 /// Adds the number of tokens as a header, for responses whose bodies have no field for it.
@@ -95,16 +106,11 @@ pub(super) async fn embed_all(
     submit: Submit,
 ) -> HandlerResult {
     let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
-    let submit = cut(&mut fields, submit)?;
-    let inputs = inputs("inputs", &fields.value("inputs"))?;
-    let service = model.service()?;
     let submit = Submit {
         wanted: Wanted::AllTokens,
-        prompt: prompt(&mut fields, service, &inputs, "prompt_name")?,
         ..submit
     };
-    let answers = computed(app, service, inputs, submit).await?;
-    let tokens = answers.iter().map(|answer| answer.tokens).sum();
+    let (answers, tokens) = embedded(app, &model, fields, submit).await?;
     let rows = answers.iter().map(|answer| {
         let width = answer.values.len() / answer.tokens.max(1);
         answer.values.chunks_exact(width.max(1)).collect()
@@ -126,16 +132,11 @@ pub(super) async fn embed_sparse(
     submit: Submit,
 ) -> HandlerResult {
     let model = app.asks(app.models.sparse(fields.text("model")?.as_deref()))?;
-    let submit = cut(&mut fields, submit)?;
-    let inputs = inputs("inputs", &fields.value("inputs"))?;
-    let service = model.service()?;
     let submit = Submit {
         wanted: Wanted::Sparse,
-        prompt: prompt(&mut fields, service, &inputs, "prompt_name")?,
         ..submit
     };
-    let answers = computed(app, service, inputs, submit).await?;
-    let tokens = answers.iter().map(|answer| answer.tokens).sum();
+    let (answers, tokens) = embedded(app, &model, fields, submit).await?;
     let row = |answer: &Answer| -> Vec<Weight> {
         let weights = answer.entries.iter().zip(&answer.values);
         let weights = weights.map(|(&index, &value)| Weight { index, value });
