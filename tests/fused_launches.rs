@@ -58,7 +58,7 @@ fn writer(model: &str, layers: u32) -> Value {
     })
 }
 
-/// The kernels that a batch of so many tokens launches.
+/// The kernels that a batch of this number of tokens launches.
 fn launched(program: &Program, tokens: u32) -> Vec<&KernelSpec> {
     let batch = Extents::of(&[tokens]).expect("a batch");
     let steps = program.steps.iter();
@@ -319,7 +319,7 @@ fn joint_launches_give_the_results_of_launches_for_each_operator() {
     }
 }
 
-/// Compares two sessions on a batch of so many tokens.
+/// Compares two sessions on a batch of this number of tokens.
 fn assert_same(with: &mut CpuSession, without: &mut CpuSession, tokens: u32) {
     // As many tokens, in two sequences unless they are few.
     let ids: Vec<u32> = (0..tokens).map(|i| (i * 7 + 3) % 20).collect();
@@ -339,7 +339,7 @@ fn assert_same(with: &mut CpuSession, without: &mut CpuSession, tokens: u32) {
     }
 }
 
-/// How many kernels append so many tokens to a cache, alone and with what attention reads besides.
+/// The numbers of kernels that append this number of tokens to a cache: alone, and together with the preparation of attention.
 fn appends(program: &Program, tokens: u32) -> [usize; 2] {
     let kernels = launched(program, tokens);
     let count = |is_one: fn(&KernelSpec) -> bool| kernels.iter().filter(|k| is_one(k)).count();

@@ -40,7 +40,7 @@ fn encoder(machine: Machine) -> Compiled {
     compile(&model, &config, &options).expect("it compiles")
 }
 
-/// What so many tokens launch, in order.
+/// The launches of a batch of `tokens` tokens, in order.
 fn launched(program: &Program, tokens: u64) -> Vec<&KernelSpec> {
     let batch = Extents {
         tokens,
@@ -66,7 +66,7 @@ fn us(cycles: f64, machine: &Machine) -> f64 {
     cycles / f64::from(machine.clock_mhz)
 }
 
-/// The kernel that takes most of the time of so many tokens, by its estimate.
+/// The kernel with the largest estimated time for a batch of this number of tokens.
 fn heaviest(program: &Program, tokens: u64, machine: &Machine) -> (KernelSpec, f64) {
     let all = launched(program, tokens).into_iter();
     let timed = all.filter_map(|kernel| Some((kernel, cycles(kernel, tokens, machine)?)));
@@ -74,7 +74,7 @@ fn heaviest(program: &Program, tokens: u64, machine: &Machine) -> (KernelSpec, f
     (kernel.clone(), cycles)
 }
 
-/// What the model says that a program's kernels take for so many tokens.
+/// The estimated time of a program's kernels for a batch of this number of tokens.
 fn estimate(program: &Program, tokens: u64, machine: &Machine) -> f64 {
     let all = launched(program, tokens).into_iter();
     all.filter_map(|kernel| cycles(kernel, tokens, machine))

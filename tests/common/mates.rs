@@ -1,4 +1,4 @@
-//! Whether a sequence's results depend on its batch-mates.
+//! Checks whether a sequence's results depend on the rest of the batch.
 
 use gemmule::{Batch, Engine, Session};
 

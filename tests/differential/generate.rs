@@ -560,7 +560,7 @@ impl Writer {
         self.value(&op, Shape::Scores(heads), size)
     }
 
-    /// What a softmax has besides its scores, of so many heads: most often nothing.
+    /// Further arguments of a softmax over this number of heads; usually none.
     fn by_distance(&mut self, heads: u32) -> String {
         let mut fields = String::new();
         if self.chance(15) {
