@@ -186,7 +186,7 @@ fn sets_that_cannot_be_run_are_named() {
     }
     bench.0.write("broken.json", "{}");
     let ladder = |file| bench.error(&[&on_cpu("ladder")[..], &["--workloads", file]].concat());
-    assert_snapshot!(ladder("broken.json"), @r#"× `broken.json` holds no sets of lengths; expected {"encoder": [{"name": …, "lens": […]}, …]} ╰─▶ missing field `encoder` at line 1 column 2"#);
+    assert_snapshot!(ladder("broken.json"), @r#"× `broken.json` has no sets of lengths; expected {"encoder": [{"name": …, "lens": […]}, …]} ╰─▶ missing field `encoder` at line 1 column 2"#);
     assert_snapshot!(ladder("absent.json"), @"× `absent.json` cannot be read ╰─▶ No such file or directory (os error 2)");
 }
 
