@@ -5,10 +5,10 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use gemmule::kernels::KernelSpec;
-use gemmule::kernels::attention::{Attending, HeadView, MhaOnline, usual_scale};
+use gemmule::kernels::attention::{AttentionProblem, HeadView, MhaOnline, default_scale};
 use gemmule::kernels::gemm::{Activation, Epilogue, Gemm, Tile};
 use gemmule::kernels::layernorm::BiasResidualLayerNorm;
-use gemmule::runtime::cpu::ops::{PackedWeight, Products, Read, run};
+use gemmule::runtime::cpu::ops::{MatmulPrecision, PackedWeight, Read, run};
 use gemmule::tensor::{DType, Extents};
 
 const WIDTH: u32 = 384;
@@ -52,7 +52,7 @@ fn gemm(c: &mut Criterion) {
             let x = values(rows * k as usize);
             let weight = values((n * k) as usize);
             // Packed once, as when a model is loaded.
-            let weight = PackedWeight::new(&weight, n as usize, k as usize, Products::F32);
+            let weight = PackedWeight::new(&weight, n as usize, k as usize, MatmulPrecision::F32);
             let bias = values(n as usize);
             let mut out = vec![0.0; rows * n as usize];
             let spec = KernelSpec::Gemm(Gemm {
@@ -121,7 +121,7 @@ fn attention(c: &mut Criterion) {
             stride: 3 * WIDTH,
         };
         let spec = KernelSpec::MhaOnline(MhaOnline {
-            of: Attending::full(HEADS, HEAD, usual_scale(HEAD), [0, 1, 2].map(part)),
+            of: AttentionProblem::full(HEADS, HEAD, default_scale(HEAD), [0, 1, 2].map(part)),
             dtype: DType::F32,
         });
         let reads = [

@@ -6,7 +6,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use gemmule::{
-    schedule::{CostTable, Desk, Micros, Settings, scheduler},
+    schedule::{CostTable, Micros, SchedulerState, Settings, scheduler},
     simulate::{Devices, Load, simulate},
 };
 
@@ -50,12 +50,12 @@ fn decision(c: &mut Criterion) {
         }
         for name in ["packed", "concat-das", "slotted-das"] {
             let mut of = scheduler(name, &Settings::default()).expect("it is there");
-            let mut desk = Desk::new(&[u64::MAX], 1);
+            let mut desk = SchedulerState::new(&[u64::MAX], 1);
             let mut next = arrivals.iter().cycle();
             let mut now = Micros(0);
             // The number of arrivals equals the number of departures, as in a service under full
             // load.
-            let mut come = |desk: &mut Desk| {
+            let mut come = |desk: &mut SchedulerState| {
                 while desk.waiting().len() < WAITING {
                     desk.arrive(*next.next().expect("it goes on"));
                 }

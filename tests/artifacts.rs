@@ -11,8 +11,8 @@ use gemmule::{
     engine::{Artifact, Sealed, emit},
     graph::WeightExpr,
     jit::{DiskCache, Jit, Source, Target},
-    kernels::{KernelSpec, Meta, gemm::Tile},
-    program::Place,
+    kernels::{BatchInput, KernelSpec, gemm::Tile},
+    program::Storage,
     runtime::{
         cuda::CudaModel,
         weights::{RandomWeights, WeightSource},
@@ -348,7 +348,7 @@ fn programs_that_would_reach_past_their_tensors_are_refused() {
         let tensors = a.program.tensors.iter();
         tensors
             .clone()
-            .position(|t| matches!(t.place, Place::Weight(_)))
+            .position(|t| matches!(t.place, Storage::Weight(_)))
             .expect("a weight")
     };
     assert_snapshot!(refused(|a| a.program.steps[1].operands[0] = 10_000), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` binds tensor 10000 of 30; compile the model again");
@@ -357,25 +357,25 @@ fn programs_that_would_reach_past_their_tensors_are_refused() {
     assert_snapshot!(refused(|a| a.program.outputs[0].1 = 0), @"`[dir]/tiny` is not an artifact of this version of gemmule: the output `last_hidden_state` is not a tensor that a step computes; compile the model again");
     assert_snapshot!(refused(|a| {
         let out = a.program.outputs[0].1;
-        if let Place::Planned { last, .. } = &mut a.program.tensors[out].place { *last -= 1 }
+        if let Storage::Planned { last, .. } = &mut a.program.tensors[out].place { *last -= 1 }
     }), @"`[dir]/tiny` is not an artifact of this version of gemmule: the output `last_hidden_state` is not alive after the last step; compile the model again");
     assert_snapshot!(refused(|a| a.program.steps.swap(1, 2)), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.context` binds `layer.0.query+key+value` outside its life; compile the model again");
     assert_snapshot!(refused(|a| a.program.steps.truncate(3)), @"`[dir]/tiny` is not an artifact of this version of gemmule: `hidden` lives from step 0 to 4 of 3; compile the model again");
     assert_snapshot!(refused(|a| {
         let at = weight(a);
-        a.program.tensors[at].place = Place::Weight(WeightExpr::ConcatRows(Vec::new()));
+        a.program.tensors[at].place = Storage::Weight(WeightExpr::ConcatRows(Vec::new()));
     }), @"`[dir]/tiny` is not an artifact of this version of gemmule: the weight `embeddings.word_embeddings.weight` has no parts; compile the model again");
     assert_snapshot!(refused(|a| {
         let at = weight(a);
-        a.program.tensors[at].place = Place::Weight(WeightExpr::Stored { name: "w".into(), dims: vec![u64::MAX, 2] });
+        a.program.tensors[at].place = Storage::Weight(WeightExpr::Stored { name: "w".into(), dims: vec![u64::MAX, 2] });
     }), @"`[dir]/tiny` is not an artifact of this version of gemmule: the weight `embeddings.word_embeddings.weight` is [18446744073709551615, 2], at most 1099511627776 elements fit; compile the model again");
     assert_snapshot!(refused(|a| {
         let at = weight(a);
         a.program.tensors[at].element = Element::Value(DType::F16);
     }), @"`[dir]/tiny` is not an artifact of this version of gemmule: the weight `embeddings.word_embeddings.weight` is stored as f16; compile the model again");
     assert_snapshot!(refused(|a| {
-        let ids = a.program.tensors.iter_mut().find(|t| t.place == Place::Batch(Meta::TypeIds));
-        ids.expect("the model has segments").place = Place::Batch(Meta::TokenIds);
+        let ids = a.program.tensors.iter_mut().find(|t| t.place == Storage::Batch(BatchInput::TypeIds));
+        ids.expect("the model has segments").place = Storage::Batch(BatchInput::TokenIds);
     }), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `hidden` looks up `type_ids` in a table for TypeIds; compile the model again");
 }
 
@@ -525,7 +525,7 @@ fn ran(artifact: Artifact, batch: &gemmule::Batch) -> bool {
         .tensors
         .iter()
         .filter_map(|t| match &t.place {
-            Place::Weight(expr) => Some(expr.stored()),
+            Storage::Weight(expr) => Some(expr.stored()),
             _ => None,
         })
         .flatten()

@@ -10,7 +10,7 @@ use gemmule::{
     AllocatorChoice, AttentionChoice, Batch, DType, DeviceChoice, Engine, EngineError,
     engine::{Artifact, CompileOptions, Compiled, compile, description},
     kernels::KernelSpec,
-    program::{Place, Program, Step, TensorIndex},
+    program::{Program, Step, Storage, TensorIndex},
     runtime::{
         Output,
         cpu::{CpuModel, CpuSession},
@@ -283,7 +283,7 @@ fn by_length(dtype: DType) -> Program {
         }
         // What the two steps read lives as long as they need it, and what comes behind is two steps later.
         for (index, tensor) in program.tensors.iter_mut().enumerate() {
-            if let Place::Planned { first, last } = &mut tensor.place {
+            if let Storage::Planned { first, last } = &mut tensor.place {
                 let is_read = operands.contains(&index);
                 *first += if *first > at as u32 { 2 } else { 0 };
                 *last += if *last > at as u32 || (is_read && *last == at as u32) {

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, num::NonZeroUsize, path::Path, sync::OnceLock};
 
 use gemmule::{
     Batch, DType, DeviceChoice, Engine, EngineError,
-    engine::{Event, Generate, Request},
+    engine::{Event, Request, SamplingParams},
     model::Description,
     runtime::weights::RandomWeights,
     search::{Beams, Rules},
@@ -134,11 +134,11 @@ impl Family {
                 suppressed: vec![1],
                 ..Rules::default()
             };
-            let options = Generate {
+            let options = SamplingParams {
                 rules,
                 beams: Some(Beams::of(2)),
                 decoder_start: Some(2),
-                ..Generate::default()
+                ..SamplingParams::default()
             };
             let prompt = ids.clone();
             let admitted = generator.admit(Request { prompt, options });

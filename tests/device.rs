@@ -16,7 +16,7 @@ use std::{
 use common::mates;
 use gemmule::{
     AllocatorChoice, Batch, ChunkPolicy, DeviceChoice, Engine, EngineError, GraphChoice, Session,
-    engine::{Builder, DeviceName, Generate, Pending, Pipeline, Request},
+    engine::{Builder, DeviceName, Pending, Pipeline, Request, SamplingParams},
     program::AttentionChoice,
     runtime::{cuda::CudaError, weights::RandomWeights},
     search::Rules,
@@ -425,12 +425,12 @@ fn models_are_loaded_and_generators_grow_while_graphs_are_captured() {
             let mut generator = writes.generator(64 << 20).expect("a generator");
             // Each needs a wider table than the one before.
             for max_new_tokens in [8, 500, 1000, 2000] {
-                let options = Generate {
+                let options = SamplingParams {
                     rules: Rules {
                         max_new_tokens,
                         ..Rules::default()
                     },
-                    ..Generate::default()
+                    ..SamplingParams::default()
                 };
                 let ticket = generator.admit(Request {
                     prompt: vec![5, 6, 7],

@@ -282,7 +282,7 @@ fn norms_within_gemms_give_the_results_of_launches_for_each_operator() {
         let unfused = program_of(model, &config, |options| options.no_joint_launches = true);
         let within = |program: &Program, tokens| {
             let kernels = launched(program, tokens).into_iter();
-            let is_one = |kernel: &&KernelSpec| matches!(kernel, KernelSpec::GemmStream(k) if matches!(k.norm, StreamNorm::Behind { .. }));
+            let is_one = |kernel: &&KernelSpec| matches!(kernel, KernelSpec::GemmStream(k) if matches!(k.norm, StreamNorm::After { .. }));
             kernels.filter(is_one).count()
         };
         for (tokens, expected) in [(1, 3), (7, 3), (1000, 0)] {

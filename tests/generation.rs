@@ -11,7 +11,9 @@ use std::{
 
 use gemmule::{
     AttentionChoice, Batch, DType, DeviceChoice, Engine,
-    engine::{AdmitError, Event, Failure, Generate, Generator, Reason, Request, Stop, Ticket},
+    engine::{
+        AdmitError, Event, Failure, Generator, Reason, Request, SamplingParams, Stop, Ticket,
+    },
     runtime::weights::RandomWeights,
     search::{Beams, EarlyStopping, Rules, Sampling},
 };
@@ -124,13 +126,13 @@ fn beams_on(device: DeviceChoice) {
                 let stored = Stored::read(&format!("{name}.written.safetensors"));
                 let key = |what: &str| format!("{kind}.{i}.{what}");
                 let (beams, rules) = beams(kind);
-                let options = Generate {
+                let options = SamplingParams {
                     rules: Rules {
                         end: stored.ids(&key("ends")),
                         ..rules
                     },
                     beams: Some(beams),
-                    ..Generate::default()
+                    ..SamplingParams::default()
                 };
                 let prompt = stored.ids(&key("prompt"));
                 let admitted = generator.admit(request(&prompt, &options));
@@ -202,7 +204,7 @@ fn least_lengths_on(device: DeviceChoice) {
                     None => (0, 9),
                 };
                 let write = |min_length, min_new_tokens| {
-                    let options = Generate {
+                    let options = SamplingParams {
                         rules: Rules {
                             end: stored.ids(&key("ends")),
                             max_new_tokens: 16,
@@ -211,7 +213,7 @@ fn least_lengths_on(device: DeviceChoice) {
                             ..Rules::default()
                         },
                         beams,
-                        ..Generate::default()
+                        ..SamplingParams::default()
                     };
                     let go_on = |_: usize, _: &Event| ControlFlow::Continue(());
                     let prompt = std::slice::from_ref(&prompt);
@@ -290,9 +292,9 @@ fn greedy_tokens_on(device: DeviceChoice) {
         for kind in ["greedy", "rules"] {
             let stored = stored(name, kind);
             let prompts: Vec<Vec<u32>> = stored.iter().map(|(p, _)| p.clone()).collect();
-            let options = Generate {
+            let options = SamplingParams {
                 rules: rules(kind),
-                ..Generate::default()
+                ..SamplingParams::default()
             };
             let go_on = |_: usize, _: &Event| ControlFlow::Continue(());
             let written = engine
@@ -342,12 +344,12 @@ fn a_sequence_gives_the_same_however_it_is_cut_into_steps() {
             .device(DeviceChoice::Cpu)
             .build()
             .expect("the model loads");
-        let options = Generate {
+        let options = SamplingParams {
             rules: Rules {
                 max_new_tokens: 40,
                 ..Rules::default()
             },
-            ..Generate::default()
+            ..SamplingParams::default()
         };
         let prompts = prompts(&[1, 31, 32, 33, 100]);
         let of = |step: usize| {
@@ -395,14 +397,14 @@ fn requests_come_and_go_on(device: DeviceChoice) {
     let (name, description) = MODELS[2];
     let engine = engine_on(device, name, description);
     let prompts = prompts(&[5, 40, 3, 70, 12, 33]);
-    let options = |i: usize| Generate {
+    let options = |i: usize| SamplingParams {
         rules: Rules {
             max_new_tokens: 10 + 7 * i,
             ..Rules::default()
         },
         sampling: (i % 2 == 1).then(Sampling::default),
         seed: 7 + i as u64,
-        ..Generate::default()
+        ..SamplingParams::default()
     };
     let alone: Vec<Vec<u32>> = prompts
         .iter()
@@ -460,12 +462,12 @@ fn requests_come_and_go_on(device: DeviceChoice) {
 fn memory_of_a_sequence_that_ended_is_used_again_while_others_run() {
     let (name, description) = MODELS[0];
     let engine = engine(name, description);
-    let options = |max_new_tokens| Generate {
+    let options = |max_new_tokens| SamplingParams {
         rules: Rules {
             max_new_tokens,
             ..Rules::default()
         },
-        ..Generate::default()
+        ..SamplingParams::default()
     };
     let prompts = prompts(&[20, 20, 20]);
     // Room for the long one and one of the short ones.
@@ -493,8 +495,8 @@ fn memory_of_a_sequence_that_ended_is_used_again_while_others_run() {
 }
 
 /// Greedy texts of at most 20 new tokens.
-fn short() -> Generate {
-    let mut options = Generate::default();
+fn short() -> SamplingParams {
+    let mut options = SamplingParams::default();
     options.rules.max_new_tokens = 20;
     options
 }
@@ -540,9 +542,9 @@ fn more_prompts_than_there_is_room_for_are_written_one_after_another_and_fail_on
     assert_eq!(written, want);
     assert_eq!(generator.cache_bytes().0, 0);
     // What is wrong with the options is no fault of a prompt.
-    let none = Generate {
+    let none = SamplingParams {
         beams: Some(Beams::of(0)),
-        ..Generate::default()
+        ..SamplingParams::default()
     };
     let refused = engine.generate(&all, &none, go_on).expect_err("an error");
     insta::assert_snapshot!(refused, @"0 beams; expected at least one");
@@ -588,13 +590,13 @@ fn what_cannot_run_is_refused_in_words() {
     let (name, description) = MODELS[0];
     let engine = engine(name, description);
     let mut generator = engine.generator(1 << 20).expect("a generator");
-    let mut refused = |prompt: &[u32], change: fn(&mut Generate)| {
+    let mut refused = |prompt: &[u32], change: fn(&mut SamplingParams)| {
         let mut options = short();
         change(&mut options);
         let refused = generator.admit(request(prompt, &options));
         refused.expect_err("an error").to_string()
     };
-    let plain = |_: &mut Generate| ();
+    let plain = |_: &mut SamplingParams| ();
     insta::assert_snapshot!(refused(&[], plain), @"the prompt has no tokens; begin with the model's first token, if it has one");
     insta::assert_snapshot!(refused(&[7; 500], plain), @"the prompt's 500 tokens and 20 new ones are more than the model's 512 positions; shorten the prompt, or request at most 12 new tokens");
     insta::assert_snapshot!(refused(&[7; 600], plain), @"the prompt's 600 tokens and 20 new ones are more than the model's 512 positions; shorten the prompt to at most 492 tokens");
@@ -629,12 +631,12 @@ fn a_step_without_a_token_that_may_come_ends_its_sequence_and_no_other() {
     let (name, description) = MODELS[0];
     let engine = engine(name, description);
     let mut generator = engine.generator(1 << 20).expect("a generator");
-    let none = Generate {
+    let none = SamplingParams {
         rules: Rules {
             suppressed: (0..1003).collect(),
             ..short().rules
         },
-        ..Generate::default()
+        ..SamplingParams::default()
     };
     let bad = generator
         .admit(request(&[7, 8], &none))
@@ -678,13 +680,13 @@ fn a_logit_that_is_no_number_fails_its_request_and_no_other() {
     });
     let engine = Engine::from_checkpoint(folder.path()).device(DeviceChoice::Cpu);
     let engine = engine.generating().build().expect("it loads");
-    let options = |new, beams: usize| Generate {
+    let options = |new, beams: usize| SamplingParams {
         rules: Rules {
             max_new_tokens: new,
             ..Rules::default()
         },
         beams: (beams > 1).then(|| Beams::of(beams)),
-        ..Generate::default()
+        ..SamplingParams::default()
     };
     let prompt: Vec<u32> = (0..250).map(|i| 1 + i % 40).collect();
     let asked = [options(6, 1), options(5, 1), options(6, 3), options(4, 3)];
@@ -767,7 +769,7 @@ fn an_engine_that_writes_has_no_sessions_and_one_kernel_of_attention() {
 }
 
 /// How several requests draw, each with other rules.
-fn ways_to_draw() -> Vec<Generate> {
+fn ways_to_draw() -> Vec<SamplingParams> {
     let sampling = |temperature, top_k, top_p, min_p| {
         Some(Sampling {
             temperature,
@@ -776,7 +778,7 @@ fn ways_to_draw() -> Vec<Generate> {
             min_p,
         })
     };
-    let mut all: Vec<Generate> = [
+    let mut all: Vec<SamplingParams> = [
         None,
         sampling(1.0, 50, 1.0, 0.0),
         sampling(0.8, 50, 0.9, 0.0),
@@ -788,7 +790,7 @@ fn ways_to_draw() -> Vec<Generate> {
     ]
     .into_iter()
     .enumerate()
-    .map(|(i, sampling)| Generate {
+    .map(|(i, sampling)| SamplingParams {
         sampling,
         seed: 40 + i as u64,
         log_probabilities: i % 3 == 0,
@@ -796,7 +798,7 @@ fn ways_to_draw() -> Vec<Generate> {
             max_new_tokens: 24 + 5 * i,
             ..Rules::default()
         },
-        ..Generate::default()
+        ..SamplingParams::default()
     })
     .collect();
     all[1].rules.repetition_penalty = 1.4;
@@ -887,12 +889,12 @@ fn sequences_that_come_to_more_keys_than_a_kernel_is_chosen_for_go_on_as_on_a_cp
     std::fs::write(&config, longer).expect("it is written");
     // Both sides of the number of keys from which on steps of few sequences are split.
     let prompts = prompts(&[490, 20, 505, 100]);
-    let options = Generate {
+    let options = SamplingParams {
         rules: Rules {
             max_new_tokens: 60,
             ..Rules::default()
         },
-        ..Generate::default()
+        ..SamplingParams::default()
     };
     let tokens = |device: DeviceChoice| {
         let engine = engine_of(device, config.clone(), description);
@@ -907,17 +909,17 @@ fn sequences_that_come_to_more_keys_than_a_kernel_is_chosen_for_go_on_as_on_a_cp
 }
 
 /// Searches of many kinds, with all that rules can ask of them.
-fn ways_to_search() -> Vec<Generate> {
-    let of = |n: usize, max_new_tokens: usize| Generate {
+fn ways_to_search() -> Vec<SamplingParams> {
+    let of = |n: usize, max_new_tokens: usize| SamplingParams {
         rules: Rules {
             max_new_tokens,
             end: vec![3, 40],
             ..Rules::default()
         },
         beams: Some(Beams::of(n)),
-        ..Generate::default()
+        ..SamplingParams::default()
     };
-    let mut all: Vec<Generate> = (0..10).map(|i| of([4, 2, 1, 5][i % 4], 14 + i)).collect();
+    let mut all: Vec<SamplingParams> = (0..10).map(|i| of([4, 2, 1, 5][i % 4], 14 + i)).collect();
     all[0].rules.repetition_penalty = 1.4;
     all[0].rules.renormalize = true;
     all[1].rules.no_repeat_ngram = 2;
@@ -1037,7 +1039,7 @@ fn logits_on(device: DeviceChoice) {
         .build()
         .expect("the model loads");
     let prompts = prompts(&[5, 40]);
-    let options = |logits: bool, suppressed: Vec<u32>| Generate {
+    let options = |logits: bool, suppressed: Vec<u32>| SamplingParams {
         rules: Rules {
             max_new_tokens: 5,
             suppressed,
@@ -1045,7 +1047,7 @@ fn logits_on(device: DeviceChoice) {
         },
         log_probabilities: true,
         logits,
-        ..Generate::default()
+        ..SamplingParams::default()
     };
     let mut generator = engine.generator(16 << 20).expect("a generator");
     // What the rules forbid has a logit all the same.
@@ -1139,7 +1141,7 @@ fn an_invariant_engine_on_a_cpu_writes_to_the_bit_what_it_writes_alone() {
             .expect("the model loads");
         let prompts = prompts(&[5, 40, 3, 70, 12, 33, 1, 90]);
         // Greedy ones, draws, beams, and beams in groups.
-        let options = |i: usize| Generate {
+        let options = |i: usize| SamplingParams {
             rules: Rules {
                 max_new_tokens: 12 + i,
                 ..Rules::default()
@@ -1156,7 +1158,7 @@ fn an_invariant_engine_on_a_cpu_writes_to_the_bit_what_it_writes_alone() {
             },
             seed: 7 + i as u64,
             log_probabilities: true,
-            ..Generate::default()
+            ..SamplingParams::default()
         };
         let generator = || engine.generator(16 << 20).expect("a generator");
         let alone: Vec<Bits> = prompts
@@ -1213,7 +1215,7 @@ fn churn_on(device: DeviceChoice, n: usize) {
         .build()
         .expect("the model loads");
     let prompts = prompts(&LENS);
-    let options = |kind: usize| Generate {
+    let options = |kind: usize| SamplingParams {
         rules: Rules {
             max_new_tokens: 6 + 3 * kind,
             ..Rules::default()
@@ -1221,7 +1223,7 @@ fn churn_on(device: DeviceChoice, n: usize) {
         sampling: (kind % 2 == 1).then(Sampling::default),
         seed: 7 + kind as u64,
         log_probabilities: true,
-        ..Generate::default()
+        ..SamplingParams::default()
     };
     let new_generator = |kinds: &[usize]| {
         let bytes = kinds.iter().map(|&kind| {
@@ -1297,13 +1299,13 @@ fn an_invariant_engine_writes_to_the_bit_what_it_writes_alone() {
             .build()
             .expect("the model loads");
         let prompts = prompts(&[5, 40, 3, 70, 12, 33, 1, 100]);
-        let options = Generate {
+        let options = SamplingParams {
             rules: Rules {
                 max_new_tokens: 30,
                 ..Rules::default()
             },
             log_probabilities: true,
-            ..Generate::default()
+            ..SamplingParams::default()
         };
         let write = |prompts: &[Vec<u32>]| {
             let go_on = |_: usize, _: &Event| ControlFlow::Continue(());
@@ -1339,14 +1341,14 @@ fn logits_that_overflow_on_a_device_fail_their_requests() {
         .device(DeviceChoice::Cuda(0));
     let engine = engine.generating().build().expect("the model loads");
     let mut generator = engine.generator(1 << 20).expect("a generator");
-    let short = Generate {
+    let short = SamplingParams {
         rules: Rules {
             max_new_tokens: 20,
             ..Rules::default()
         },
-        ..Generate::default()
+        ..SamplingParams::default()
     };
-    let beams = Generate {
+    let beams = SamplingParams {
         beams: Some(Beams::of(3)),
         ..short.clone()
     };

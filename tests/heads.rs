@@ -5,7 +5,7 @@ mod common;
 use common::{Folder, Tensors, options, tensors_of, write_tensors};
 use gemmule::{
     Batch, DType, DeviceChoice, Engine, EngineError,
-    engine::{Event, Generate, Request, compile, description},
+    engine::{Event, Request, SamplingParams, compile, description},
     model::{Description, ModelError},
     runtime::weights::RandomWeights,
     search::Rules,
@@ -348,9 +348,9 @@ fn written(engine: &Engine, prompt: &[u32], n: usize) -> Vec<u32> {
         max_new_tokens: n,
         ..Rules::default()
     };
-    let options = Generate {
+    let options = SamplingParams {
         rules,
-        ..Generate::default()
+        ..SamplingParams::default()
     };
     let prompt = prompt.to_vec();
     generator

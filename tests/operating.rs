@@ -82,7 +82,7 @@ fn choice(scheduler_name: &str) -> ModelChoice {
 fn service(model: &Model) -> &Service {
     match &model.kind {
         Kind::Service(service) => service,
-        Kind::Writer(_) => panic!("the model embeds"),
+        Kind::Generation(_) => panic!("the model embeds"),
     }
 }
 

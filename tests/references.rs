@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use gemmule::{
     Batch, DType, DeviceChoice, Engine,
-    engine::{Bound, Comparison, Products, Reference, TextEncoder},
+    engine::{Bound, Comparison, MatmulPrecision, Reference, TextEncoder},
     runtime::weights::RandomWeights,
 };
 
@@ -42,11 +42,11 @@ fn minilm() -> PathBuf {
 }
 
 fn compare(name: &str, description: &str, without: &[&str]) -> Vec<Comparison> {
-    compare_in(Products::F32, name, description, without)
+    compare_in(MatmulPrecision::F32, name, description, without)
 }
 
 fn compare_in(
-    products: Products,
+    products: MatmulPrecision,
     name: &str,
     description: &str,
     without: &[&str],
@@ -237,7 +237,7 @@ fn texts_are_as_long_as_32768_tokens() {
 /// What the products of linear layers are rounded to, and the bounds that are said of it.
 #[test]
 fn rounded_products_are_within_the_bounds_of_their_precision() {
-    for products in [Products::Bf16, Products::Int8] {
+    for products in [MatmulPrecision::Bf16, MatmulPrecision::Int8] {
         if !products.is_supported() {
             eprintln!("this CPU has no products in {products}: they were not tested");
             continue;

@@ -19,7 +19,7 @@ use std::{
 
 use gemmule::{
     DeviceChoice, Engine,
-    engine::{Folder, Generate, TextEncoder, generation_config},
+    engine::{Folder, SamplingParams, TextEncoder, generation_config},
     http::{HttpChoice, Keys, Server},
     schedule::{CostTable, Settings, scheduler},
     search::Rules,
@@ -474,13 +474,13 @@ fn several_texts_of_a_prompt_come_with_their_log_probabilities() {
     let engine = Engine::from_checkpoint(checkpoint("writer")).device(DeviceChoice::Cpu);
     let engine = engine.invariant(true).generating().build().unwrap();
     let encoder = TextEncoder::open(&checkpoint("writer")).unwrap();
-    let options = Generate {
+    let options = SamplingParams {
         rules: Rules {
             max_new_tokens: 12,
             ..Rules::default()
         },
         log_probabilities: true,
-        ..Generate::default()
+        ..SamplingParams::default()
     };
     let on = |_, _: &_| std::ops::ControlFlow::Continue(());
     let written = engine
@@ -714,7 +714,7 @@ fn the_library_and_the_command_line_write_as_far_as_there_are_positions() {
     let engine = Engine::from_checkpoint(folder.path()).device(DeviceChoice::Cpu);
     let engine = engine.generating().build().unwrap();
     for options in [
-        Generate::default(),
+        SamplingParams::default(),
         generation_config(folder.path()).unwrap(),
     ] {
         let go_on = |_, _: &_| std::ops::ControlFlow::Continue(());
@@ -825,7 +825,7 @@ fn what_is_longer_than_the_positions_of_a_rotary_model_is_refused_with_the_figur
         // The library says the same of whole texts and of prompts.
         let build = || Engine::from_checkpoint(folder.path()).device(DeviceChoice::Cpu);
         let engine = build().generating().build().unwrap();
-        let mut options = Generate::default();
+        let mut options = SamplingParams::default();
         options.rules.max_new_tokens = 2;
         let go_on = |_, _: &_| std::ops::ControlFlow::Continue(());
         let written = engine
@@ -1454,7 +1454,7 @@ fn slow_half_closed_and_oversized_clients_do_not_keep_others_waiting() {
     let choice = HttpChoice {
         header_time: Duration::from_millis(300),
         body_time: Duration::from_millis(300),
-        most_body: 1 << 16,
+        max_body: 1 << 16,
         ..quick()
     };
     let server = serving(&["st-mean"], choice);

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, ops::ControlFlow};
 
 use gemmule::{
     DType, DeviceChoice, Engine,
-    engine::{AdmitError, Event, Generate, Generator, Reason, Ticket},
+    engine::{AdmitError, Event, Generator, Reason, SamplingParams, Ticket},
     runtime::weights::RandomWeights,
     search::{Beams, EarlyStopping, Rules, Sampling},
 };
@@ -41,44 +41,44 @@ fn engine_on(device: DeviceChoice, name: &str, description: &str) -> Engine {
 }
 
 /// How the stored continuations of a kind were written, but for the tokens that end sequences.
-fn options(kind: &str) -> Generate {
+fn options(kind: &str) -> SamplingParams {
     let rules = |max_new_tokens| Rules {
         max_new_tokens,
         suppressed: vec![1],
         ..Rules::default()
     };
-    let beams = |rules, beams| Generate {
+    let beams = |rules, beams| SamplingParams {
         rules,
         beams: Some(beams),
-        ..Generate::default()
+        ..SamplingParams::default()
     };
     let generate = match kind {
-        "greedy" => Generate {
+        "greedy" => SamplingParams {
             rules: rules(24),
-            ..Generate::default()
+            ..SamplingParams::default()
         },
-        "rules" => Generate {
+        "rules" => SamplingParams {
             rules: Rules {
                 repetition_penalty: 1.3,
                 no_repeat_ngram: 2,
                 ..rules(24)
             },
-            ..Generate::default()
+            ..SamplingParams::default()
         },
-        "forced" => Generate {
+        "forced" => SamplingParams {
             rules: Rules {
                 forced_first: Some(7),
                 ..rules(16)
             },
-            ..Generate::default()
+            ..SamplingParams::default()
         },
         "beams" => beams(rules(16), Beams::of(4)),
-        "least" => Generate {
+        "least" => SamplingParams {
             rules: Rules {
                 min_new_tokens: 9,
                 ..rules(16)
             },
-            ..Generate::default()
+            ..SamplingParams::default()
         },
         // The token before the first new one counts.
         "least_beams" => {
@@ -109,7 +109,7 @@ fn options(kind: &str) -> Generate {
             beams(rules, of)
         }
     };
-    Generate {
+    SamplingParams {
         decoder_start: Some(2),
         ..generate
     }
@@ -204,7 +204,7 @@ fn groups_of_beams_on_a_device_are_those_of_the_published_search() {
 fn groups_on(device: DeviceChoice) {
     for (name, description) in MODELS {
         let engine = engine_on(device, name, description);
-        written::compare_groups(name, &engine, |kind, options| Generate {
+        written::compare_groups(name, &engine, |kind, options| SamplingParams {
             rules: Rules {
                 suppressed: vec![1],
                 // What is forced costs nothing, whoever else took it.
@@ -264,7 +264,7 @@ fn company_changes_nothing(device: DeviceChoice) {
     let sources: Vec<Vec<u32>> = [3, 40, 1, 17, 65]
         .map(|n: u32| (0..n).map(|i| 5 + (i * 37 + n * 11) % 490).collect())
         .to_vec();
-    let drawn = Generate {
+    let drawn = SamplingParams {
         sampling: Some(Sampling::default()),
         seed: 5,
         ..options("greedy")
@@ -307,7 +307,7 @@ fn company_changes_nothing(device: DeviceChoice) {
 fn what_cannot_run_is_said_before_it_runs() {
     let engine = engine_on(DeviceChoice::Cpu, "m2m_100_h64a4", "m2m_100");
     let mut generator = engine.generator(1 << 20).expect("a generator");
-    let mut refused = |source: &[u32], options: &Generate| -> AdmitError {
+    let mut refused = |source: &[u32], options: &SamplingParams| -> AdmitError {
         generator
             .admit(request(source, options))
             .expect_err("an error")
@@ -316,7 +316,7 @@ fn what_cannot_run_is_said_before_it_runs() {
     insta::assert_snapshot!(refused(&[], &plain), @"the prompt has no tokens; begin with the model's first token, if it has one");
     insta::assert_snapshot!(refused(&[5; 161], &plain), @"the source has 161 tokens, more than the model's 160 positions; shorten or split it");
     insta::assert_snapshot!(refused(&[5, 1], &plain), @"token 1 of the prompt is 1, the model's padding token, which has no position; remove it");
-    let no_start = Generate {
+    let no_start = SamplingParams {
         decoder_start: None,
         ..plain
     };
@@ -392,7 +392,7 @@ fn latents_on(device: DeviceChoice) {
     }
     // Another seed draws another latent, and so another text.
     let write = |seed: u64| {
-        let options = Generate {
+        let options = SamplingParams {
             seed,
             ..plain.clone()
         };

@@ -8,7 +8,7 @@ use std::{
 
 use gemmule::{
     DeviceChoice, Engine,
-    engine::{Folder, Generate, TextEncoder, generation_config},
+    engine::{Folder, SamplingParams, TextEncoder, generation_config},
     search::Beams,
 };
 use serde_json::Value;
@@ -76,14 +76,14 @@ fn a_folder_with_biases_by_distance_writes_as_transformers() {
 
 /// Compares what is written with the stored tokens and scores; what the folder asks for.
 #[track_caller]
-fn writes_as_transformers(name: &str) -> Generate {
+fn writes_as_transformers(name: &str) -> SamplingParams {
     let engine = Engine::from_checkpoint(name).device(DeviceChoice::Cpu);
     let engine = engine.generating().build().expect("it loads");
     let folder = Folder::open(Path::new(name)).expect("a folder");
     let encoder = TextEncoder::for_prompts(folder).expect("a tokenizer");
     let mut asked = generation_config(Path::new(name)).expect("it is read");
     asked.rules.max_new_tokens = 30;
-    let greedy = Generate {
+    let greedy = SamplingParams {
         beams: None,
         ..asked.clone()
     };

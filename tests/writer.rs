@@ -8,7 +8,7 @@ use std::{
 
 use gemmule::{
     DeviceChoice, Engine,
-    engine::{Folder, Generate, Request, TextEncoder, generation_config},
+    engine::{Folder, Request, SamplingParams, TextEncoder, generation_config},
     search::{Beams, Sampling},
 };
 use serde_json::Value;
@@ -193,7 +193,7 @@ fn tokens_of(text: &str) -> Vec<u32> {
 }
 
 /// The tokens that the library writes behind a prompt.
-fn tokens_by(prompt: &str, change: impl FnOnce(&mut Generate)) -> Vec<u32> {
+fn tokens_by(prompt: &str, change: impl FnOnce(&mut SamplingParams)) -> Vec<u32> {
     let engine = Engine::from_checkpoint(FOLDER).device(DeviceChoice::Cpu);
     let engine = engine.generating().build().expect("it loads");
     let mut options = generation_config(Path::new(FOLDER)).expect("it is read");
@@ -215,7 +215,7 @@ fn each_option_is_the_setting_of_its_name() {
         let ids = tokens.iter().filter_map(Value::as_u64);
         ids.map(|id| id as u32).collect()
     };
-    let check = |options: &[&str], without: &[&str], change: &dyn Fn(&mut Generate)| {
+    let check = |options: &[&str], without: &[&str], change: &dyn Fn(&mut SamplingParams)| {
         let got = of(options);
         assert_eq!(got, tokens_by(prompt, change), "{options:?}");
         assert_ne!(got, of(without), "{options:?} changes nothing");
@@ -542,10 +542,10 @@ fn changed(folder: &Path, settings: &Value) -> tempfile::TempDir {
 fn tokens_with(
     engine: &Engine,
     prompts: &[Vec<u32>],
-    settings: &[Result<Generate, String>],
+    settings: &[Result<SamplingParams, String>],
 ) -> Vec<Result<Value, String>> {
     let mut generator = engine.generator(16 << 20).expect("a generator");
-    let mut different: Vec<&Generate> = Vec::new();
+    let mut different: Vec<&SamplingParams> = Vec::new();
     let places = settings.iter().map(|options| {
         let options = options.as_ref().map_err(Clone::clone)?;
         let checked = generator.check_options(options);
@@ -596,7 +596,7 @@ fn every_setting_of_a_folder_gives_the_tokens_of_transformers_or_is_refused_by_n
             generation_config(changed.path()).map_err(|e| e.to_string())
         };
         let settings = cases.iter().map(|case| read(&case["settings"]));
-        let mut settings: Vec<Result<Generate, String>> = settings.collect();
+        let mut settings: Vec<Result<SamplingParams, String>> = settings.collect();
         // Transformers refuses some values that ask for nothing: they give what the file gives without the key.
         let is_odd = |case: &&Value| case.get("tokens").is_none() && case["draws"] != true;
         settings.extend(cases.iter().filter(is_odd).map(|case| {

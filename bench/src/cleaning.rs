@@ -6,7 +6,9 @@ use std::{collections::VecDeque, path::PathBuf, process::ExitCode};
 use gemmule::{
     DeviceChoice, Engine, EngineError,
     cli::{Outcome, Runnable, align_right, human, print, table, write_file, write_json},
-    engine::{AdmitError, Event, Generate, Generator, Request, Ticket, config, shipped_configs},
+    engine::{
+        AdmitError, Event, Generator, Request, SamplingParams, Ticket, config, shipped_configs,
+    },
     kernels::trial::uniform,
     runtime::weights::RandomWeights,
     search::Rules,
@@ -138,9 +140,9 @@ fn measure(args: &Args) -> Result<Measured, Report> {
         });
     let engine = Runnable::build(builder.generating())?;
     let requests = requests(args, &engine);
-    let longest = Generate {
+    let longest = SamplingParams {
         rules: rules(args.longest),
-        ..Generate::default()
+        ..SamplingParams::default()
     };
     let prompts = vec![args.prompt_tokens as usize; args.batch.into()];
     let cache = engine.cache_bytes_needed(&prompts, &longest)?;
@@ -184,9 +186,9 @@ fn requests(args: &Args, engine: &Engine) -> Vec<Request> {
             let ids = (0..args.prompt_tokens).map(|_| limits.token_id(uniform(&mut state)));
             Request {
                 prompt: ids.collect(),
-                options: Generate {
+                options: SamplingParams {
                     rules: rules(new),
-                    ..Generate::default()
+                    ..SamplingParams::default()
                 },
             }
         })

@@ -193,7 +193,7 @@ fn kernels(
     let mut kernels = vec![picked.clone()];
     if args.all_tiles {
         let serves = |kernel: &KernelSpec| {
-            let most = kernel.as_kernel().most_rows();
+            let most = kernel.as_kernel().max_rows();
             most.is_none_or(|most| rows <= most)
         };
         let others = candidates(&site, &launched.machine).into_iter();
@@ -310,7 +310,7 @@ mod tests {
             assert_eq!(of(4915, &[]), many[..1]);
             assert!(many.len() > 5 && !many[1..].contains(&many[0]));
             assert!(few.len() >= many.len());
-            let most = |kernel: &KernelSpec| kernel.as_kernel().most_rows();
+            let most = |kernel: &KernelSpec| kernel.as_kernel().max_rows();
             assert!(many.iter().all(|k| most(k).is_none_or(|most| most >= 4915)));
         }
     }

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use gemmule::{
     kernels::KernelSpec,
     machine::Machine,
-    select::{Chain, Dispatch, Question, Site, Timings, candidates},
+    select::{Chain, Dispatch, SelectionInput, Site, Timings, candidates},
     tensor::Extents,
 };
 use miette::{Report, miette};
@@ -82,7 +82,7 @@ impl Launched {
     }
 
     fn answer(&self, site: &Site) -> Dispatch<KernelSpec> {
-        let question = Question {
+        let question = SelectionInput {
             chains: &[(Chain::of(site.clone()), 1)],
             machine: &self.machine,
             timings: self.timings.as_ref(),
@@ -133,7 +133,7 @@ mod tests {
             for rows in [1, 10, 1229, 100_000] {
                 let kernel = launched.kernel(&linear(), rows).unwrap();
                 assert!(all.contains(&kernel), "{}: {rows}", machine.name);
-                let most = kernel.as_kernel().most_rows();
+                let most = kernel.as_kernel().max_rows();
                 assert!(most.is_none_or(|most| rows <= most), "{}", machine.name);
             }
         }

@@ -20,8 +20,8 @@ use super::{
 };
 use crate::{
     engine::{
-        ChatOptions, ChatTemplate, Event, Folder, Generate, GrowingText, Json, MAX_TOKENS, Message,
-        Reason, Stop, TextEncoder, Written, generation_config,
+        ChatOptions, ChatTemplate, Event, Folder, Generation, Json, MAX_TOKENS, Message, Reason,
+        SamplingParams, Stop, StreamDecoder, TextEncoder, generation_config,
     },
     search::{Beams, EarlyStopping, Sampling},
 };
@@ -121,7 +121,7 @@ pub(super) fn up_to(max: usize) -> RangedU64ValueParser<usize> {
 
 impl Args {
     /// Returns the folder's settings, changed by the arguments.
-    fn options(&self, folder: &Folder) -> Result<Generate, Report> {
+    fn options(&self, folder: &Folder) -> Result<SamplingParams, Report> {
         let mut options = generation_config(folder.trunk())?;
         let rules = &mut options.rules;
         if let Some(n) = self.max_new {
@@ -134,7 +134,7 @@ impl Args {
         // The arguments replace the folder's choice between sampling and beam search.
         if draws {
             options.beams = None;
-            let asked = options.usual_sampling;
+            let asked = options.default_sampling;
             options.sampling = Some(Sampling {
                 temperature: self.temperature.unwrap_or(asked.temperature),
                 top_k: self.top_k.unwrap_or(asked.top_k),
@@ -146,7 +146,7 @@ impl Args {
             options.sampling = None;
             options.beams = Some(Beams {
                 n,
-                ..options.usual_beams
+                ..options.default_beams
             });
         }
         beams_or_sampling(&options, folder, "--beams or --sample decides")?;
@@ -199,7 +199,7 @@ fn kwargs(text: Option<&str>) -> Result<Vec<(String, Json)>, Report> {
 
 /// Refuses a folder whose settings combine beam search and sampling, unless the arguments choose one.
 pub(super) fn beams_or_sampling(
-    options: &Generate,
+    options: &SamplingParams,
     folder: &Folder,
     advice: &str,
 ) -> Result<(), Report> {
@@ -305,10 +305,10 @@ pub(super) fn run(args: Args) -> Outcome {
     let mut problem: Option<Report> = None;
     // Text from a source, and a reply, does not continue the prompt.
     let goes_on = !engine.has_source() && !args.chat;
-    let mut texts = vec![GrowingText::default(); prompts.len()];
+    let mut texts = vec![StreamDecoder::default(); prompts.len()];
     if goes_on {
         for (&index, ids) in of_prompt.iter().zip(&ids) {
-            texts[index] = GrowingText::after(ids, |tokens| encoder.decode(tokens))?;
+            texts[index] = StreamDecoder::after(ids, |tokens| encoder.decode(tokens))?;
         }
     }
     if args.stream && goes_on {
@@ -345,7 +345,7 @@ pub(super) fn run(args: Args) -> Outcome {
     if let Some(problem) = problem {
         return Err(problem);
     }
-    let mut written = vec![Written::default(); prompts.len()];
+    let mut written = vec![Generation::default(); prompts.len()];
     for (index, answer) in of_prompt.into_iter().zip(answers) {
         if let Some(problem) = &answer.problem {
             problems.insert(index, problem.to_string());
@@ -428,7 +428,7 @@ pub(super) fn run(args: Args) -> Outcome {
 }
 
 /// Prints the part of a text that cannot change any more.
-fn show(text: &mut GrowingText, stops: &[String]) -> Result<(), Report> {
+fn show(text: &mut StreamDecoder, stops: &[String]) -> Result<(), Report> {
     let to = match text.stopped {
         true => text.text.len().max(text.shown),
         false => text.ready(stops),
@@ -441,7 +441,7 @@ fn show(text: &mut GrowingText, stops: &[String]) -> Result<(), Report> {
     Ok(())
 }
 
-fn show_rest(text: &GrowingText) -> Result<(), Report> {
+fn show_rest(text: &StreamDecoder) -> Result<(), Report> {
     print(text.text.get(text.shown..).unwrap_or_default())?;
     print("\n")
 }

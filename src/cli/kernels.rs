@@ -51,7 +51,7 @@ pub(super) struct Args {
     part: Option<Part>,
     /// Only cases with at most N tokens, for tools that slow kernels down, such as compute-sanitizer
     #[arg(long, value_name = "N", conflicts_with = "record")]
-    most_tokens: Option<u64>,
+    max_tokens: Option<u64>,
     /// Seed of the random inputs
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -213,7 +213,7 @@ fn check(args: Args) -> Outcome {
         .chunk_by(|a, b| a.as_kernel().definition() == b.as_kernel().definition())
         .collect();
     let trials_of = |kernels: &&[KernelSpec]| {
-        let most = args.most_tokens.unwrap_or(u64::MAX);
+        let most = args.max_tokens.unwrap_or(u64::MAX);
         Trial::all(kernels[0].as_kernel(), args.seed, most)
     };
     // References and the host's part of a check take longer than the kernels, so run both in parallel for a group of definitions.

@@ -19,7 +19,7 @@ use crate::{
     jit::Target,
     machine::Machine,
     program::AttentionChoice,
-    runtime::{GraphChoice, cpu::ops::Products, weights::RandomWeights},
+    runtime::{GraphChoice, cpu::ops::MatmulPrecision, weights::RandomWeights},
 };
 
 use super::{memory::Memory, progress::Bars};
@@ -348,7 +348,7 @@ impl Runnable {
             builder = builder.dtype(dtype);
         }
         if let Some(Quantize::Int8) = self.quantize {
-            builder = builder.products(Products::Int8);
+            builder = builder.products(MatmulPrecision::Int8);
         }
         if let Some(n) = self.threads {
             builder = builder.threads(n);

@@ -190,7 +190,7 @@ pub(super) fn run(args: Args) -> Outcome {
         None => None,
     };
     let choice = HttpChoice {
-        most_body: args.body_bytes.get(),
+        max_body: args.body_bytes.get(),
         timeout: Duration::from_millis(args.timeout_ms),
         keys,
         public: args.public.into(),
@@ -409,7 +409,7 @@ fn example(model: &Model) -> (&'static str, String) {
             "/v1/embeddings",
             format!(r#"{{"model": {name}, "input": ["a first sentence"]}}"#),
         ),
-        crate::serve::Kind::Writer(_) => (
+        crate::serve::Kind::Generation(_) => (
             "/v1/completions",
             format!(r#"{{"model": {name}, "prompt": "One cold morning", "stream": true}}"#),
         ),

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     EngineError,
-    engine::{Event, Folder, Generate, MAX_TOKENS, Request, TextEncoder, generation_config},
+    engine::{Event, Folder, MAX_TOKENS, Request, SamplingParams, TextEncoder, generation_config},
     files::{self, Kind},
     search::Beams,
 };
@@ -52,7 +52,7 @@ impl Args {
         encoder: &TextEncoder,
         longest: usize,
         positions: Option<u32>,
-    ) -> Result<Generate, miette::Report> {
+    ) -> Result<SamplingParams, miette::Report> {
         let mut options = generation_config(encoder.folder().trunk())?;
         // The first position is that of the decoder start token.
         let most = positions.map_or(usize::MAX, |n| n.saturating_sub(1) as usize);
@@ -67,7 +67,7 @@ impl Args {
             options.sampling = None;
             let asked = Beams {
                 n,
-                ..options.usual_beams
+                ..options.default_beams
             };
             options.beams = (n != 1).then_some(asked);
         }

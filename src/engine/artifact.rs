@@ -10,7 +10,7 @@ use crate::{
     files::{self, Beginning, Kind},
     graph::WeightNames,
     jit::{CacheKey, Cubin, Source, Target, options},
-    kernels::Meta,
+    kernels::BatchInput,
     program::Program,
     runtime::{batch::Limits, cuda::CudaModel},
 };
@@ -204,10 +204,10 @@ impl Artifact {
         } = self.limits;
         for table in self.program.tables() {
             let n_ids = match table.ids {
-                Meta::TokenIds => Some(vocabulary),
+                BatchInput::TokenIds => Some(vocabulary),
                 // Without segment ids, every token is in segment 0.
-                Meta::TypeIds => Some(segments.unwrap_or(1)),
-                Meta::Positions => longest,
+                BatchInput::TypeIds => Some(segments.unwrap_or(1)),
+                BatchInput::Positions => longest,
                 _ => None,
             };
             let fits = |n: u32| u64::from(n) + u64::from(table.offset) <= u64::from(table.rows);

@@ -31,7 +31,7 @@ use crate::{
     runtime::{
         AllocatorChoice, GraphChoice, Planner,
         batch::Limits,
-        cpu::{CpuModel, Threads, ops::Products},
+        cpu::{CpuModel, Threads, ops::MatmulPrecision},
         cuda::{CudaModel, Device},
         weights::{Checkpoint, RandomWeights, WeightSource},
     },
@@ -88,7 +88,7 @@ pub struct Builder {
     without: BTreeSet<String>,
     device: DeviceChoice,
     dtype: Option<DType>,
-    products: Option<Products>,
+    products: Option<MatmulPrecision>,
     tune: TuneMode,
     timings: Option<PathBuf>,
     allocator: AllocatorChoice,
@@ -183,14 +183,14 @@ impl Builder {
     }
 
     /// Sets the storage type of weights and activations. The default is f16 on CUDA and f32 on the CPU; on the CPU, bf16
-    /// selects [`Products::Bf16`].
+    /// selects [`MatmulPrecision::Bf16`].
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = Some(dtype);
         self
     }
 
     /// Sets the precision of matrix products on a CPU. By default it follows from the storage type.
-    pub fn products(mut self, products: Products) -> Self {
+    pub fn products(mut self, products: MatmulPrecision) -> Self {
         self.products = Some(products);
         self
     }
@@ -376,12 +376,12 @@ impl Builder {
     }
 
     /// Returns the storage type of the program and the precision of products on a CPU.
-    fn computes_in(&self, device: &DeviceName) -> Result<(DType, Products), EngineError> {
+    fn computes_in(&self, device: &DeviceName) -> Result<(DType, MatmulPrecision), EngineError> {
         let dtype = self.dtype.unwrap_or_else(|| default_dtype(device));
         match (device, dtype, self.products) {
-            (DeviceName::Cuda(_), ..) => Ok((dtype, Products::F32)),
-            (DeviceName::Cpu { .. }, DType::BF16, None | Some(Products::Bf16)) => {
-                Ok((DType::F32, Products::Bf16))
+            (DeviceName::Cuda(_), ..) => Ok((dtype, MatmulPrecision::F32)),
+            (DeviceName::Cpu { .. }, DType::BF16, None | Some(MatmulPrecision::Bf16)) => {
+                Ok((DType::F32, MatmulPrecision::Bf16))
             }
             (DeviceName::Cpu { .. }, DType::BF16, Some(products)) => {
                 Err(EngineError::TwoPrecisions { products })

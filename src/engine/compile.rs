@@ -89,7 +89,7 @@ pub struct Compiled {
 
 impl Compiled {
     /// Returns kernels that may be as fast for batches of `tokens` tokens as the selected ones; see
-    /// [`Question::alternatives`](crate::select::Question::alternatives).
+    /// [`SelectionInput::alternatives`](crate::select::SelectionInput::alternatives).
     pub fn alternatives(&self, tokens: u64, more: f64) -> Result<Vec<Alternative>, EngineError> {
         let options = self.options.lowering();
         Ok(program::alternatives(&self.graph, &options, tokens, more)?)

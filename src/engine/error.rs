@@ -17,7 +17,7 @@ use crate::{
     runtime::{
         PlannerError,
         batch::BatchError,
-        cpu::{CpuError, ThreadsError, ops::Products},
+        cpu::{CpuError, ThreadsError, ops::MatmulPrecision},
         cuda::CudaError,
         weights::CheckpointError,
     },
@@ -278,7 +278,7 @@ pub enum EngineError {
     #[error(
         "the storage type is bf16 and the precision of products {products}; on a CPU, the storage type bf16 sets the precision of products: give one of the two"
     )]
-    TwoPrecisions { products: Products },
+    TwoPrecisions { products: MatmulPrecision },
     #[error(
         "{option} applies only to a CPU, and the engine is for {device}; omit it, or select the device `cpu`"
     )]

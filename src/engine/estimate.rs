@@ -3,7 +3,7 @@
 use crate::{
     machine::Machine,
     plan::lower_bound,
-    program::{LaunchError, Place, Program},
+    program::{LaunchError, Program, Storage},
     schedule::{Bytes, CostTable, Grid},
     tensor::Extents,
 };
@@ -99,7 +99,7 @@ fn cycles(program: &Program, machine: &Machine, batch: &Extents) -> Result<f64, 
         let mut bytes = 0.0;
         for &operand in &step.operands {
             let tensor = &program.tensors[operand];
-            if matches!(tensor.place, Place::Planned { .. }) {
+            if matches!(tensor.place, Storage::Planned { .. }) {
                 bytes += program.bytes(tensor, &extents)? as f64;
             }
         }

@@ -29,7 +29,8 @@ use device::DeviceRows;
 use fill::Fills;
 pub use memory::GeneratorBytes;
 pub use request::{
-    AdmitError, Event, Failure, Generate, Reason, Request, Stop, Ticket, UnsupportedDraw, Written,
+    AdmitError, Event, Failure, Generation, Reason, Request, SamplingParams, Stop, Ticket,
+    UnsupportedDraw,
 };
 use row::{Advanced, Row};
 use source::Parts;
@@ -192,9 +193,9 @@ impl Engine {
     pub fn generate(
         &self,
         prompts: &[Vec<u32>],
-        options: &Generate,
+        options: &SamplingParams,
         on_event: impl FnMut(usize, &Event) -> ControlFlow<Stop>,
-    ) -> Result<Vec<Written>, EngineError> {
+    ) -> Result<Vec<Generation>, EngineError> {
         if prompts.is_empty() {
             return Ok(Vec::new());
         }
@@ -220,7 +221,7 @@ fn check_generating(program: &Program) -> Result<(), EngineError> {
 impl Generator {
     /// Runs all `requests`, each admitted when there is room, and returns their results in order. `on_event` receives each
     /// event with the index of its request, and may stop that request or all. A request that is refused or fails has its
-    /// tokens so far and its [`problem`](Written::problem) in its result; the others continue. Events of requests that were
+    /// tokens so far and its [`problem`](Generation::problem) in its result; the others continue. Events of requests that were
     /// admitted before are discarded.
     ///
     /// # Errors
@@ -229,9 +230,9 @@ impl Generator {
         &mut self,
         requests: impl IntoIterator<Item = Request>,
         mut on_event: impl FnMut(usize, &Event) -> ControlFlow<Stop>,
-    ) -> Result<Vec<Written>, EngineError> {
+    ) -> Result<Vec<Generation>, EngineError> {
         let mut waiting = requests.into_iter().peekable();
-        let mut written: Vec<Written> = Vec::new();
+        let mut written: Vec<Generation> = Vec::new();
         let mut running: HashMap<Ticket, usize> = HashMap::new();
         while waiting.peek().is_some() || self.is_busy() {
             while let Some(request) = waiting.peek() {
@@ -246,9 +247,9 @@ impl Generator {
                     Err(refused) => Some(refused.into()),
                 };
                 waiting.next();
-                written.push(Written {
+                written.push(Generation {
                     problem,
-                    ..Written::default()
+                    ..Generation::default()
                 });
             }
             let events = match self.poll() {
@@ -272,7 +273,7 @@ impl Generator {
                     }
                     ControlFlow::Break(Stop::All) => {
                         running.keys().for_each(|&ticket| _ = self.cancel(ticket));
-                        written.extend(waiting.map(|_| Written::default()));
+                        written.extend(waiting.map(|_| Generation::default()));
                         return Ok(written);
                     }
                 }

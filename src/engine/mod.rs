@@ -29,19 +29,19 @@ mod estimate;
 mod finite;
 mod folder;
 mod generator;
-mod growing;
 mod model_file;
 mod padding;
 mod pipeline;
-mod published;
+mod sentencepiece;
 mod session;
+mod stream_decoder;
 mod text;
 mod texts;
 mod timings;
 mod tune;
 mod verify;
 mod weights;
-mod words;
+mod word_cache;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -57,13 +57,13 @@ pub use error::EngineError;
 pub use estimate::estimated_costs;
 pub use folder::{ClassScore, Folder, Prompt, Score};
 pub use generator::{
-    Admission, AdmitError, DecodeStep, Event, Failure, Generate, Generator, GeneratorBytes,
-    MAX_TOKENS, Reason, Request, Stop, Ticket, UnsupportedDraw, Written, generation_config,
+    Admission, AdmitError, DecodeStep, Event, Failure, Generation, Generator, GeneratorBytes,
+    MAX_TOKENS, Reason, Request, SamplingParams, Stop, Ticket, UnsupportedDraw, generation_config,
 };
-pub use growing::GrowingText;
 pub use model_file::{ModelFile, description};
 pub use pipeline::{Pending, Pipeline};
 pub use session::{Outputs, Session};
+pub use stream_decoder::StreamDecoder;
 pub use text::{CutSide, Encoded, Input, TextEncoder, TextToken};
 pub use timings::{
     TimedOn, TimingsError, parse_timings, read_timings, timings_for, timings_to_ron, write_timings,
@@ -74,7 +74,7 @@ pub use weights::{open_checkpoint, unread};
 
 pub use crate::{
     program::Padding,
-    runtime::cpu::{Threads, ops::Products},
+    runtime::cpu::{Threads, ops::MatmulPrecision},
 };
 
 use self::session::SessionBackend;

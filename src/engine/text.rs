@@ -11,7 +11,7 @@ use tokenizers::{EncodeInput, Encoding, ModelWrapper};
 
 use super::{
     EngineError, Folder, Prompt, contain::contain, conversation::Conversation, folder::cleaned_up,
-    published::published, words::Words,
+    sentencepiece::published, word_cache::WordCache,
 };
 use crate::{
     runtime::batch::{Batch, BatchError},
@@ -134,7 +134,7 @@ impl TextEncoder {
         let settings = folder.tokenizer_settings()?;
         let tokenizer = loaded(&folder, &file, &settings, inputs.positions, cuts)?;
         let is_bpe = matches!(tokenizer.get_model(), ModelWrapper::BPE(_));
-        let words = Words::of(&tokenizer).map(Arc::new);
+        let words = WordCache::of(&tokenizer).map(Arc::new);
         Ok(Self {
             tokenizer: Coder::Json(Box::new(tokenizer), words),
             other_side: OnceLock::new(),
@@ -178,7 +178,7 @@ impl TextEncoder {
         pieces.limit(limit.map(|limit| (limit, cut_side == CutSide::Left)));
         let cleans_up = folder.tokenizer_settings()?.cleans_up(false)?;
         Ok(Self {
-            tokenizer: Coder::Pieces(Box::new(pieces)),
+            tokenizer: Coder::SentencePiece(Box::new(pieces)),
             other_side: OnceLock::new(),
             cut_side,
             unlimited: OnceLock::new(),
@@ -243,7 +243,7 @@ impl TextEncoder {
     pub fn token_id(&self, token: &str) -> Option<u32> {
         match &self.tokenizer {
             Coder::Json(tokenizer, _) => tokenizer.token_to_id(token),
-            Coder::Pieces(pieces) => pieces.id(token),
+            Coder::SentencePiece(pieces) => pieces.id(token),
         }
     }
 
@@ -274,7 +274,7 @@ impl TextEncoder {
     pub fn knows(&self, id: u32) -> bool {
         match &self.tokenizer {
             Coder::Json(tokenizer, _) => tokenizer.id_to_token(id).is_some(),
-            Coder::Pieces(pieces) => pieces.knows(id),
+            Coder::SentencePiece(pieces) => pieces.knows(id),
         }
     }
 
@@ -282,7 +282,7 @@ impl TextEncoder {
     pub fn max_text_bytes(&self, ids: &[u32]) -> u64 {
         let bytes = |&id: &u32| match &self.tokenizer {
             Coder::Json(tokenizer, _) => tokenizer.id_to_token(id).map_or(0, |token| token.len()),
-            Coder::Pieces(pieces) => pieces.text_bytes(id),
+            Coder::SentencePiece(pieces) => pieces.text_bytes(id),
         };
         ids.iter().map(|id| bytes(id) as u64 + 1).sum()
     }
@@ -305,7 +305,7 @@ impl TextEncoder {
             let file = self.file.clone();
             match self.tokenizer {
                 Coder::Json(..) => EngineError::Tokenizer { file, problem },
-                Coder::Pieces(_) => EngineError::PublishedTokenizer { file, problem },
+                Coder::SentencePiece(_) => EngineError::PublishedTokenizer { file, problem },
             }
         };
         let text = decoded
@@ -353,7 +353,7 @@ impl TextEncoder {
             match &mut tokenizer {
                 // Only setting a limit can fail.
                 Coder::Json(tokenizer, _) => drop(tokenizer.with_truncation(None)),
-                Coder::Pieces(pieces) => pieces.limit(None),
+                Coder::SentencePiece(pieces) => pieces.limit(None),
             }
             tokenizer
         })
@@ -363,7 +363,7 @@ impl TextEncoder {
     fn limit(&self) -> Option<usize> {
         match &self.tokenizer {
             Coder::Json(tokenizer, _) => tokenizer.get_truncation().map(|limit| limit.max_length),
-            Coder::Pieces(pieces) => pieces.max_tokens(),
+            Coder::SentencePiece(pieces) => pieces.max_tokens(),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::{ops::ControlFlow, sync::OnceLock};
 
 use super::{
-    Encoded, Engine, EngineError, Folder, GrowingText, Input, Prompt, TextEncoder,
+    Encoded, Engine, EngineError, Folder, Input, Prompt, StreamDecoder, TextEncoder,
     generation_config,
 };
 use crate::{Outputs, model::EMBEDDING};
@@ -77,8 +77,8 @@ impl Engine {
         }
         let decode = |tokens: &[u32]| encoder.decode(tokens);
         let mut text = match self.has_source() {
-            true => GrowingText::default(),
-            false => GrowingText::after(&prompts[0], decode)?,
+            true => StreamDecoder::default(),
+            false => StreamDecoder::after(&prompts[0], decode)?,
         };
         for token in generated.tokens {
             text.push(token, decode)?;

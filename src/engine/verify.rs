@@ -14,7 +14,7 @@ use crate::{
     runtime::{
         Output,
         batch::Batch,
-        cpu::ops::{PackedWeight, Products},
+        cpu::ops::{MatmulPrecision, PackedWeight},
         weights::decode,
     },
     tensor::DType,
@@ -74,12 +74,12 @@ impl From<DType> for Precision {
     }
 }
 
-impl From<Products> for Precision {
-    fn from(products: Products) -> Self {
+impl From<MatmulPrecision> for Precision {
+    fn from(products: MatmulPrecision) -> Self {
         match products {
-            Products::F32 => Self::F32,
-            Products::Bf16 => Self::Bf16,
-            Products::Int8 => Self::Int8,
+            MatmulPrecision::F32 => Self::F32,
+            MatmulPrecision::Bf16 => Self::Bf16,
+            MatmulPrecision::Int8 => Self::Int8,
         }
     }
 }

@@ -8,7 +8,7 @@ use super::{EngineError, Folder};
 use crate::{
     graph::{Op, WeightNames},
     model::Description,
-    program::{Place, Program},
+    program::{Program, Storage},
     runtime::weights::{Checkpoint, WeightSource},
 };
 
@@ -19,7 +19,7 @@ type Stored<'a> = (&'a str, &'a [u64]);
 pub(super) fn stored(program: &Program) -> Vec<Stored<'_>> {
     let tensors = program.tensors.iter();
     let weights = tensors.filter_map(|t| match &t.place {
-        Place::Weight(expr) => Some(expr.stored()),
+        Storage::Weight(expr) => Some(expr.stored()),
         _ => None,
     });
     weights.flatten().collect()

@@ -20,7 +20,7 @@ pub enum Kind {
     Config,
     Tokenizer,
     /// A SentencePiece model. In memory, its pieces take about twenty times the size of the file.
-    Pieces,
+    SentencePiece,
     /// The index that maps tensors to shards.
     ShardIndex,
     /// Token ids, texts or sets of lengths.
@@ -41,7 +41,9 @@ impl Kind {
     pub fn limit(self) -> u64 {
         match self {
             Self::Description => 128 * KIB,
-            Self::Config | Self::Pieces | Self::Ledger | Self::Timings | Self::Costs => 16 * MIB,
+            Self::Config | Self::SentencePiece | Self::Ledger | Self::Timings | Self::Costs => {
+                16 * MIB
+            }
             Self::Tokenizer | Self::ShardIndex => 256 * MIB,
             Self::Batch | Self::Trace => GIB,
             Self::Reference | Self::Artifact => 4 * GIB,
@@ -55,7 +57,7 @@ impl fmt::Display for Kind {
             Self::Description => "description",
             Self::Config => "config.json",
             Self::Tokenizer => "tokenizer.json",
-            Self::Pieces => "SentencePiece model",
+            Self::SentencePiece => "SentencePiece model",
             Self::ShardIndex => "shard index",
             Self::Batch => "batch file",
             Self::Reference => "reference file",

@@ -40,9 +40,9 @@ impl Graph {
                     };
                     self.rewrite(id, op, &[x])?;
                 }
-                Op::Remembered { name, heads, head } if padded(head) != head => {
+                Op::CrossCache { name, heads, head } if padded(head) != head => {
                     let head = padded(head);
-                    self.rewrite(id, Op::Remembered { name, heads, head }, &operands)?;
+                    self.rewrite(id, Op::CrossCache { name, heads, head }, &operands)?;
                 }
                 Op::SplitHeads { heads } => {
                     // Rows of a cache are padded already.

@@ -2,7 +2,7 @@
 
 use super::{Graph, GraphError, NodeId, Op};
 use crate::{
-    kernels::attention::{Attending, ByDistance, HeadView},
+    kernels::attention::{AttentionProblem, HeadView, PositionBias},
     tensor::{Shape, Size, Symbol},
 };
 
@@ -147,7 +147,7 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             let width = columns(*from, *heads, *head, matrix(of[0])?)?;
             Ok(Shape(vec![rows, width.into()]))
         }
-        Op::Remembered { heads, head, .. } => {
+        Op::CrossCache { heads, head, .. } => {
             let width = Size::constant(u64::from(*heads) * u64::from(*head));
             constant_width(&width)?;
             Ok(Shape(vec![Symbol::SourceSlots.into(), width]))
@@ -330,7 +330,7 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             Ok(of[0].clone())
         }
         Op::Attention(attending) => {
-            let &Attending {
+            let &AttentionProblem {
                 heads,
                 kv_heads,
                 head,
@@ -487,7 +487,7 @@ fn positive(scale: f32) -> Result<(), String> {
 
 /// Checks the effect of distances on the scores of `heads` heads, and the operand of a bias.
 fn distances(
-    by: ByDistance,
+    by: PositionBias,
     heads: u64,
     pairs: Option<&Size>,
     bias: Option<&Shape>,

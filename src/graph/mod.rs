@@ -311,7 +311,7 @@ impl Graph {
     /// Returns a value that reads a cache of another part, if there is one.
     pub fn remembered(&self) -> Option<NodeId> {
         let mut nodes = self.topological().into_iter();
-        nodes.find(|&id| matches!(self.op(id), Op::Remembered { .. }))
+        nodes.find(|&id| matches!(self.op(id), Op::CrossCache { .. }))
     }
 
     /// Returns whether the graph has caches.

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::WeightExpr;
 use crate::kernels::{
-    Meta,
-    attention::{Attending, Bias, ByDistance, HeadView, Side},
+    BatchInput,
+    attention::{AttentionProblem, Bias, HeadView, PositionBias, Side},
     gemm::{Activation, Epilogue},
     rotary::Rotation,
 };
@@ -17,7 +17,7 @@ use crate::kernels::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Op {
     /// An input of the batch: `[tokens]`.
-    Input(Meta),
+    Input(BatchInput),
     /// A constant of the model.
     Weight(WeightExpr),
     /// `ids, table` → `[tokens, width]`. `offset` is added to the ids.
@@ -56,7 +56,7 @@ pub enum Op {
         head: u32,
     },
     /// Rows that another part of the model cached: `[source_slots, heads·head]`.
-    Remembered { name: String, heads: u32, head: u32 },
+    CrossCache { name: String, heads: u32, head: u32 },
     /// `[tokens, heads·head]` → `[heads, tokens, head]`.
     SplitHeads { heads: u32 },
     /// `[heads, tokens, head]` → `[tokens, heads·head]`.
@@ -79,7 +79,7 @@ pub enum Op {
     Softmax {
         scale: f32,
         causal: bool,
-        by: ByDistance,
+        by: PositionBias,
     },
     /// `probabilities, v` → the weighted sums of `v`, in the layout `out`.
     Context {
@@ -120,7 +120,7 @@ pub enum Op {
     /// `x, (bias), residual, gamma, beta` → LayerNorm of `x + bias + residual`.
     BiasResidualLayerNorm { eps: f32, bias: bool },
     /// `q, k, v, (bias)` → `[tokens, heads·head]`.
-    Attention(Attending),
+    Attention(AttentionProblem),
     /// `[tokens, width]` → `[batch, width]`: L2-normalised mean over each sequence.
     MeanPoolNormalize { eps: f32 },
 }
@@ -128,7 +128,7 @@ pub enum Op {
 impl Op {
     /// Whether the operator launches a kernel, rather than naming data that is there.
     pub fn is_compute(&self) -> bool {
-        !matches!(self, Op::Input(_) | Op::Weight(_) | Op::Remembered { .. })
+        !matches!(self, Op::Input(_) | Op::Weight(_) | Op::CrossCache { .. })
     }
 
     /// Returns the operator's name in the textual form, in `expect:` lines and in reports.
@@ -154,7 +154,7 @@ impl Op {
             Op::RmsNorm { .. } => "rms_norm",
             Op::Rotary { .. } => "rotary",
             Op::Cache { .. } => "cache",
-            Op::Remembered { .. } => "remembered",
+            Op::CrossCache { .. } => "remembered",
             Op::Activate(activation) => activation.name(),
             Op::Scale { .. } => "scale",
             Op::LayerNorm { .. } => "layer_norm",
@@ -186,7 +186,7 @@ impl Op {
     /// Returns the number of operands.
     pub fn arity(&self) -> usize {
         match self {
-            Op::Input(_) | Op::Weight(_) | Op::Remembered { .. } => 0,
+            Op::Input(_) | Op::Weight(_) | Op::CrossCache { .. } => 0,
             Op::Linear { epilogue } => 2 + epilogue.operands(),
             Op::Embedding { .. }
             | Op::AddBias
@@ -244,7 +244,7 @@ impl fmt::Display for Op {
                 heads,
                 head,
             } => write!(f, "({name}, heads={heads}, head={head}, from={from})"),
-            Op::Remembered { name, heads, head } => {
+            Op::CrossCache { name, heads, head } => {
                 write!(f, "({name}, heads={heads}, head={head})")
             }
             Op::Scores {
@@ -309,7 +309,7 @@ fn mask(causal: bool) -> &'static str {
     if causal { ", causal" } else { "" }
 }
 
-fn distances(by: ByDistance) -> String {
+fn distances(by: PositionBias) -> String {
     let window = by.window.map(|window| format!(", window={window}"));
     let bias = by.bias.map(|bias| match bias {
         Bias::Table { reach } => format!(", bias up to {reach}"),

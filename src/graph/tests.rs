@@ -1,5 +1,5 @@
 use super::*;
-use crate::kernels::{Meta, gemm::Epilogue};
+use crate::kernels::{BatchInput, gemm::Epilogue};
 
 fn weight(g: &mut Graph, name: &str, dims: &[u64]) -> NodeId {
     let expr = WeightExpr::Stored {
@@ -12,7 +12,7 @@ fn weight(g: &mut Graph, name: &str, dims: &[u64]) -> NodeId {
 
 fn embedded(g: &mut Graph) -> NodeId {
     let ids = g
-        .add("ids", Op::Input(Meta::TokenIds), &[])
+        .add("ids", Op::Input(BatchInput::TokenIds), &[])
         .expect("an input");
     let table = weight(g, "table", &[100, 16]);
     g.add("x", Op::Embedding { offset: 0 }, &[ids, table])

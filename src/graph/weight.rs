@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::kernels::attention::ByDistance;
+use crate::kernels::attention::PositionBias;
 
 /// Source of a weight: a tensor of the checkpoint, or a value computed at load time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -109,9 +109,9 @@ impl Buckets {
             };
             return Some((format!("{} buckets", self.n), expected.to_owned()));
         }
-        if self.reach <= exact || self.reach > ByDistance::FARTHEST {
+        if self.reach <= exact || self.reach > PositionBias::FARTHEST {
             let found = format!("{} buckets up to a distance of {}", self.n, self.reach);
-            let farthest = ByDistance::FARTHEST;
+            let farthest = PositionBias::FARTHEST;
             return Some((
                 found,
                 format!("a distance from {} to {farthest}", exact + 1),
@@ -160,10 +160,10 @@ impl Positions {
     /// Returns the problem with these numbers, if any, as (found, expected).
     pub fn problem(self) -> Option<(String, String)> {
         let Some(reach) = self.reach else {
-            return match (1..=ByDistance::FARTHEST).contains(&self.span) {
+            return match (1..=PositionBias::FARTHEST).contains(&self.span) {
                 true => None,
                 false => {
-                    let expected = format!("1 to {}", ByDistance::FARTHEST);
+                    let expected = format!("1 to {}", PositionBias::FARTHEST);
                     Some((format!("a span of {}", self.span), expected))
                 }
             };
@@ -173,7 +173,7 @@ impl Positions {
         if middle < 2 || reach <= middle + 1 || self.farthest().is_none() {
             let expected = format!(
                 "a span from 4 on, and a reach from half of it and 2 on whose last row is within a distance of {}",
-                ByDistance::FARTHEST
+                PositionBias::FARTHEST
             );
             return Some((found, expected));
         }
@@ -218,7 +218,7 @@ impl Positions {
         // Rows are monotone in the distance.
         let (mut near, mut far) = (0, 1);
         while !is_far(far) {
-            if far >= ByDistance::FARTHEST {
+            if far >= PositionBias::FARTHEST {
                 return None;
             }
             (near, far) = (far, 2 * far);

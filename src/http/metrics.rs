@@ -331,7 +331,7 @@ fn cache(page: &mut Page, app: &App) {
     let services = || {
         models.iter().filter_map(|model| match &model.kind {
             Kind::Service(service) => Some((model, service.cache()?)),
-            Kind::Writer(_) => None,
+            Kind::Generation(_) => None,
         })
     };
     let Some((_, cache)) = services().next() else {

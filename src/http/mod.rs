@@ -69,7 +69,7 @@ use tokio::{
     task::block_in_place,
 };
 
-use crate::serve::{self, Memory, Model, Models, ServeError, Share, Submit, Wanted};
+use crate::serve::{self, Memory, Model, Models, OutputKind, ServeError, Share, Submit};
 use body::Body;
 use error::Failure;
 use gzip::Encoding;
@@ -82,7 +82,7 @@ use transfer::Upload;
 #[derive(Clone, Debug)]
 pub struct HttpChoice {
     /// Max bytes of a request body.
-    pub most_body: usize,
+    pub max_body: usize,
     /// Time limit of a request that does not set one itself.
     pub timeout: Duration,
     /// Time limit for a client to send the headers of a request.
@@ -116,7 +116,7 @@ pub struct HttpChoice {
 impl Default for HttpChoice {
     fn default() -> Self {
         Self {
-            most_body: 8 << 20,
+            max_body: 8 << 20,
             timeout: Duration::from_secs(60),
             header_time: Duration::from_secs(10),
             body_time: Duration::from_secs(30),
@@ -201,7 +201,7 @@ impl App {
     fn new(models: Models, choice: HttpChoice) -> Self {
         let started = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
-            memory: Memory::new(choice.most_body as u64),
+            memory: Memory::new(choice.max_body as u64),
             models,
             choice,
             counts: Counts::default(),
@@ -349,7 +349,7 @@ impl<'a> RequestContext<'a> {
         let encoding = Encoding::from_headers(request.headers())?;
         let received = tokio::time::timeout(left(), self.body(request, encoding)).await;
         let mut body = received.map_err(late)??;
-        body.bytes = encoding.decoded(body.bytes, self.choice.most_body)?;
+        body.bytes = encoding.decoded(body.bytes, self.choice.max_body)?;
         let weight = self.memory.request(weight::weight(&body.bytes));
         let share = tokio::time::timeout(left(), weight).await.map_err(late)??;
         let _ = self.share.set(share);
@@ -361,7 +361,7 @@ impl<'a> RequestContext<'a> {
             within: Some(left()),
             class,
             tenant: tenant.number,
-            wanted: Wanted::Usual,
+            wanted: OutputKind::Usual,
         };
         // Dropping the future cancels everything that it waits for.
         match tokio::time::timeout(left(), self.of_body(route, fields, submit, is_raw)).await {

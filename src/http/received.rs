@@ -27,7 +27,7 @@ impl App {
         request: Request<Upload>,
         encoding: Encoding,
     ) -> Result<Received, Failure> {
-        let max = self.choice.most_body;
+        let max = self.choice.max_body;
         let length = request.body().size_hint();
         if length.lower() > max as u64 {
             return Err(Failure::large_body(max));
@@ -55,7 +55,7 @@ impl App {
         into: &mut Received,
         is_charged: bool,
     ) -> Result<(), Failure> {
-        let max = self.choice.most_body;
+        let max = self.choice.max_body;
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| Failure::broken_body(&error.to_string()))?;
             let Ok(data) = frame.into_data() else {

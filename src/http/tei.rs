@@ -14,7 +14,7 @@ use super::{
     request::Fields,
 };
 use crate::serve::{
-    Answer, ClassScore, Kind, Model, Models, Service, Submit, Text, TextToken, Wanted,
+    Answer, ClassScore, Kind, Model, Models, OutputKind, Service, Submit, Text, TextToken,
 };
 
 /// Returns the index of the prompt in `prompt_name`. `param` is the path of that field in errors.
@@ -107,7 +107,7 @@ pub(super) async fn embed_all(
 ) -> HandlerResult {
     let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let submit = Submit {
-        wanted: Wanted::AllTokens,
+        wanted: OutputKind::AllTokens,
         ..submit
     };
     let (answers, tokens) = embedded(app, &model, fields, submit).await?;
@@ -133,7 +133,7 @@ pub(super) async fn embed_sparse(
 ) -> HandlerResult {
     let model = app.asks(app.models.sparse(fields.text("model")?.as_deref()))?;
     let submit = Submit {
-        wanted: Wanted::Sparse,
+        wanted: OutputKind::Sparse,
         ..submit
     };
     let (answers, tokens) = embedded(app, &model, fields, submit).await?;
@@ -364,7 +364,7 @@ pub(super) async fn predict(
         (false, false) => service.class_score(),
     };
     let submit = Submit {
-        wanted: Wanted::Logits,
+        wanted: OutputKind::Logits,
         ..submit
     };
     let mut answers = computed(app, service, inputs, submit).await?;
@@ -402,7 +402,7 @@ pub(super) async fn rerank(
     let query = fields.required_text("query")?;
     let texts = fields.texts("texts")?;
     let submit = Submit {
-        wanted: Wanted::Logits,
+        wanted: OutputKind::Logits,
         ..submit
     };
     let (mut ranks, tokens) = ranked(app, model.service()?, &query, &texts, submit).await?;
@@ -429,7 +429,7 @@ pub(super) fn info(models: &Models) -> HandlerResult {
             (json!({"reranker": {}}), service.longest())
         }
         Kind::Service(service) => (json!({"embedding": {}}), service.longest()),
-        Kind::Writer(_) => (json!({"writer": {}}), None),
+        Kind::Generation(_) => (json!({"writer": {}}), None),
     };
     let info = json!({
         "model_id": model.name, "model_dtype": model.dtype.name(), "model_type": kind,

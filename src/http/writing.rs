@@ -29,7 +29,8 @@ use super::{
     request::Fields,
 };
 use crate::serve::{
-    Ending, Message, Piece, Pieces, Scored, ServeError, Share, Submit, Text, Writer, Writing,
+    Ending, GenerationParams, GenerationService, Message, Piece, Scored, ServeError, Share, Submit,
+    Text, TokenStream,
 };
 
 pub(super) async fn completions(
@@ -106,12 +107,12 @@ pub(super) async fn chat(
 /// Starts `n` generations for each prompt.
 async fn written(
     app: &RequestContext<'_>,
-    writer: &Writer,
+    writer: &GenerationService,
     prompts: Vec<Vec<u32>>,
     n: usize,
-    writing: &Writing,
+    writing: &GenerationParams,
     submit: Submit,
-) -> Result<Vec<Pieces>, ServeError> {
+) -> Result<Vec<TokenStream>, ServeError> {
     let writing = &varied(writer, n, writing);
     let each = prompts
         .iter()
@@ -129,9 +130,9 @@ async fn written(
 
 /// Returns the settings for `n` texts of one prompt. Several texts are sampled unless the request sets a temperature or `top_p`;
 /// greedy decoding would return the same text `n` times.
-fn varied(writer: &Writer, n: usize, writing: &Writing) -> Writing {
+fn varied(writer: &GenerationService, n: usize, writing: &GenerationParams) -> GenerationParams {
     let is_open = n > 1 && writing.temperature.is_none() && writing.top_p.is_none();
-    Writing {
+    GenerationParams {
         temperature: match is_open {
             true => writer.default_temperature(),
             false => writing.temperature,
@@ -141,12 +142,12 @@ fn varied(writer: &Writer, n: usize, writing: &Writing) -> Writing {
 }
 
 /// Returns the settings of the `nth` text of a prompt. Equal seeds reproduce the texts; without a seed each request gets its own.
-fn seeded(app: &App, writing: &Writing, nth: usize) -> Writing {
+fn seeded(app: &App, writing: &GenerationParams, nth: usize) -> GenerationParams {
     let seed = match writing.seed {
         Some(seed) => seed.wrapping_add(nth as u64),
         None => app.new_seed(),
     };
-    Writing {
+    GenerationParams {
         seed: Some(seed),
         ..writing.clone()
     }
@@ -158,7 +159,7 @@ async fn answered(
     head: Head,
     params: &GenerationRequest,
     n: usize,
-    all: Vec<Pieces>,
+    all: Vec<TokenStream>,
 ) -> HandlerResult {
     if params.streams() {
         return streamed(head, all).await;
@@ -187,8 +188,8 @@ struct Done {
 const SCORED_BYTES: u64 = 1000;
 
 /// Waits until all texts are finished.
-async fn whole(all: Vec<Pieces>, share: &Share) -> Result<Vec<Done>, Failure> {
-    let mut all: Vec<(Pieces, Done, bool)> = all
+async fn whole(all: Vec<TokenStream>, share: &Share) -> Result<Vec<Done>, Failure> {
+    let mut all: Vec<(TokenStream, Done, bool)> = all
         .into_iter()
         .map(|pieces| {
             let empty = Done {
@@ -210,7 +211,7 @@ async fn whole(all: Vec<Pieces>, share: &Share) -> Result<Vec<Done>, Failure> {
                 };
                 match piece.transpose()? {
                     Some(Piece::Text { text, tokens }) => {
-                        let scored = |token: &Scored| 1 + token.most_probable.len() as u64;
+                        let scored = |token: &Scored| 1 + token.top_tokens.len() as u64;
                         let scored: u64 = tokens.iter().map(scored).sum();
                         share.add(3 * text.len() as u64 + SCORED_BYTES * scored)?;
                         done.text += &text;
@@ -242,7 +243,7 @@ async fn whole(all: Vec<Pieces>, share: &Share) -> Result<Vec<Done>, Failure> {
 }
 
 /// Streams pieces as server-sent events. Waits for the first piece, so that an invalid request gets an error status.
-async fn streamed(head: Head, mut all: Vec<Pieces>) -> HandlerResult {
+async fn streamed(head: Head, mut all: Vec<TokenStream>) -> HandlerResult {
     let first = match all.first_mut() {
         Some(pieces) => pieces.next().await,
         None => None,
@@ -285,7 +286,7 @@ fn add_event(to: &mut Vec<u8>, value: &impl Serialize) {
 struct Stream {
     head: Head,
     /// Unfinished texts by index; `None` for finished ones.
-    all: Vec<Option<Pieces>>,
+    all: Vec<Option<TokenStream>>,
     n_open: usize,
     /// Numbers of tokens of the prompt and of all texts.
     used: (usize, usize),

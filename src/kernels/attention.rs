@@ -5,8 +5,6 @@
 //! `i` and key `j` of sequence `b` with length `n` are stored at
 //! `h·pairs + pair_offsets[b] + i·n + j`, with `pairs = Σ n²`.
 
-mod attending;
-mod by_distance;
 mod cached;
 mod decode;
 mod decode_append;
@@ -14,7 +12,9 @@ mod fused;
 mod long;
 mod operands;
 mod params;
+mod position_bias;
 mod prefill;
+mod problem;
 mod relative_scores;
 mod softmax;
 mod softmax_by_distance;
@@ -25,8 +25,6 @@ mod unfused;
 mod view;
 mod wgmma;
 
-pub use attending::Attending;
-pub use by_distance::{Bias, ByDistance};
 pub use cached::{Keys, MhaCached};
 pub use decode::{DecodeCtas, MhaDecode};
 pub use decode_append::MhaDecodeAppend;
@@ -35,13 +33,15 @@ pub use long::{
     Layout, MhaLongContext, MhaLongReduce, MhaLongScores, partials_shape, scores_shape,
     statistics_shape,
 };
+pub use position_bias::{Bias, PositionBias};
 pub use prefill::MhaPrefill;
+pub use problem::AttentionProblem;
 pub use relative_scores::{RelativeScores, Side};
 pub use softmax::{AttentionSoftmax, SoftmaxForm, SoftmaxMask};
 pub use softmax_by_distance::SoftmaxByDistance;
 pub use split_keys::MhaSplitKeys;
 pub use unfused::{AttentionContext, AttentionScores};
-pub use view::{HeadView, usual_scale};
+pub use view::{HeadView, default_scale};
 pub use wgmma::{MhaTile, MhaWgmma};
 
 use super::KernelSpec;
@@ -64,7 +64,7 @@ pub enum AttentionError {
     Full { kernel: &'static str },
     #[error(
         "a window or a table of biases reaches to a distance of {distance}; expected at most {}",
-        ByDistance::FARTHEST
+        PositionBias::FARTHEST
     )]
     Distance { distance: u32 },
     #[error(
@@ -190,8 +190,8 @@ pub fn representative() -> Vec<KernelSpec> {
                 offset: i * width,
                 stride: 3 * width,
             };
-            let scale = usual_scale(head);
-            let of = Attending::full(heads, head, scale, [0, 1, 2].map(column));
+            let scale = default_scale(head);
+            let of = AttentionProblem::full(heads, head, scale, [0, 1, 2].map(column));
             let longest = MhaShort::max_len_for(head, dtype);
             let lens = [32, 64, 128].into_iter().filter(|&len| len < longest);
             for max_len in lens.chain([longest]) {
@@ -212,7 +212,7 @@ pub fn representative() -> Vec<KernelSpec> {
             stride: heads * head,
         };
         for view in [HeadView::HeadMajor, plain] {
-            let of = Attending::full(heads, head, 1.0, [view; 3]);
+            let of = AttentionProblem::full(heads, head, 1.0, [view; 3]);
             let max_len = 96;
             all.push(KernelSpec::from(MhaShort { of, max_len, dtype }));
             all.push(KernelSpec::from(MhaOnline { of, dtype }));
@@ -225,10 +225,10 @@ pub fn representative() -> Vec<KernelSpec> {
                 stride: (heads + 2 * kv_heads) * head,
             };
             let views = [0, heads, heads + kv_heads].map(column);
-            let of = Attending {
+            let of = AttentionProblem {
                 kv_heads,
                 causal: true,
-                ..Attending::full(heads, head, usual_scale(head), views)
+                ..AttentionProblem::full(heads, head, default_scale(head), views)
             };
             all.push(KernelSpec::from(MhaOnline { of, dtype }));
         }
@@ -238,13 +238,14 @@ pub fn representative() -> Vec<KernelSpec> {
                 offset: i * heads * head,
                 stride: 3 * heads * head,
             };
-            let full = Attending::full(heads, head, usual_scale(head), [0, 1, 2].map(column));
-            for (causal, by) in by_distance::examples() {
+            let full =
+                AttentionProblem::full(heads, head, default_scale(head), [0, 1, 2].map(column));
+            for (causal, by) in position_bias::examples() {
                 // Other head sizes differ only in their tiles.
                 if head != 64 && by.window.is_some() != by.bias.is_some() {
                     continue;
                 }
-                let of = Attending { causal, by, ..full };
+                let of = AttentionProblem { causal, by, ..full };
                 all.push(KernelSpec::from(MhaOnline { of, dtype }));
             }
         }
@@ -270,7 +271,7 @@ fn long(heads: u32, head: u32, [q, k, v]: [HeadView; 3], dtype: DType) -> [Kerne
     let scores = MhaLongScores {
         heads,
         head,
-        scale: usual_scale(head),
+        scale: default_scale(head),
         q,
         k,
         dtype,

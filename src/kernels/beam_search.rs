@@ -12,20 +12,20 @@ pub use data::BeamData;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
+    BatchInput, Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     decoding::{
-        Beam, Choice, Chosen, Groups, LogitRows, best_of_group, per_row, raw_of_group,
-        sum_of_group, tokens, without_forced,
+        Beam, Chosen, DeviceSamplingParams, Groups, LogitRows, best_of_group, per_row,
+        raw_of_group, sum_of_group, tokens, without_forced,
     },
     rows::{one_per, read, read_meta, rows_by, write},
 };
 use crate::{
     machine::Machine,
-    search::{Beams, Ending, Kept, Rules, Standing, largest, log_sum},
+    search::{BeamState, Beams, Ending, Kept, Rules, largest, log_sum},
     tensor::{DType, Element, Extents, Symbol},
 };
 
-/// `logits [batch, vocabulary]`, `requests [batch, 256]` ([`Choice::encode`]), `known [batch]`, `tokens [slots]`,
+/// `logits [batch, vocabulary]`, `requests [batch, 256]` ([`DeviceSamplingParams::encode`]), `known [batch]`, `tokens [slots]`,
 /// `slot_starts [batch]` → `n_candidates [batch]`, `candidate_ids` and `candidate_values [batch, 64]`: the most probable
 /// continuations of each beam ([`Beams::candidates`]), best first, with their log-probabilities after the request's rules.
 ///
@@ -52,7 +52,12 @@ impl Candidates {
         }
     }
 
-    fn groups_of_row(&self, logits: &[f32], choice: &Choice, there: &[u32]) -> Groups {
+    fn groups_of_row(
+        &self,
+        logits: &[f32],
+        choice: &DeviceSamplingParams,
+        there: &[u32],
+    ) -> Groups {
         let rules = Rules {
             repetition_penalty: 1.0,
             ..without_forced(&choice.rules)
@@ -100,7 +105,7 @@ impl Kernel for Candidates {
             requests(vocabulary),
             per_row("known", Fill::Known),
             tokens("tokens", vocabulary),
-            read_meta("slot_starts", Meta::SlotStarts, row()),
+            read_meta("slot_starts", BatchInput::SlotStarts, row()),
             best_of_group(),
             sum_of_group(),
             raw_of_group(),
@@ -123,7 +128,10 @@ impl Kernel for Candidates {
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let logits = reads[0].real();
         let [requests, known, tokens, starts] = [1, 2, 3, 4].map(|i| reads[i].index());
-        let (width, vocabulary) = (Choice::WIDTH as usize, self.vocabulary as usize);
+        let (width, vocabulary) = (
+            DeviceSamplingParams::WIDTH as usize,
+            self.vocabulary as usize,
+        );
         let n = extents.batch as usize;
         let (mut best, mut sum, mut raw) = (Vec::new(), Vec::new(), Vec::new());
         let mut counts = vec![-1; n];
@@ -132,7 +140,7 @@ impl Kernel for Candidates {
         for row in 0..n {
             let there = &tokens[starts[row] as usize..][..known[row] as usize];
             let there: Vec<u32> = there.iter().map(|&id| id as u32).collect();
-            let choice = Choice::decode(&requests[row * width..][..width]);
+            let choice = DeviceSamplingParams::decode(&requests[row * width..][..width]);
             let groups = match choice.beam.filter(|_| !there.is_empty()) {
                 None => Groups::none(),
                 Some(beam) => {
@@ -184,7 +192,7 @@ impl Kernel for Candidates {
 /// `requests`, `known [batch]`, `slot_starts [batch]`, `n_candidates [batch]`, `candidate_ids` and `candidate_values [batch, 64]`
 /// ([`Candidates`]), `scores_before [batch, 2]`, `states_before [batch, 4]`, `tokens_before [slots]`, `slots_before [slots]` →
 /// `chosen [batch]`, `log_probability [batch]`, `scores`, `states`, `tokens`, `slots`, `found [slots]`, `found_scores`,
-/// `found_lens`, `found_places [batch]`: one search step ([`Standing`]) for each request with beams. A tensor read as
+/// `found_lens`, `found_places [batch]`: one search step ([`BeamState`]) for each request with beams. A tensor read as
 /// `…_before` and its written counterpart may share memory.
 ///
 /// The scores of a row are the running beam's and the best sequence's at the row's index. The states are: whether that best
@@ -205,7 +213,7 @@ impl BeamStep {
 
     /// Returns the scores and states of each row at the start of a search.
     pub fn start(beams: &Beams) -> (Vec<f32>, Vec<i32>) {
-        let standing = Standing::new(beams);
+        let standing = BeamState::new(beams);
         let scores = standing.running.iter().zip(&standing.best);
         let scores = scores.flat_map(|(&running, &(best, _))| [running, best]);
         let states = (0..beams.n as i32).flat_map(|place| [0, 0, place, 0]);
@@ -215,7 +223,12 @@ impl BeamStep {
 
 /// Applies the diversity penalty to candidates. transformers applies it before the rules, so a candidate scaled by the
 /// repetition penalty loses the same multiple of it, and a forced token loses nothing.
-fn diversify(candidates: &mut [(u32, f32)], taken: &[u32], choice: &Choice, there: &[i64]) {
+fn diversify(
+    candidates: &mut [(u32, f32)],
+    taken: &[u32],
+    choice: &DeviceSamplingParams,
+    there: &[i64],
+) {
     let (rules, n_new) = (&choice.rules, there.len() + 1 - choice.n_prompt);
     let diversity = choice.beam.map_or(0.0, |beam| beam.of.diversity);
     let is_forced = n_new == 1 && rules.forced_first.is_some()
@@ -237,7 +250,7 @@ fn requests(vocabulary: u32) -> Param {
     read(
         "requests",
         Element::I32,
-        rows_by(Symbol::Batch, Choice::WIDTH),
+        rows_by(Symbol::Batch, DeviceSamplingParams::WIDTH),
         Fill::Beams(BeamData::Requests { vocabulary }),
     )
 }
@@ -253,7 +266,7 @@ impl Kernel for BeamStep {
 
     fn constants(&self) -> Constants {
         Constants::from([
-            ("width", Choice::WIDTH.into()),
+            ("width", DeviceSamplingParams::WIDTH.into()),
             ("stride", STRIDE.into()),
             ("most_beams", (Beam::MOST as u64).into()),
         ])
@@ -272,7 +285,7 @@ impl Kernel for BeamStep {
         vec![
             requests(vocabulary),
             per_row("known", Fill::Known),
-            read_meta("slot_starts", Meta::SlotStarts, row()),
+            read_meta("slot_starts", BatchInput::SlotStarts, row()),
             per_row("n_candidates", fill(BeamData::Counts)),
             read(
                 "candidate_ids",
@@ -299,7 +312,7 @@ impl Kernel for BeamStep {
                 fill(BeamData::States),
             ),
             tokens("tokens_before", vocabulary),
-            read_meta("slots_before", Meta::Slots, slots()),
+            read_meta("slots_before", BatchInput::Slots, slots()),
             write("chosen", Element::I32, row()),
             write("log_probability", DType::F32, row()),
             write("scores", DType::F32, by(Self::SCORES)),
@@ -325,7 +338,7 @@ impl Kernel for BeamStep {
         let [requests, known, starts, counts, ids] = [0, 1, 2, 3, 4].map(|i| reads[i].index());
         let (values, scores_before) = (reads[5].real(), reads[6].real());
         let [states_before, tokens_before, slots_before] = [7, 8, 9].map(|i| reads[i].index());
-        let width = Choice::WIDTH as usize;
+        let width = DeviceSamplingParams::WIDTH as usize;
         let n_rows = extents.batch as usize;
         // Integers that are not written stay −1, floats NaN.
         let [mut chosen, mut lens, mut places] = [(); 3].map(|()| vec![-1i64; n_rows]);
@@ -339,7 +352,7 @@ impl Kernel for BeamStep {
                 chosen[first] = Chosen::Idle.code().into();
                 continue;
             }
-            let choice = Choice::decode(&requests[first * width..][..width]);
+            let choice = DeviceSamplingParams::decode(&requests[first * width..][..width]);
             let Some(Beam { of, nth: 0 }) = choice.beam else {
                 continue;
             };
@@ -352,7 +365,7 @@ impl Kernel for BeamStep {
             }
             let state = |row: usize, at: usize| states_before[row * Self::STATES + at];
             let of_group = of.n / of.groups;
-            let mut standing = Standing {
+            let mut standing = BeamState {
                 running: rows
                     .clone()
                     .map(|row| scores_before[Self::SCORES * row])

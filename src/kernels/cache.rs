@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
+    BatchInput, Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     attention::HeadView,
     rows::{
         COPIED, STREAM_THREADS, count, read, read_meta, rows_by, storage, stream_launch,
@@ -123,12 +123,16 @@ impl Kernel for AppendCache {
         let mut all = vec![read("x", self.dtype, x, Fill::ACTIVATION)];
         match self.of_sequence {
             true => all.extend([
-                read_meta("slots", Meta::Slots, one_per(Symbol::Slots)),
-                read_meta("slot_starts", Meta::SlotStarts, one_per(Symbol::Batch)),
+                read_meta("slots", BatchInput::Slots, one_per(Symbol::Slots)),
+                read_meta(
+                    "slot_starts",
+                    BatchInput::SlotStarts,
+                    one_per(Symbol::Batch),
+                ),
             ]),
             false => all.push(read_meta(
                 "token_slots",
-                Meta::TokenSlots,
+                BatchInput::TokenSlots,
                 one_per(Symbol::Tokens),
             )),
         }

@@ -130,7 +130,7 @@ impl Default for Chain {
 mod tests {
     use super::*;
     use crate::kernels::{
-        elementwise::{Activate, AddBias, Combine, How},
+        elementwise::{Activate, AddBias, BinaryOp, Combine},
         gemm::{Activation, Epilogue, Gemm},
     };
     use crate::tensor::DType;
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn shared_tensors_are_merged() {
         let add = Combine {
-            how: How::Sum,
+            how: BinaryOp::Sum,
             width: 96,
             dtype: DType::F16,
         };

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{
     KernelSpec,
-    attention::{Attending, MhaDecode, MhaDecodeAppend, MhaPrefill},
+    attention::{AttentionProblem, MhaDecode, MhaDecodeAppend, MhaPrefill},
 };
 use crate::tensor::{Size, Symbol};
 
@@ -134,7 +134,7 @@ impl KernelSpec {
             &Size::constant(each) * &symbol.into()
         };
         let attention = |heads, head| product(heads, head, Symbol::Pairs);
-        let fused = |of: &Attending| {
+        let fused = |of: &AttentionProblem| {
             let one = attention(of.heads, of.head);
             &one + &one
         };

@@ -1,15 +1,15 @@
 //! The end of a decode step on the device: selects each sequence's next token and prepares the next step's batch data, so
 //! that the device continues without the host.
 //!
-//! Each row of a step's batch holds one sequence. [`Meta::SlotStarts`] gives the offset of a row's sequence in two tables:
-//! the slots ([`Meta::Slots`]) and the tokens.
+//! Each row of a step's batch holds one sequence. [`BatchInput::SlotStarts`] gives the offset of a row's sequence in two tables:
+//! the slots ([`BatchInput::Slots`]) and the tokens.
 
 mod choice;
 mod logit_rows;
 #[cfg(test)]
 mod tests;
 
-pub use choice::{Beam, Choice, Chosen};
+pub use choice::{Beam, Chosen, DeviceSamplingParams};
 pub(super) use logit_rows::{
     Groups, LogitRows, MAX_GROUPS, best_of_group, raw_of_group, sum_of_group,
 };
@@ -17,7 +17,7 @@ pub(super) use logit_rows::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
+    BatchInput, Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     cache::BLOCK,
     rows::{count, one_per, read, read_meta, rows_by, write},
 };
@@ -28,12 +28,12 @@ use crate::{
 };
 
 impl Fill {
-    /// Returns distinct [`Choice`]s, one for each sequence.
+    /// Returns distinct [`DeviceSamplingParams`]s, one for each sequence.
     pub(super) fn choices(case: &Case, vocabulary: u32) -> Vec<i64> {
         let known = Self::known(case).into_iter().enumerate();
         known
             .flat_map(|(row, known)| {
-                let mut choice = Choice::of_row(row, vocabulary);
+                let mut choice = DeviceSamplingParams::of_row(row, vocabulary);
                 // Makes the next token the first or the last one in rows whose rules are about first or last tokens.
                 choice.n_prompt = match choice.rules.suppressed_first.is_empty() {
                     true => known as usize / 2,
@@ -56,7 +56,7 @@ impl Fill {
     }
 }
 
-/// `logits [batch, vocabulary]`, `requests [batch, 256]` ([`Choice::encode`]), `known [batch]`, `tokens [slots]`,
+/// `logits [batch, vocabulary]`, `requests [batch, 256]` ([`DeviceSamplingParams::encode`]), `known [batch]`, `tokens [slots]`,
 /// `slot_starts [batch]` → `chosen [batch]` ([`Chosen::code`]), `log_probability [batch]`: selects the token that follows the
 /// `known` tokens of each row. Rows with no known token hold no sequence. Beams are handled by
 /// [`Candidates`](super::beam_search::Candidates).
@@ -86,7 +86,12 @@ impl ChooseToken {
     }
 
     /// Results that the kernel writes for each group of a row.
-    fn groups_of_row(&self, logits: &[f32], choice: &Choice, there: &[u32]) -> Groups {
+    fn groups_of_row(
+        &self,
+        logits: &[f32],
+        choice: &DeviceSamplingParams,
+        there: &[u32],
+    ) -> Groups {
         let mut ruled = logits.to_vec();
         let rules = without_forced(&choice.rules);
         rules.apply(&mut ruled, there, choice.n_prompt);
@@ -113,7 +118,7 @@ fn requests(vocabulary: u32) -> Param {
         name: "requests",
         role: super::Role::Read {
             element: Element::I32,
-            shape: rows_by(Symbol::Batch, Choice::WIDTH),
+            shape: rows_by(Symbol::Batch, DeviceSamplingParams::WIDTH),
             fill: Fill::Choices { vocabulary },
         },
     }
@@ -163,7 +168,7 @@ impl Kernel for ChooseToken {
             requests(self.vocabulary),
             per_row("known", Fill::Known),
             tokens("tokens", self.vocabulary),
-            read_meta("slot_starts", Meta::SlotStarts, row()),
+            read_meta("slot_starts", BatchInput::SlotStarts, row()),
             best_of_group(),
             sum_of_group(),
             raw_of_group(),
@@ -185,7 +190,10 @@ impl Kernel for ChooseToken {
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let logits = reads[0].real();
         let [requests, known, tokens, starts] = [1, 2, 3, 4].map(|i| reads[i].index());
-        let (width, vocabulary) = (Choice::WIDTH as usize, self.vocabulary as usize);
+        let (width, vocabulary) = (
+            DeviceSamplingParams::WIDTH as usize,
+            self.vocabulary as usize,
+        );
         let n = extents.batch as usize;
         let (mut best, mut sum, mut raw) = (Vec::new(), Vec::new(), Vec::new());
         let (mut chosen, mut values) = (Vec::new(), Vec::new());
@@ -195,7 +203,7 @@ impl Kernel for ChooseToken {
             let (groups, (token, value)) = match there.is_empty() {
                 true => (Groups::none(), (Chosen::Idle, f32::NAN)),
                 false => {
-                    let choice = Choice::decode(&requests[row * width..][..width]);
+                    let choice = DeviceSamplingParams::decode(&requests[row * width..][..width]);
                     let logits = &logits[row * vocabulary..][..vocabulary];
                     let groups = self.groups_of_row(logits, &choice, &there);
                     (groups, choice.choose(logits, &there))
@@ -267,7 +275,7 @@ impl Kernel for Advance {
 
     fn constants(&self) -> Constants {
         Constants::from([
-            ("width", Choice::WIDTH.into()),
+            ("width", DeviceSamplingParams::WIDTH.into()),
             ("ring", (Self::RING as u64).into()),
             ("rows", (Self::ROWS as u64).into()),
             ("block", BLOCK.into()),
@@ -289,8 +297,8 @@ impl Kernel for Advance {
             requests(Self::VOCABULARY),
             per_row("known_before", Fill::Known),
             tokens("tokens_before", Self::VOCABULARY),
-            read_meta("slots", Meta::Slots, one_per(Symbol::Slots)),
-            read_meta("slot_starts", Meta::SlotStarts, row()),
+            read_meta("slots", BatchInput::Slots, one_per(Symbol::Slots)),
+            read_meta("slot_starts", BatchInput::SlotStarts, row()),
             read(
                 "step_before",
                 Element::I32,
@@ -326,7 +334,7 @@ impl Kernel for Advance {
         let [requests, before, tokens_before, slots, starts, step] =
             [2, 3, 4, 5, 6, 7].map(|i| reads[i].index());
         let n = extents.batch as usize;
-        let width = Choice::WIDTH as usize;
+        let width = DeviceSamplingParams::WIDTH as usize;
         let entry = step[0] as usize % Self::RING;
         // Integers that are not written stay −1.
         let mut tokens = vec![-1; tokens_before.len()];
@@ -341,7 +349,7 @@ impl Kernel for Advance {
         let mut ring_values = vec![f32::NAN; Self::RING * Self::ROWS];
         let mut ring_steps = vec![-1; Self::RING];
         for row in 0..n {
-            let choice = Choice::decode(&requests[row * width..][..width]);
+            let choice = DeviceSamplingParams::decode(&requests[row * width..][..width]);
             let start = starts[row] as usize;
             let (mut len, mut last) = (before[row] as usize, 0);
             match Chosen::of_code(chosen[row] as i32) {

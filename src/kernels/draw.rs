@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
+    BatchInput, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     rows::{STREAM_THREADS, count, read, read_meta, rows_by, storage, stream_launch, write},
 };
 use crate::machine::Machine;
@@ -36,7 +36,7 @@ pub fn noise(seed: u64, column: u32) -> f64 {
 /// Last word of the Philox counter. The counters used to sample tokens reach it only after 2⁶³ sequences.
 const LATENT: u32 = 1 << 31;
 
-/// Combines the low and high halves of a sequence's seed ([`Meta::Seeds`]).
+/// Combines the low and high halves of a sequence's seed ([`BatchInput::Seeds`]).
 pub fn seed_of(halves: [i32; 2]) -> u64 {
     let [low, high] = halves.map(|half| u64::from(half as u32));
     high << 32 | low
@@ -69,7 +69,7 @@ impl Kernel for Draw {
         vec![
             read("mean", self.dtype, rows(), Fill::ACTIVATION),
             read("log_variance", self.dtype, rows(), log_variance),
-            read_meta("seeds", Meta::Seeds, seeds),
+            read_meta("seeds", BatchInput::Seeds, seeds),
             write("out", self.dtype, rows()),
             count(Symbol::Batch),
         ]

@@ -32,24 +32,24 @@ pub struct AddBias {
 /// `a, b [rows, width]` → `out [rows, width]`: combines two tensors element by element.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Combine {
-    pub how: How,
+    pub how: BinaryOp,
     pub width: u32,
     pub dtype: DType,
 }
 
 /// Operation that combines two elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum How {
+pub enum BinaryOp {
     Sum,
     Product,
 }
 
-impl How {
+impl BinaryOp {
     /// Name of the kernel.
     pub const fn name(self) -> &'static str {
         match self {
-            How::Sum => "add",
-            How::Product => "multiply",
+            BinaryOp::Sum => "add",
+            BinaryOp::Product => "multiply",
         }
     }
 }
@@ -150,8 +150,8 @@ impl Kernel for Combine {
     fn constants(&self) -> Constants {
         let mut constants = flat_constants(self.width, self.dtype);
         let operator = match self.how {
-            How::Sum => "+",
-            How::Product => "*",
+            BinaryOp::Sum => "+",
+            BinaryOp::Product => "*",
         };
         constants.insert("operator", operator.into());
         constants
@@ -180,8 +180,8 @@ impl Kernel for Combine {
             unreachable!("the parameter list has two operands")
         };
         let of = |(&a, &b): (&f32, &f32)| match self.how {
-            How::Sum => sum(a, b),
-            How::Product => (f64::from(a) * f64::from(b)) as f32,
+            BinaryOp::Sum => sum(a, b),
+            BinaryOp::Product => (f64::from(a) * f64::from(b)) as f32,
         };
         vec![HostTensor::Real(
             a.real().iter().zip(b.real()).map(of).collect(),
@@ -323,7 +323,7 @@ pub fn representative() -> Vec<KernelSpec> {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for width in [768, 384, 320, 1024, 1003, 128, 4096] {
             kernels.push(KernelSpec::from(AddBias { width, dtype }));
-            for how in [How::Sum, How::Product] {
+            for how in [BinaryOp::Sum, BinaryOp::Product] {
                 kernels.push(KernelSpec::from(Combine { how, width, dtype }));
             }
         }
@@ -365,7 +365,7 @@ mod tests {
         let out = add_bias.reference(&extents, &[&x, &real(&[10.0, 20.0])]);
         assert_eq!(out[0], real(&[11.0, 18.0, 13.0, 20.0]));
         let add = Combine {
-            how: How::Sum,
+            how: BinaryOp::Sum,
             width: 2,
             dtype: F32,
         };
@@ -410,7 +410,7 @@ mod tests {
         assert_eq!(
             threads(
                 Combine {
-                    how: How::Sum,
+                    how: BinaryOp::Sum,
                     width: 1003,
                     dtype
                 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
+    BatchInput, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     layernorm::{self, Variance, layernorm_row},
     rows::{
         COPIED, STREAM_THREADS, Teams, count, one_per, read, rows_by, stream_constants,
@@ -16,8 +16,8 @@ use crate::tensor::{DType, Extents, Shape, Symbol};
 /// An embedding table `[rows, width]`, and the batch data that indexes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Table {
-    /// [`Meta::TokenIds`], [`Meta::TypeIds`] or [`Meta::Positions`].
-    pub ids: Meta,
+    /// [`BatchInput::TokenIds`], [`BatchInput::TypeIds`] or [`BatchInput::Positions`].
+    pub ids: BatchInput,
     /// Offset added to every id. Some models count positions from `padding index + 1`.
     pub offset: u32,
     pub rows: u32,
@@ -47,21 +47,21 @@ impl Table {
     /// Name in symbols: `token1003`, or `position514o2` with an offset of 2.
     fn word(&self) -> String {
         let ids = match self.ids {
-            Meta::TokenIds => "token",
-            Meta::TypeIds => "type",
-            Meta::Positions => "position",
-            Meta::CuLens => "cu_lens",
-            Meta::PairOffsets => "pair_offsets",
-            Meta::Mask => "mask",
-            Meta::ValidLens => "valid_lens",
-            Meta::TokenSlots => "token_slots",
-            Meta::Slots => "slots",
-            Meta::SlotStarts => "slot_starts",
-            Meta::KeyLens => "key_lens",
-            Meta::SourceSlots => "source_slots",
-            Meta::SourceStarts => "source_starts",
-            Meta::SourceLens => "source_lens",
-            Meta::Seeds => "seeds",
+            BatchInput::TokenIds => "token",
+            BatchInput::TypeIds => "type",
+            BatchInput::Positions => "position",
+            BatchInput::CuLens => "cu_lens",
+            BatchInput::PairOffsets => "pair_offsets",
+            BatchInput::Mask => "mask",
+            BatchInput::ValidLens => "valid_lens",
+            BatchInput::TokenSlots => "token_slots",
+            BatchInput::Slots => "slots",
+            BatchInput::SlotStarts => "slot_starts",
+            BatchInput::KeyLens => "key_lens",
+            BatchInput::SourceSlots => "source_slots",
+            BatchInput::SourceStarts => "source_starts",
+            BatchInput::SourceLens => "source_lens",
+            BatchInput::Seeds => "seeds",
         };
         match self.offset {
             0 => format!("{ids}{}", self.rows),
@@ -267,10 +267,10 @@ impl Kernel for EmbeddingLayerNorm {
 /// Instances for the device check and the compile tests: one to four tables, with and without offsets.
 pub fn representative() -> Vec<KernelSpec> {
     let table = |ids, offset, rows| Table { ids, offset, rows };
-    let token = table(Meta::TokenIds, 0, 211);
-    let kind = table(Meta::TypeIds, 0, 2);
-    let position = table(Meta::Positions, 0, 128);
-    let late_position = table(Meta::Positions, 2, 130);
+    let token = table(BatchInput::TokenIds, 0, 211);
+    let kind = table(BatchInput::TypeIds, 0, 2);
+    let position = table(BatchInput::Positions, 0, 128);
+    let late_position = table(BatchInput::Positions, 2, 130);
     let sums = [
         vec![token],
         vec![token, position],
@@ -304,14 +304,14 @@ pub fn representative() -> Vec<KernelSpec> {
 mod tests {
     use super::*;
 
-    fn table(ids: Meta, offset: u32, rows: u32) -> Table {
+    fn table(ids: BatchInput, offset: u32, rows: u32) -> Table {
         Table { ids, offset, rows }
     }
 
     #[test]
     fn the_offset_is_added_to_every_id() {
         let kernel = Embedding {
-            table: table(Meta::Positions, 1, 4),
+            table: table(BatchInput::Positions, 1, 4),
             width: 2,
             dtype: DType::F32,
         };
@@ -324,7 +324,10 @@ mod tests {
     #[test]
     fn the_rows_of_all_tables_are_summed_before_the_layernorm() {
         let kernel = EmbeddingLayerNorm {
-            tables: vec![table(Meta::TokenIds, 0, 2), table(Meta::Positions, 1, 3)],
+            tables: vec![
+                table(BatchInput::TokenIds, 0, 2),
+                table(BatchInput::Positions, 1, 3),
+            ],
             width: 2,
             eps: 0.0,
             dtype: DType::F32,
@@ -344,8 +347,8 @@ mod tests {
     fn ids_come_before_tables_and_pick_rows_that_exist() {
         let kernel = EmbeddingLayerNorm {
             tables: vec![
-                table(Meta::TokenIds, 0, 1003),
-                table(Meta::Positions, 2, 514),
+                table(BatchInput::TokenIds, 0, 1003),
+                table(BatchInput::Positions, 2, 514),
             ],
             width: 768,
             eps: 1e-5,
@@ -376,7 +379,7 @@ mod tests {
     #[should_panic(expected = "sums from 1 to 4 tables, this one has 5")]
     fn too_many_tables_are_rejected() {
         let kernel = EmbeddingLayerNorm {
-            tables: vec![table(Meta::TokenIds, 0, 2); 5],
+            tables: vec![table(BatchInput::TokenIds, 0, 2); 5],
             width: 8,
             eps: 1e-5,
             dtype: DType::F32,

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
+    BatchInput, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     rows::{blocks, read, read_meta, rows_by, storage, write},
 };
 use crate::machine::Machine;
@@ -55,7 +55,7 @@ impl Kernel for LogProbability {
                 Fill::ACTIVATION,
             ),
             ids,
-            read_meta("positions", Meta::Positions, tokens()),
+            read_meta("positions", BatchInput::Positions, tokens()),
             write("out", DType::F32, rows_by(Symbol::Tokens, 1)),
         ]
     }

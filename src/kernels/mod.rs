@@ -68,10 +68,10 @@ pub enum Fill {
     /// Integers in `0..limit`.
     Below(u32),
     /// Data that describes the batch.
-    Meta(Meta),
+    BatchInput(BatchInput),
     /// One row of logits per sequence: normal values, rounded in every third row to produce ties.
     Logits { vocabulary: u32 },
-    /// A [`Choice`](decoding::Choice) for each sequence.
+    /// A [`DeviceSamplingParams`](decoding::DeviceSamplingParams) for each sequence.
     Choices { vocabulary: u32 },
     /// Number of known tokens of each sequence.
     Known,
@@ -96,7 +96,7 @@ impl Fill {
 
 /// Tensors that describe a batch. The runtime computes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Meta {
+pub enum BatchInput {
     /// i32 `[tokens]`: vocabulary ids.
     TokenIds,
     /// i32 `[tokens]`: segment ids.
@@ -116,14 +116,14 @@ pub enum Meta {
     TokenSlots,
     /// i32 `[slots]`: the slots of each sequence's keys by position, one sequence after another.
     Slots,
-    /// i32 `[batch]`: index in [`Meta::Slots`] of each sequence's first slot.
+    /// i32 `[batch]`: index in [`BatchInput::Slots`] of each sequence's first slot.
     SlotStarts,
     /// i32 `[batch]`: keys of each sequence: its cached tokens plus its tokens in the batch.
     KeyLens,
     /// i32 `[source_slots]`: the slots of each sequence's source keys by position, one sequence after another. Sequences
     /// that share a source repeat them.
     SourceSlots,
-    /// i32 `[batch]`: index in [`Meta::SourceSlots`] of each sequence's first slot.
+    /// i32 `[batch]`: index in [`BatchInput::SourceSlots`] of each sequence's first slot.
     SourceStarts,
     /// i32 `[batch]`: number of keys of each sequence's source.
     SourceLens,
@@ -131,10 +131,10 @@ pub enum Meta {
     Seeds,
 }
 
-impl Meta {
+impl BatchInput {
     pub fn element(self) -> Element {
         match self {
-            Meta::PairOffsets => Element::I64,
+            BatchInput::PairOffsets => Element::I64,
             _ => Element::I32,
         }
     }
@@ -407,7 +407,7 @@ pub trait Kernel {
     }
 
     /// Max number of rows; `None` if unlimited.
-    fn most_rows(&self) -> Option<u64> {
+    fn max_rows(&self) -> Option<u64> {
         None
     }
 

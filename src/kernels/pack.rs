@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
+    BatchInput, Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     rows::{COPIED, blocks, count, offsets, one_per, read, read_meta, write},
 };
 use crate::machine::Machine;
@@ -64,9 +64,9 @@ impl Kernel for PackScan {
 
     fn params(&self) -> Vec<Param> {
         vec![
-            read_meta("mask", Meta::Mask, padded()),
-            write("cu_lens", Meta::CuLens.element(), offsets()),
-            write("pair_offsets", Meta::PairOffsets.element(), offsets()),
+            read_meta("mask", BatchInput::Mask, padded()),
+            write("cu_lens", BatchInput::CuLens.element(), offsets()),
+            write("pair_offsets", BatchInput::PairOffsets.element(), offsets()),
             count(Symbol::Batch),
             count(Symbol::Longest),
         ]
@@ -128,10 +128,10 @@ impl Kernel for PackTokens {
     fn params(&self) -> Vec<Param> {
         let tokens = || one_per(Symbol::Tokens);
         vec![
-            read_meta("mask", Meta::Mask, padded()),
+            read_meta("mask", BatchInput::Mask, padded()),
             read("padded_ids", Element::I32, padded(), Fill::Below(1000)),
             read("padded_types", Element::I32, padded(), Fill::Below(2)),
-            read_meta("cu_lens", Meta::CuLens, offsets()),
+            read_meta("cu_lens", BatchInput::CuLens, offsets()),
             write("ids", Element::I32, tokens()),
             write("types", Element::I32, tokens()),
             write("positions", Element::I32, tokens()),

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
+    BatchInput, Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     f32_literal,
     rows::{
         COPIED, STREAM_THREADS, Teams, blocks, count, offsets, read, read_meta, rounded_once,
@@ -16,19 +16,19 @@ use crate::tensor::{DType, Extents, Symbol};
 /// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: the row of one token of each sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TokenOfSequence {
-    pub which: Which,
+    pub which: TokenPosition,
     pub width: u32,
     pub dtype: DType,
 }
 
 /// Selects a token of each sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Which {
+pub enum TokenPosition {
     First,
     Last,
 }
 
-impl Which {
+impl TokenPosition {
     /// First part of the kernel's symbol.
     pub const fn name(self) -> &'static str {
         match self {
@@ -76,7 +76,7 @@ const POOL_THREADS: u32 = 512;
 fn pool_params(width: u32, dtype: DType) -> Vec<Param> {
     vec![
         read("x", dtype, rows_by(Symbol::Tokens, width), Fill::ACTIVATION),
-        read_meta("cu_lens", Meta::CuLens, offsets()),
+        read_meta("cu_lens", BatchInput::CuLens, offsets()),
         write("out", dtype, rows_by(Symbol::Batch, width)),
         count(Symbol::Batch),
     ]
@@ -158,7 +158,7 @@ impl Kernel for TokenOfSequence {
     fn constants(&self) -> Constants {
         let mut constants = stream_constants(self.dtype, vector_width(self.dtype, &[self.width]));
         constants.insert("width", self.width.into());
-        constants.insert("is_last", (self.which == Which::Last).into());
+        constants.insert("is_last", (self.which == TokenPosition::Last).into());
         constants
     }
 
@@ -179,8 +179,8 @@ impl Kernel for TokenOfSequence {
         let (x, cu_lens) = pool_reads(reads);
         let width = self.width as usize;
         let token = |ends: &[i64]| match self.which {
-            Which::First => ends[0],
-            Which::Last => ends[1] - 1,
+            TokenPosition::First => ends[0],
+            TokenPosition::Last => ends[1] - 1,
         };
         let out = cu_lens
             .windows(2)
@@ -426,7 +426,7 @@ pub fn representative() -> Vec<KernelSpec> {
     let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for width in [768, 384, 320, 1024, 1003, 128, 4096, 8191] {
-            let which = Which::First;
+            let which = TokenPosition::First;
             kernels.push(KernelSpec::from(TokenOfSequence {
                 which,
                 width,
@@ -437,7 +437,7 @@ pub fn representative() -> Vec<KernelSpec> {
             kernels.push(KernelSpec::from(MeanPoolNormalize { width, eps, dtype }));
         }
         for width in [768, 1003] {
-            let which = Which::Last;
+            let which = TokenPosition::Last;
             kernels.push(KernelSpec::from(TokenOfSequence {
                 which,
                 width,
@@ -478,8 +478,8 @@ mod tests {
                 .real()
                 .to_vec()
         };
-        assert_eq!(token(Which::First), [3.0, -4.0, 1.0, 0.0]);
-        assert_eq!(token(Which::Last), [3.0, -4.0, 6.0, 0.0]);
+        assert_eq!(token(TokenPosition::First), [3.0, -4.0, 1.0, 0.0]);
+        assert_eq!(token(TokenPosition::Last), [3.0, -4.0, 6.0, 0.0]);
         let largest = MaxPool { width, dtype }.reference(&extents, &[&x, &cu_lens]);
         assert_eq!(largest[0].real(), [3.0, -4.0, 6.0, 0.0]);
         let mean = MeanPool { width, dtype }.reference(&extents, &[&x, &cu_lens]);

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance,
+    BatchInput, Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     cache::{BLOCK, index, pool},
     f32_literal,
     layernorm::NO_RESIDUAL,
@@ -207,13 +207,13 @@ impl Kernel for PrepareAttention {
             params.extend(["q_gamma", "k_gamma"].map(|name| real(name, head.clone())));
         }
         if self.rotation.is_some() {
-            params.push(read_meta("positions", Meta::Positions, tokens()));
+            params.push(read_meta("positions", BatchInput::Positions, tokens()));
         }
         let rows = |width| rows_by(Symbol::Tokens, width);
         let queries = write("queries", self.dtype, rows(self.width()));
         params.extend(match self.stride {
             Some(stride) => vec![
-                read_meta("token_slots", Meta::TokenSlots, tokens()),
+                read_meta("token_slots", BatchInput::TokenSlots, tokens()),
                 queries,
                 write("cache", self.dtype, pool(stride)),
             ],

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Tolerance, f32_literal,
+    BatchInput, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
+    f32_literal,
     rows::{STREAM_THREADS, count, read, read_meta, rows_by, storage, stream_launch, write},
 };
 use crate::machine::Machine;
@@ -145,7 +146,7 @@ impl Kernel for Rotary {
         let x = rows_by(Symbol::Tokens, self.stride);
         vec![
             read("x", self.dtype, x, Fill::ACTIVATION),
-            read_meta("positions", Meta::Positions, tokens),
+            read_meta("positions", BatchInput::Positions, tokens),
             write("out", self.dtype, rows_by(Symbol::Tokens, self.width())),
             count(Symbol::Tokens),
         ]

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Constant, Constants, Fill, Launch, Meta, Param, Role, Tolerance, f32_literal};
+use super::{BatchInput, Constant, Constants, Fill, Launch, Param, Role, Tolerance, f32_literal};
 use crate::{
     machine::Machine,
     tensor::{DType, Element, Shape, Size, Symbol},
@@ -286,8 +286,8 @@ pub(super) fn read(
     }
 }
 
-pub(super) fn read_meta(name: &'static str, meta: Meta, shape: Shape) -> Param {
-    read(name, meta.element(), shape, Fill::Meta(meta))
+pub(super) fn read_meta(name: &'static str, meta: BatchInput, shape: Shape) -> Param {
+    read(name, meta.element(), shape, Fill::BatchInput(meta))
 }
 
 pub(super) fn write(name: &'static str, element: impl Into<Element>, shape: Shape) -> Param {

@@ -1,7 +1,7 @@
 //! Checks of one kernel on one batch: random inputs according to its parameters, and the comparison of results with the
 //! reference. Every executor uses these checks.
 
-use super::{Case, Fill, HostTensor, Kernel, Meta, Role, Tolerance, cache::BLOCK};
+use super::{BatchInput, Case, Fill, HostTensor, Kernel, Role, Tolerance, cache::BLOCK};
 use crate::tensor::{Element, Extents, LengthsError};
 
 /// Inputs of a kernel for a batch, and the reference's results.
@@ -27,17 +27,17 @@ pub struct Difference {
 }
 
 impl Trial {
-    /// Creates one trial for each of the kernel's cases that has at most `most_tokens` tokens.
+    /// Creates one trial for each of the kernel's cases that has at most `max_tokens` tokens.
     pub fn all(
         kernel: &dyn Kernel,
         seed: u64,
-        most_tokens: u64,
+        max_tokens: u64,
     ) -> Result<Vec<(Case, Self)>, LengthsError> {
         let tokens = |case: &Case| case.lens.iter().map(|&len| u64::from(len)).sum::<u64>();
         let trial = |case: Case| Self::new(kernel, &case, seed).map(|trial| (case, trial));
         let cases = kernel.cases().into_iter();
         cases
-            .filter(|case| tokens(case) <= most_tokens)
+            .filter(|case| tokens(case) <= max_tokens)
             .map(trial)
             .collect()
     }
@@ -140,7 +140,7 @@ impl Fill {
                     .map(|_| (uniform(state) % u64::from(limit.max(1))) as i64)
                     .collect(),
             ),
-            Fill::Meta(meta) => HostTensor::Index(meta.make(n, case, state)),
+            Fill::BatchInput(meta) => HostTensor::Index(meta.make(n, case, state)),
             Fill::Logits { vocabulary } => HostTensor::Real(
                 (0..n)
                     .map(|i| {
@@ -166,7 +166,7 @@ impl Fill {
     }
 }
 
-impl Meta {
+impl BatchInput {
     fn make(self, n: usize, case: &Case, state: &mut u64) -> Vec<i64> {
         let lens = &case.lens;
         let sums = |of: fn(i64) -> i64| {
@@ -178,31 +178,31 @@ impl Meta {
             std::iter::once(0).chain(bounds).collect::<Vec<i64>>()
         };
         match self {
-            Meta::TokenIds => (0..n).map(|_| (uniform(state) % 1000) as i64).collect(),
-            Meta::TypeIds => (0..n).map(|_| (uniform(state) % 2) as i64).collect(),
-            Meta::Positions => {
+            BatchInput::TokenIds => (0..n).map(|_| (uniform(state) % 1000) as i64).collect(),
+            BatchInput::TypeIds => (0..n).map(|_| (uniform(state) % 2) as i64).collect(),
+            BatchInput::Positions => {
                 let past = lens.iter().zip(&case.cached);
                 past.flat_map(|(&len, &cached)| (0..len).map(move |i| i64::from(cached + i)))
                     .collect()
             }
-            Meta::CuLens => sums(|len| len),
-            Meta::PairOffsets => sums(|len| len * len),
-            Meta::Mask => {
+            BatchInput::CuLens => sums(|len| len),
+            BatchInput::PairOffsets => sums(|len| len * len),
+            BatchInput::Mask => {
                 let longest = i64::from(lens.iter().copied().max().unwrap_or(0));
                 let row = |&len: &u32| (0..longest).map(move |i| i64::from(i < i64::from(len)));
                 lens.iter().flat_map(row).collect()
             }
-            Meta::ValidLens => {
+            BatchInput::ValidLens => {
                 let valid = |&len: &u32| 1 + (uniform(state) % u64::from(len.max(1))) as i64;
                 lens.iter().map(valid).collect()
             }
-            Meta::Slots => case.slots().concat(),
-            Meta::TokenSlots => {
+            BatchInput::Slots => case.slots().concat(),
+            BatchInput::TokenSlots => {
                 let past = case.slots().into_iter().zip(&case.cached);
                 past.flat_map(|(slots, &cached)| slots[cached as usize..].to_vec())
                     .collect()
             }
-            Meta::SlotStarts => {
+            BatchInput::SlotStarts => {
                 let keys = case.keys();
                 let starts = keys.iter().scan(0, |next, &n| {
                     let start = *next;
@@ -211,9 +211,9 @@ impl Meta {
                 });
                 starts.collect()
             }
-            Meta::KeyLens => case.keys().into_iter().map(i64::from).collect(),
-            Meta::SourceSlots => case.source_slots().concat(),
-            Meta::SourceStarts => {
+            BatchInput::KeyLens => case.keys().into_iter().map(i64::from).collect(),
+            BatchInput::SourceSlots => case.source_slots().concat(),
+            BatchInput::SourceStarts => {
                 let starts = case.sources.iter().scan(0, |next, &n| {
                     let start = *next;
                     *next += i64::from(n);
@@ -221,8 +221,8 @@ impl Meta {
                 });
                 starts.collect()
             }
-            Meta::Seeds => (0..n).map(|_| i64::from(uniform(state) as i32)).collect(),
-            Meta::SourceLens => case.sources.iter().map(|&n| i64::from(n)).collect(),
+            BatchInput::Seeds => (0..n).map(|_| i64::from(uniform(state) as i32)).collect(),
+            BatchInput::SourceLens => case.sources.iter().map(|&n| i64::from(n)).collect(),
         }
     }
 }

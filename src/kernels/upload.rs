@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Case, Constants, Fill, HostTensor, Kernel, Launch, Meta, Param, Tolerance,
+    BatchInput, Case, Constants, Fill, HostTensor, Kernel, Launch, Param, Tolerance,
     cache::{BLOCK, pool},
     rows::{
         COPIED, STREAM_THREADS, count, one_per, read, read_meta, rows_by, stream_launch, write,
@@ -88,7 +88,7 @@ impl Kernel for Scatter {
     fn params(&self) -> Vec<Param> {
         let each = || one_per(Symbol::Tokens);
         vec![
-            read_meta("places", Meta::TokenSlots, each()),
+            read_meta("places", BatchInput::TokenSlots, each()),
             read("values", Element::I32, each(), Fill::Below(1 << 20)),
             write("to", Element::I32, pool(BLOCK.into())),
             count(Symbol::Tokens),

@@ -23,7 +23,7 @@ use unroll::reads_tokens;
 
 use crate::{
     graph::{Graph, GraphError, NodeId, Op, Part, Sinusoid, WeightExpr, WeightNames},
-    kernels::Meta,
+    kernels::BatchInput,
     tensor::{SequenceEnd, Shape},
 };
 
@@ -152,11 +152,11 @@ pub(super) struct Builder<'a> {
     names: HashMap<String, Range<usize>>,
     /// Index of the part under construction.
     part: u32,
-    inputs: HashMap<(u32, Meta), NodeId>,
+    inputs: HashMap<(u32, BatchInput), NodeId>,
     /// Part, number of heads and head size of each cache, by name.
     caches: HashMap<String, (u32, u32, u32)>,
     /// Minimum number of ids that the tables of an input have rows for.
-    rows: HashMap<Meta, u32>,
+    rows: HashMap<BatchInput, u32>,
     /// Token id that gets no position.
     skipped: Option<u32>,
     /// Token that ends a sequence.
@@ -267,7 +267,7 @@ impl<'a> Builder<'a> {
             .help("values, inputs and weights share their names; rename the value, or give the `When` around it a `name:`"))
     }
 
-    fn input(&mut self, ids: &At<Meta>, place: &Range<usize>) -> Result<NodeId, ModelError> {
+    fn input(&mut self, ids: &At<BatchInput>, place: &Range<usize>) -> Result<NodeId, ModelError> {
         let meta = ids.value;
         if let Some(&id) = self.inputs.get(&(self.part, meta)) {
             return Ok(id);
@@ -518,7 +518,7 @@ impl<'a> Builder<'a> {
 
     fn ids_below(
         &mut self,
-        ids: Meta,
+        ids: BatchInput,
         rows: u32,
         offset: u32,
         span: &Range<usize>,
@@ -552,7 +552,7 @@ impl<'a> Builder<'a> {
             return Err(error.help("start from `embedding(ids: \"token_ids\", …)`"));
         }
         // Outputs that read no tokens accept any token id, since no table has rows for them.
-        let vocab = self.rows.get(&Meta::TokenIds).copied();
+        let vocab = self.rows.get(&BatchInput::TokenIds).copied();
         let vocab = vocab.unwrap_or(i32::MAX as u32);
         // Iterations that no requested output needs are not in the graph, so their expectations do not apply.
         let nodes = self.graph.topological();
@@ -575,8 +575,8 @@ impl<'a> Builder<'a> {
             expectations: self.expectations,
             dims: self.values.dims(),
             vocab,
-            max_positions: self.rows.get(&Meta::Positions).copied(),
-            type_rows: self.rows.get(&Meta::TypeIds).copied(),
+            max_positions: self.rows.get(&BatchInput::Positions).copied(),
+            type_rows: self.rows.get(&BatchInput::TypeIds).copied(),
             skipped: self.skipped,
             end: self.end,
             graph: self.graph,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     graph::Sinusoid,
-    kernels::{Meta, attention::Side, gemm::Activation},
+    kernels::{BatchInput, attention::Side, gemm::Activation},
 };
 
 /// A parsed description. Each part has its source position.
@@ -160,7 +160,7 @@ pub(super) enum Table {
 
 /// Position bias of attention scores, a function of the distance between query and key.
 #[derive(Clone, Debug)]
-pub(super) enum ByDistance {
+pub(super) enum PositionBias {
     /// `relative_bias`: a table with one row per bucket of distances.
     Relative {
         table: At<Pattern>,
@@ -177,7 +177,7 @@ pub(super) enum ByDistance {
 #[derive(Clone, Debug)]
 pub(super) enum Operator {
     Embedding {
-        ids: At<Meta>,
+        ids: At<BatchInput>,
         table: Table,
         rows: At<Expr>,
         width: At<Expr>,
@@ -254,7 +254,7 @@ pub(super) enum Operator {
         name: At<Pattern>,
     },
     /// `cache` without `x`.
-    Remembered {
+    CrossCache {
         heads: At<Expr>,
         width: At<Expr>,
         name: At<Pattern>,
@@ -291,7 +291,7 @@ pub(super) enum Operator {
         causal: bool,
         /// Maximum distance between query and key; `None` for any.
         window: Option<At<Expr>>,
-        bias: Option<ByDistance>,
+        bias: Option<PositionBias>,
     },
     Columns {
         x: At<String>,
@@ -339,7 +339,7 @@ impl Operator {
     pub fn values(&self) -> Vec<&At<String>> {
         match self {
             Operator::Embedding { .. }
-            | Operator::Remembered { .. }
+            | Operator::CrossCache { .. }
             | Operator::PositionTable { .. } => Vec::new(),
             Operator::RelativeScores { x, table, .. } => vec![x, table],
             Operator::Concat { of } => of.iter().collect(),
@@ -395,7 +395,7 @@ impl Operator {
             Operator::PositionTable {
                 width, span, reach, ..
             } => [width, span].into_iter().chain(reach).collect(),
-            Operator::Remembered { heads, width, .. } => vec![heads, width],
+            Operator::CrossCache { heads, width, .. } => vec![heads, width],
             Operator::Columns { from, width, .. } => vec![from, width],
             Operator::LastToken {
                 end, highest_end, ..
@@ -409,7 +409,7 @@ impl Operator {
             Operator::RmsNorm { heads, .. } => heads.iter().collect(),
             Operator::Softmax { window, bias, .. } => {
                 let mut sizes: Vec<&At<Expr>> = window.iter().collect();
-                if let Some(ByDistance::Relative { buckets, reach, .. }) = bias {
+                if let Some(PositionBias::Relative { buckets, reach, .. }) = bias {
                     sizes.extend([buckets, reach]);
                 }
                 sizes
@@ -442,11 +442,11 @@ impl Operator {
             Operator::LayerNorm { weight, bias, .. } => [weight].into_iter().chain(bias).collect(),
             Operator::RmsNorm { weight, .. } => vec![weight],
             Operator::Softmax {
-                bias: Some(ByDistance::Relative { table, .. }),
+                bias: Some(PositionBias::Relative { table, .. }),
                 ..
             } => vec![table],
             Operator::PositionTable { table, .. } => vec![table],
-            Operator::Cache { name, .. } | Operator::Remembered { name, .. } => vec![name],
+            Operator::Cache { name, .. } | Operator::CrossCache { name, .. } => vec![name],
             _ => Vec::new(),
         }
     }
@@ -551,10 +551,10 @@ pub(super) const ACTIVATIONS: [(&str, Activation); 10] = [
 ];
 
 /// Model inputs by the names that descriptions use.
-pub(super) const INPUTS: [(&str, Meta); 3] = [
-    ("token_ids", Meta::TokenIds),
-    ("type_ids", Meta::TypeIds),
-    ("positions", Meta::Positions),
+pub(super) const INPUTS: [(&str, BatchInput); 3] = [
+    ("token_ids", BatchInput::TokenIds),
+    ("type_ids", BatchInput::TypeIds),
+    ("positions", BatchInput::Positions),
 ];
 
 /// Result of a decoder.

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::{
     graph::{Graph, GraphError, HEAD_STEP, MAX_HEAD, NodeId, Op},
-    kernels::attention::{Attending, HeadView},
+    kernels::attention::{AttentionProblem, HeadView},
 };
 
 /// `context(softmax(s · scores(q, k)), v) = attention{s}(q, k, v)`: the scores, whose size is
@@ -129,7 +129,7 @@ fn find(graph: &Graph, context: NodeId) -> Option<Result<Match, String>> {
     Some(Ok(Match {
         nodes,
         anchor,
-        op: Op::Attention(Attending {
+        op: Op::Attention(AttentionProblem {
             heads,
             kv_heads,
             head,

@@ -119,14 +119,18 @@ impl Sum {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{alone, models::Builder, refusals, story};
-    use crate::{graph::Op, kernels::Meta};
+    use crate::{graph::Op, kernels::BatchInput};
 
     /// Returns the LayerNorm of the sum of `n` tables, added from the left.
     fn tables(n: usize) -> Builder {
         let mut b = Builder::default();
         let mut sum = b.tokens(16);
         for i in 1..n {
-            let ids = [Meta::TokenIds, Meta::Positions, Meta::TypeIds][i % 3];
+            let ids = [
+                BatchInput::TokenIds,
+                BatchInput::Positions,
+                BatchInput::TypeIds,
+            ][i % 3];
             let more = b.embedding(&format!("table.{i}"), ids, 13, 16);
             sum = b.add(&format!("sum.{i}"), Op::Add, &[sum, more]);
         }
@@ -155,7 +159,7 @@ mod tests {
         let mut b = Builder::default();
         let (x, width) = (b.tokens(16), 16);
         let first = Op::Embedding { offset: 2 };
-        let ids = b.add("positions", Op::Input(Meta::Positions), &[]);
+        let ids = b.add("positions", Op::Input(BatchInput::Positions), &[]);
         let table = b.weight("rows", &[11, width]);
         let first = b.add("first", first, &[ids, table]);
         let right = b.add("right", Op::Add, &[x, x]);
@@ -215,7 +219,7 @@ mod tests {
     fn a_sum_with_something_else_stays() {
         let mut b = Builder::default();
         let x = b.tokens(16);
-        let y = b.embedding("position", Meta::Positions, 13, 16);
+        let y = b.embedding("position", BatchInput::Positions, 13, 16);
         let y = b.linear("projected", "projection", y, 16);
         let sum = b.add("sum", Op::Add, &[x, y]);
         b.layer_norm("normed", "norm", sum);

@@ -74,7 +74,7 @@ impl Buckets {
             self.keys.extend(ends(part.keys).map(|end| (rows, end)));
         }
         // The error for a sequence that is too long must contain the actual length.
-        if let Some(most) = step.most_longest {
+        if let Some(most) = step.max_longest {
             self.own(Batches::by_longest(Interval::new(most, None)));
         }
         if !depends_on_tokens_and_sequences(program, step) {
@@ -108,7 +108,7 @@ impl Buckets {
             true => rounded_sequences(batch.batch).min(next(&self.batch, batch.batch)),
             false => batch.batch,
         };
-        let keys = self.most_keys(batch.tokens, batch.most_keys());
+        let keys = self.max_keys(batch.tokens, batch.max_keys());
         let longest = next(&self.longest, batch.longest).min(keys);
         // All fields are listed explicitly, because a field that differs within a bucket would
         // prevent sharing a plan and a graph.
@@ -133,7 +133,7 @@ impl Buckets {
 
     /// Returns the maximum number of keys of a sequence for which `tokens` tokens launch the same
     /// kernels as for `keys`.
-    pub fn most_keys(&self, tokens: u64, keys: u64) -> u64 {
+    pub fn max_keys(&self, tokens: u64, keys: u64) -> u64 {
         let bound = |&&(rows, end): &&(Interval, u64)| end >= keys && rows.contains(tokens);
         let next = self.keys.iter().find(bound);
         next.map_or(keys.max(Extents::MAX_TOKENS), |&(_, end)| end)

@@ -17,11 +17,11 @@ pub use error::LowerError;
 use prepared::Prepared;
 
 use super::{
-    AttentionChoice, Padding, Place, Program, Step, Tensor, TensorIndex, padding::check_kept,
+    AttentionChoice, Padding, Program, Step, Storage, Tensor, TensorIndex, padding::check_kept,
 };
 use crate::{
     graph::{Graph, NodeId, Op},
-    kernels::{KernelSpec, Meta},
+    kernels::{BatchInput, KernelSpec},
     machine::Machine,
     select::{Dispatch, Timings},
     tensor::{DType, Element, Shape, Size, Symbol},
@@ -76,7 +76,7 @@ struct Lowering<'a> {
     prepared: Prepared,
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
-    meta_of: HashMap<Meta, TensorIndex>,
+    meta_of: HashMap<BatchInput, TensorIndex>,
     /// The attentions that append to the cache themselves in steps of one token.
     appending: HashMap<NodeId, Appending>,
     /// Scratch tensors of implementations, by the node that they are named after.
@@ -109,14 +109,14 @@ impl<'a> Lowering<'a> {
                 &node.name,
                 self.dtype,
                 node.shape.clone(),
-                Place::Weight(expr.clone()),
+                Storage::Weight(expr.clone()),
             ),
             _ if self.prepared.holds(id) => {
                 self.prepared(id);
                 return Ok(());
             }
             Op::Cache { .. } => self.cache(id)?,
-            Op::Remembered { name, .. } => self.remembered(id, name)?,
+            Op::CrossCache { name, .. } => self.remembered(id, name)?,
             _ if self.chains.holds(id) => {
                 self.chained(id);
                 return Ok(());
@@ -168,7 +168,7 @@ impl<'a> Lowering<'a> {
         self.program.steps.push(Step {
             name: node.name.clone(),
             dispatch,
-            most_longest: None,
+            max_longest: None,
             operands,
             rows: rows(&node.shape),
             part: node.part,
@@ -180,7 +180,7 @@ impl<'a> Lowering<'a> {
         name: &str,
         element: impl Into<Element>,
         shape: Shape,
-        place: Place,
+        place: Storage,
     ) -> TensorIndex {
         self.program.tensors.push(Tensor {
             name: name.to_owned(),
@@ -192,12 +192,12 @@ impl<'a> Lowering<'a> {
     }
 
     /// Returns the tensor of a batch input, created at first use.
-    fn meta(&mut self, meta: Meta) -> TensorIndex {
+    fn meta(&mut self, meta: BatchInput) -> TensorIndex {
         if let Some(&tensor) = self.meta_of.get(&meta) {
             return tensor;
         }
         let (name, shape) = meta_layout(meta);
-        let tensor = self.tensor(name, meta.element(), shape, Place::Batch(meta));
+        let tensor = self.tensor(name, meta.element(), shape, Storage::Batch(meta));
         self.meta_of.insert(meta, tensor);
         tensor
     }
@@ -225,7 +225,7 @@ impl<'a> Lowering<'a> {
             spans.entry(output).and_modify(|span| span.1 = end);
         }
         for (index, tensor) in self.program.tensors.iter_mut().enumerate() {
-            if let (Place::Planned { first, last }, Some(&span)) =
+            if let (Storage::Planned { first, last }, Some(&span)) =
                 (&mut tensor.place, spans.get(&index))
             {
                 (*first, *last) = span;
@@ -257,7 +257,7 @@ fn unsupported(graph: &Graph, id: NodeId, op: &Op, problem: String) -> LowerErro
 }
 
 /// Initial place of a planned tensor, until the steps are known.
-const UNPLACED: Place = Place::Planned { first: 0, last: 0 };
+const UNPLACED: Storage = Storage::Planned { first: 0, last: 0 };
 
 /// Returns the rows of a launch that computes a tensor of this shape.
 fn rows(shape: &Shape) -> Size {
@@ -270,49 +270,51 @@ fn rows(shape: &Shape) -> Size {
 }
 
 /// Returns the batch inputs that an operator reads besides its operands, in signature order.
-fn metas(op: &Op, padding: Padding) -> &'static [Meta] {
+fn metas(op: &Op, padding: Padding) -> &'static [BatchInput] {
     match op {
-        Op::Softmax { causal: false, .. } if padding == Padding::Kept => {
-            &[Meta::CuLens, Meta::PairOffsets, Meta::ValidLens]
-        }
+        Op::Softmax { causal: false, .. } if padding == Padding::Kept => &[
+            BatchInput::CuLens,
+            BatchInput::PairOffsets,
+            BatchInput::ValidLens,
+        ],
         Op::Scores { .. } | Op::RelativeScores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
-            &[Meta::CuLens, Meta::PairOffsets]
+            &[BatchInput::CuLens, BatchInput::PairOffsets]
         }
         Op::FirstToken
         | Op::LastToken
         | Op::MeanPool
         | Op::MaxPool
-        | Op::MeanPoolNormalize { .. } => &[Meta::CuLens],
-        Op::LogProbability => &[Meta::TokenIds, Meta::Positions],
-        Op::Draw => &[Meta::Seeds],
-        Op::Rotary { .. } => &[Meta::Positions],
+        | Op::MeanPoolNormalize { .. } => &[BatchInput::CuLens],
+        Op::LogProbability => &[BatchInput::TokenIds, BatchInput::Positions],
+        Op::Draw => &[BatchInput::Seeds],
+        Op::Rotary { .. } => &[BatchInput::Positions],
         _ => &[],
     }
 }
 
 /// Returns the name and the shape of a batch input.
-pub(super) fn meta_layout(meta: Meta) -> (&'static str, Shape) {
+pub(super) fn meta_layout(meta: BatchInput) -> (&'static str, Shape) {
     let tokens = || Shape::new([Symbol::Tokens.into()]);
     let bounds = || Shape::new([&Size::from(Symbol::Batch) + &Size::constant(1)]);
     match meta {
-        Meta::TokenIds => ("token_ids", tokens()),
-        Meta::TypeIds => ("type_ids", tokens()),
-        Meta::Positions => ("positions", tokens()),
-        Meta::CuLens => ("cu_lens", bounds()),
-        Meta::PairOffsets => ("pair_offsets", bounds()),
-        Meta::ValidLens => ("valid_lens", Shape::new([Symbol::Batch.into()])),
-        Meta::TokenSlots => ("token_slots", tokens()),
-        Meta::Slots => ("slots", Shape::new([Symbol::Slots.into()])),
-        Meta::SlotStarts => ("slot_starts", Shape::new([Symbol::Batch.into()])),
-        Meta::KeyLens => ("key_lens", Shape::new([Symbol::Batch.into()])),
-        Meta::SourceSlots => ("source_slots", Shape::new([Symbol::SourceSlots.into()])),
-        Meta::SourceStarts => ("source_starts", Shape::new([Symbol::Batch.into()])),
-        Meta::SourceLens => ("source_lens", Shape::new([Symbol::Batch.into()])),
-        Meta::Seeds => (
+        BatchInput::TokenIds => ("token_ids", tokens()),
+        BatchInput::TypeIds => ("type_ids", tokens()),
+        BatchInput::Positions => ("positions", tokens()),
+        BatchInput::CuLens => ("cu_lens", bounds()),
+        BatchInput::PairOffsets => ("pair_offsets", bounds()),
+        BatchInput::ValidLens => ("valid_lens", Shape::new([Symbol::Batch.into()])),
+        BatchInput::TokenSlots => ("token_slots", tokens()),
+        BatchInput::Slots => ("slots", Shape::new([Symbol::Slots.into()])),
+        BatchInput::SlotStarts => ("slot_starts", Shape::new([Symbol::Batch.into()])),
+        BatchInput::KeyLens => ("key_lens", Shape::new([Symbol::Batch.into()])),
+        BatchInput::SourceSlots => ("source_slots", Shape::new([Symbol::SourceSlots.into()])),
+        BatchInput::SourceStarts => ("source_starts", Shape::new([Symbol::Batch.into()])),
+        BatchInput::SourceLens => ("source_lens", Shape::new([Symbol::Batch.into()])),
+        BatchInput::Seeds => (
             "seeds",
             Shape::new([&Size::from(Symbol::Batch) * &Size::constant(2)]),
         ),
-        Meta::Mask => (
+        BatchInput::Mask => (
             "mask",
             Shape::new([Symbol::Batch.into(), Symbol::Longest.into()]),
         ),

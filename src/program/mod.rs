@@ -23,7 +23,7 @@ pub use step::{LaunchError, Step};
 
 use crate::{
     graph::{Part, WeightExpr},
-    kernels::{Class, KernelSpec, Meta, cache::BLOCK},
+    kernels::{BatchInput, Class, KernelSpec, cache::BLOCK},
     plan::UsageRecord,
     tensor::{DType, Element, Extents, Shape, Size, Symbol},
 };
@@ -87,14 +87,14 @@ pub struct Tensor {
     pub name: String,
     pub element: Element,
     pub shape: Shape,
-    pub place: Place,
+    pub place: Storage,
 }
 
 /// Source of a tensor's memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Place {
+pub enum Storage {
     /// Written by the runtime from the batch.
-    Batch(Meta),
+    Batch(BatchInput),
     /// Loaded once, with the model.
     Weight(WeightExpr),
     /// Placed by the planner; alive from step `first` to `last`, both inclusive. Outputs live to
@@ -135,7 +135,7 @@ impl Program {
             let n = step.kernels().iter().map(n_writes).max().unwrap_or(0);
             let written = step.operands.iter().rev().take(n);
             let mut places = written.map(|&operand| &self.tensors[operand].place);
-            places.any(|place| matches!(place, Place::Cached(_)))
+            places.any(|place| matches!(place, Storage::Cached(_)))
         };
         let last = self.steps.iter().rposition(writes);
         last.map_or(0, |last| last + 1)
@@ -182,7 +182,7 @@ impl Program {
         self.tensors
             .iter()
             .enumerate()
-            .filter(|(_, t)| matches!(t.place, Place::Planned { .. }))
+            .filter(|(_, t)| matches!(t.place, Storage::Planned { .. }))
     }
 
     /// Returns the size of a tensor in bytes for a batch.
@@ -228,7 +228,7 @@ impl Program {
     }
 
     /// Returns usage records that suffice for every batch with extents up to `extents`.
-    pub fn most_usage(&self, extents: &Extents) -> Result<Vec<UsageRecord>, SizeOverflow> {
+    pub fn max_usage(&self, extents: &Extents) -> Result<Vec<UsageRecord>, SizeOverflow> {
         let mut touched = vec![false; self.tensors.len()];
         for step in &self.steps {
             if step.begins_within(extents) {
@@ -245,7 +245,7 @@ impl Program {
     ) -> Result<Vec<UsageRecord>, SizeOverflow> {
         self.planned()
             .map(|(index, tensor)| {
-                let Place::Planned { first, last } = tensor.place else {
+                let Storage::Planned { first, last } = tensor.place else {
                     unreachable!("`planned` yields planned tensors only")
                 };
                 let bytes = match touched[index] {
@@ -266,7 +266,7 @@ impl Program {
         let none = Extents::default();
         self.tensors
             .iter()
-            .filter(|t| matches!(t.place, Place::Weight(_)))
+            .filter(|t| matches!(t.place, Storage::Weight(_)))
             .filter_map(|t| self.bytes(t, &none).ok())
             .sum()
     }
@@ -290,7 +290,7 @@ impl Program {
     }
 
     /// Returns whether a step reads this input of the batch.
-    pub fn reads(&self, meta: Meta) -> bool {
-        self.tensors.iter().any(|t| t.place == Place::Batch(meta))
+    pub fn reads(&self, meta: BatchInput) -> bool {
+        self.tensors.iter().any(|t| t.place == Storage::Batch(meta))
     }
 }

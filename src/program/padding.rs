@@ -76,7 +76,7 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         | Op::L2Normalize { .. } => Ok(()),
         // The CPU and the device keep padded batches out of caches, because nothing continues from
         // them.
-        Op::Cache { .. } | Op::Remembered { .. } => Ok(()),
+        Op::Cache { .. } | Op::CrossCache { .. } => Ok(()),
         // The softmax is masked, so that padding keys have no weight in the context.
         Op::Scores { .. } | Op::RelativeScores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
             Ok(())

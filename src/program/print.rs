@@ -1,6 +1,6 @@
 use std::fmt;
 
-use super::{Place, Program};
+use super::{Program, Storage};
 
 /// Prints a line per step with its value, operands and rows, and a line for each part of its
 /// dispatch.
@@ -11,7 +11,7 @@ impl fmt::Display for Program {
             for (i, &operand) in step.operands.iter().enumerate() {
                 let tensor = &self.tensors[operand];
                 let comma = if i == 0 { "" } else { ", " };
-                let mark = if matches!(tensor.place, Place::Weight(_)) {
+                let mark = if matches!(tensor.place, Storage::Weight(_)) {
                     "@"
                 } else {
                     ""

@@ -18,7 +18,7 @@ pub struct Step {
     pub dispatch: Dispatch<usize>,
     /// Maximum sequence length over all steps that compute the value; a longer sequence is an
     /// error.
-    pub most_longest: Option<u64>,
+    pub max_longest: Option<u64>,
     /// Tensors of the kernel's `Read` and `Write` parameters, in signature order.
     pub operands: Vec<TensorIndex>,
     /// Value of [`Symbol::Rows`] for its kernels.
@@ -54,7 +54,7 @@ impl Step {
         if self.part != batch.part {
             return Ok(None);
         }
-        if let Some(limit) = self.most_longest.filter(|&most| batch.longest > most) {
+        if let Some(limit) = self.max_longest.filter(|&most| batch.longest > most) {
             return Err(LaunchError::TooLong {
                 step: self.name.clone(),
                 longest: batch.longest,
@@ -104,7 +104,7 @@ impl Step {
             && all.any(|part| {
                 part.rows.above < rows
                     && part.longest.above < batch.longest
-                    && part.keys.above < batch.most_keys()
+                    && part.keys.above < batch.max_keys()
             })
     }
 }
@@ -118,7 +118,7 @@ mod tests {
         Step {
             name: "context".to_owned(),
             dispatch,
-            most_longest: None,
+            max_longest: None,
             operands: Vec::new(),
             rows: Symbol::Tokens.into(),
             part: 0,
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn a_sequence_beyond_the_limit_is_an_error_that_names_it() {
         let step = Step {
-            most_longest: Some(256),
+            max_longest: Some(256),
             ..step(Dispatch::always(0))
         };
         let batch = Extents::of(&[3, 257]).expect("a batch");

@@ -5,13 +5,13 @@
 
 mod kernels;
 
-use super::{Place, Program, Step, lower::meta_layout};
+use super::{Program, Step, Storage, lower::meta_layout};
 pub(crate) use kernels::check_kernel;
 
 use crate::{
     graph::WeightExpr,
     kernels::{
-        KernelSpec, Meta, Role,
+        BatchInput, KernelSpec, Role,
         attention::{Keys, MhaSplitKeys},
         embedding::Table,
     },
@@ -56,7 +56,7 @@ impl Program {
         }
         self.one_kernel_a_step()?;
         let idle = |(i, t): &(usize, &super::Tensor)| {
-            matches!(t.place, Place::Planned { .. }) && written[*i].is_empty()
+            matches!(t.place, Storage::Planned { .. }) && written[*i].is_empty()
         };
         if let Some((_, tensor)) = self.tensors.iter().enumerate().find(idle) {
             return Err(format!("no step computes `{}`", tensor.name));
@@ -77,7 +77,7 @@ impl Program {
             return Ok(());
         }
         let is_one = |step: &Step| matches!(step.dispatch.covered()[..], [Batches::ALL]);
-        let varies = |step: &&Step| step.most_longest.is_none() && !is_one(step);
+        let varies = |step: &&Step| step.max_longest.is_none() && !is_one(step);
         if let Some(step) = self.steps.iter().find(varies) {
             return Err(format!(
                 "it is invariant, but which kernel computes `{}` depends on the batch",
@@ -100,14 +100,14 @@ impl Program {
         for tensor in &self.tensors {
             let name = &tensor.name;
             match &tensor.place {
-                Place::Planned { first, last } => {
+                Storage::Planned { first, last } => {
                     if first > last || *last as usize >= n_steps {
                         return Err(format!(
                             "`{name}` lives from step {first} to {last} of {n_steps}"
                         ));
                     }
                 }
-                Place::Cached(cache) => {
+                Storage::Cached(cache) => {
                     let Some(cache) = self.caches.get(*cache as usize) else {
                         return Err(format!(
                             "`{name}` refers to a cache that the program does not have"
@@ -125,7 +125,7 @@ impl Program {
                         return Err(format!("`{name}` does not have the layout of a cache"));
                     }
                 }
-                Place::Weight(expr) => {
+                Storage::Weight(expr) => {
                     if tensor.element != self.dtype.into() {
                         return Err(format!(
                             "the weight `{name}` is stored as {}",
@@ -140,7 +140,7 @@ impl Program {
                         ));
                     }
                 }
-                Place::Batch(meta) => {
+                Storage::Batch(meta) => {
                     let (_, shape) = meta_layout(*meta);
                     if tensor.element != meta.element() || tensor.shape != shape {
                         return Err(format!("`{name}` does not have the layout of {meta:?}"));
@@ -150,7 +150,7 @@ impl Program {
         }
         for (name, tensor) in &self.outputs {
             let place = self.tensors.get(*tensor).map(|t| &t.place);
-            let Some(Place::Planned { last, .. }) = place else {
+            let Some(Storage::Planned { last, .. }) = place else {
                 return Err(format!(
                     "the output `{name}` is not a tensor that a step computes"
                 ));
@@ -221,7 +221,7 @@ impl Program {
             }
             written[out].extend(own);
             // A longer sequence is an error before anything runs, so it needs no value.
-            let beyond = step.most_longest.map(|most| Interval::new(most, None));
+            let beyond = step.max_longest.map(|most| Interval::new(most, None));
             written[out].extend(beyond.map(Batches::by_longest));
         }
         Ok(())
@@ -263,7 +263,7 @@ impl Program {
                 // A tensor is written from its first step on, by one step for each batch, and read
                 // only in later steps. Thus no step reads its own output, and nothing is read
                 // before it is written.
-                Place::Planned { first, last }
+                Storage::Planned { first, last }
                     if last < at
                         || (writes && written[operand].is_empty() && first != at)
                         || (!writes && first >= at) =>
@@ -271,7 +271,7 @@ impl Program {
                     return Err(format!("binds `{}` outside its life", tensor.name));
                 }
                 // Parts run separately, and values of one are gone when another runs.
-                Place::Planned { first, .. }
+                Storage::Planned { first, .. }
                     if self.steps.get(first as usize).map(|s| s.part) != Some(step.part) =>
                 {
                     return Err(format!(
@@ -279,14 +279,14 @@ impl Program {
                         tensor.name
                     ));
                 }
-                Place::Cached(cache) if !self.is_of_cache(kernel, cache, step.part) => {
+                Storage::Cached(cache) if !self.is_of_cache(kernel, cache, step.part) => {
                     return Err(format!(
                         "binds the cache `{}`, which does not have the layout of `{}`",
                         tensor.name,
                         kernel.as_kernel().symbol()
                     ));
                 }
-                Place::Planned { .. } | Place::Cached(_)
+                Storage::Planned { .. } | Storage::Cached(_)
                     if !writes
                         && !all_are_covered(step, &written[operand])
                         && !self.adds_itself(step, kernel, operand) =>
@@ -296,7 +296,7 @@ impl Program {
                         tensor.name
                     ));
                 }
-                Place::Batch(_) | Place::Weight(_) if writes => {
+                Storage::Batch(_) | Storage::Weight(_) if writes => {
                     return Err(format!("writes `{}`, which is read-only", tensor.name));
                 }
                 _ => {}
@@ -304,7 +304,7 @@ impl Program {
         }
         for (operand, table) in tables(kernel) {
             let ids = &self.tensors[step.operands[operand]];
-            if ids.place != Place::Batch(table.ids) {
+            if ids.place != Storage::Batch(table.ids) {
                 return Err(format!(
                     "looks up `{}` in a table for {:?}",
                     ids.name, table.ids
@@ -381,7 +381,7 @@ impl Program {
 
     /// Returns the tensors that a step writes through `out`: all caches that its kernel appends to.
     fn written(&self, step: &Step, out: usize) -> Vec<usize> {
-        let Place::Cached(first) = self.tensors[out].place else {
+        let Storage::Cached(first) = self.tensors[out].place else {
             return vec![out];
         };
         let kernels = step.dispatch.entries().iter();
@@ -389,7 +389,7 @@ impl Program {
         let n = kernels.filter_map(|kernel| self.n_appended(kernel, first));
         let caches = first..first.saturating_add(n.max().unwrap_or(1));
         let is_one =
-            |place: &Place| matches!(place, Place::Cached(cache) if caches.contains(cache));
+            |place: &Storage| matches!(place, Storage::Cached(cache) if caches.contains(cache));
         let tensors = self.tensors.iter().enumerate();
         let tensors = tensors.filter(|(_, tensor)| is_one(&tensor.place));
         tensors.map(|(index, _)| index).collect()
@@ -409,7 +409,7 @@ fn tables(kernel: &KernelSpec) -> Vec<(usize, Table)> {
         KernelSpec::EmbeddingLayerNorm(k) => k.tables.iter().copied().enumerate().collect(),
         KernelSpec::LogProbability(k) => {
             let columns = Table {
-                ids: Meta::TokenIds,
+                ids: BatchInput::TokenIds,
                 offset: 0,
                 rows: k.width,
             };
@@ -439,7 +439,7 @@ fn check_limit(step: &Step, batches: Batches, kernel: &KernelSpec) -> Result<(),
         return Ok(());
     };
     let is_within = |interval: Interval| interval.up_to.is_some_and(|most| most <= max_len.into());
-    let is_limited = step.most_longest.is_some_and(|most| most <= max_len.into());
+    let is_limited = step.max_longest.is_some_and(|most| most <= max_len.into());
     // A sequence has at most as many tokens as the batch.
     let by_tokens = step.is_over_tokens() && is_within(batches.rows);
     match is_limited || by_tokens || is_within(batches.longest) {

@@ -81,7 +81,7 @@ impl AllocatorChoice {
             Self::Turbo => Box::new(Turbo::new()),
             Self::Gsoc => Box::new(Gsoc::new()),
             Self::Caching => Box::new(Caching::new()),
-            Self::Maximum(e) => Box::new(Maximum::new(&program.most_usage(e)?)?),
+            Self::Maximum(e) => Box::new(Maximum::new(&program.max_usage(e)?)?),
         })
     }
 
@@ -168,7 +168,7 @@ impl Planner {
         let plan = self.cache.plan(
             PlanKey {
                 part: e.part,
-                keys: e.most_keys(),
+                keys: e.max_keys(),
                 ..(e.tokens, e.batch, e.longest, e.pairs).into()
             },
             self.allocator.as_mut(),

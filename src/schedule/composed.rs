@@ -13,7 +13,7 @@ use super::{
 
 /// Trigger of a scheduling decision (TurboTransformers 5).
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum When {
+pub enum Trigger {
     /// Schedule whenever the device is idle.
     Hungry,
     /// Schedule once `most` requests are waiting or the oldest has waited for `timeout`. Schedule earlier if the waiting time of
@@ -27,7 +27,7 @@ pub enum When {
 
 /// Selection policy: which requests run first.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Which {
+pub enum Order {
     /// In order of arrival.
     Fcfs,
     /// Shortest first.
@@ -40,14 +40,14 @@ pub enum Which {
         length: u32,
         dominance: f64,
     },
-    /// The same for the rows of [`How::Rows`], which are cut into slots (TCB, algorithm 2). Other layouts have no slots; then all
+    /// The same for the rows of [`BatchLayout::Rows`], which are cut into slots (TCB, algorithm 2). Other layouts have no slots; then all
     /// waiting requests are selected, for one row of unlimited length.
     SlottedDas { dominance: f64 },
 }
 
 /// Batch layout policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum How {
+pub enum BatchLayout {
     /// One request per batch.
     Single,
     /// Padded to the longest, at most `most` requests per batch.
@@ -61,9 +61,9 @@ pub enum How {
 
 /// Scheduler composed of three policies.
 pub struct Composed {
-    when: When,
-    which: Which,
-    how: How,
+    when: Trigger,
+    which: Order,
+    how: BatchLayout,
     index: Index,
     /// Memory of the largest lane at the last decision. If it decreases, waiting requests may no longer fit.
     bytes: u64,
@@ -82,13 +82,13 @@ struct Slots {
 }
 
 impl Composed {
-    pub fn new(when: When, which: Which, how: How) -> Self {
+    pub fn new(when: Trigger, which: Order, how: BatchLayout) -> Self {
         Self {
             when,
             which,
             how,
             index: match which {
-                Which::Fcfs => Index::of_deadlines(),
+                Order::Fcfs => Index::of_deadlines(),
                 _ => Index::by_length(),
             },
             bytes: u64::MAX,
@@ -100,7 +100,7 @@ impl Composed {
     /// Maximum number of tokens of a request; limited by the row length, if there are rows.
     fn max_tokens(&self) -> u32 {
         match (self.which, self.how) {
-            (_, How::Rows { length, .. }) | (Which::Das { length, .. }, _) => length,
+            (_, BatchLayout::Rows { length, .. }) | (Order::Das { length, .. }, _) => length,
             _ => u32::MAX,
         }
     }
@@ -108,7 +108,7 @@ impl Composed {
     /// Returns the bytes of a batch that consists of one request of `tokens` tokens.
     fn alone(&self, view: &View<'_>, tokens: u32) -> u64 {
         let (layout, tokens) = match self.how {
-            How::Rows { length, .. } => (
+            BatchLayout::Rows { length, .. } => (
                 Layout::Rows {
                     length,
                     slot: length,
@@ -153,7 +153,7 @@ impl Composed {
 
     /// Returns `Ok` if it is time to schedule, else the time at which it will be.
     fn is_time(&self, view: &View<'_>) -> Result<(), Option<Micros>> {
-        if self.when == When::Hungry && self.which != Which::Fcfs {
+        if self.when == Trigger::Hungry && self.which != Order::Fcfs {
             return match self.index.n() {
                 0 => Err(None),
                 _ => Ok(()),
@@ -163,7 +163,7 @@ impl Composed {
         let Some(oldest) = rest().next() else {
             return Err(None);
         };
-        let When::Lazy { timeout, most, slo } = self.when else {
+        let Trigger::Lazy { timeout, most, slo } = self.when else {
             return Ok(());
         };
         let n = rest().take(most).count();
@@ -178,15 +178,15 @@ impl Composed {
         }
     }
 
-    /// Returns the next request that fits a lane alone. For [`Which::Fcfs`], `next` is the queue position to continue from.
+    /// Returns the next request that fits a lane alone. For [`Order::Fcfs`], `next` is the queue position to continue from.
     fn peek(&mut self, next: &mut usize, view: &View<'_>, bytes: u64) -> Option<Chosen> {
-        if self.which == Which::Edf {
+        if self.which == Order::Edf {
             let longest = self.longest_that_fits(view, bytes);
             return self.index.soonest_to(longest);
         }
         let fits = |tokens| self.alone(view, tokens) <= bytes;
         match self.which {
-            Which::Fcfs => loop {
+            Order::Fcfs => loop {
                 let (waiting, at) = view.waiting.at(*next)?;
                 *next = at;
                 if !self.gone.contains(&waiting.id) && fits(waiting.tokens) {
@@ -223,18 +223,18 @@ impl Composed {
     /// Selects the requests to run, in order. The number is limited by the batch size of the layout, if it has one.
     fn chosen(&mut self, view: &View<'_>, bytes: u64) -> Vec<Chosen> {
         let most = match self.how {
-            How::Single => 1,
-            How::Padded { most } => most,
-            How::Dp { .. } | How::Rows { .. } => usize::MAX,
+            BatchLayout::Single => 1,
+            BatchLayout::Padded { most } => most,
+            BatchLayout::Dp { .. } | BatchLayout::Rows { .. } => usize::MAX,
         };
         let rows = match self.which {
-            Which::Das {
+            Order::Das {
                 rows,
                 length,
                 dominance,
             } => das(&mut self.index, rows, length, dominance),
-            Which::SlottedDas { dominance } => das(&mut self.index, 1, u32::MAX, dominance),
-            Which::Fcfs | Which::Sjf | Which::Edf => {
+            Order::SlottedDas { dominance } => das(&mut self.index, 1, u32::MAX, dominance),
+            Order::Fcfs | Order::Sjf | Order::Edf => {
                 let (mut at, mut chosen) = (0, Vec::new());
                 while chosen.len() < most
                     && let Some(next) = self.peek(&mut at, view, bytes)
@@ -257,7 +257,7 @@ impl Composed {
     /// Records the requests that the current decision took, for the policies that read `gone`. The others rely on the index, from
     /// which they are removed.
     fn has_gone(&mut self, ids: impl Iterator<Item = u64>) {
-        if self.when != When::Hungry || self.which == Which::Fcfs {
+        if self.when != Trigger::Hungry || self.which == Order::Fcfs {
             self.gone.extend(ids);
         }
     }
@@ -274,7 +274,7 @@ impl Composed {
         let bytes = view.lanes[lane].bytes;
         let mut chosen = self.chosen(view, bytes);
         let mut runs = Vec::new();
-        if let How::Dp { most } = self.how {
+        if let BatchLayout::Dp { most } = self.how {
             chosen.sort_unstable_by_key(|&(tokens, (_, id))| (tokens, id));
             let lens: Vec<u32> = chosen.iter().map(|&(tokens, _)| tokens).collect();
             // Each request fits alone, so a partition exists.
@@ -338,18 +338,18 @@ impl Composed {
         };
         let ids = |chosen: Vec<Chosen>| chosen.into_iter().map(|(_, (_, id))| id);
         let (slot, filled): (u32, Vec<Vec<u64>>) = match self.which {
-            Which::SlottedDas { dominance } => {
+            Order::SlottedDas { dominance } => {
                 let cut = slotted(das(&mut self.index, rows, length, dominance), length);
                 self.put_back(cut.left);
                 let slots = cut.rows.into_iter().flatten();
                 (cut.slot, slots.map(|slot| ids(slot).collect()).collect())
             }
-            Which::Das { dominance, .. } => {
+            Order::Das { dominance, .. } => {
                 let filled = das(&mut self.index, rows, length, dominance);
                 let filled = filled.into_iter().map(|row| ids(row.chosen).collect());
                 (length, filled.collect())
             }
-            Which::Fcfs | Which::Sjf | Which::Edf => {
+            Order::Fcfs | Order::Sjf | Order::Edf => {
                 let (mut at, mut tried) = (0, Vec::new());
                 let mut order = std::iter::from_fn(|| {
                     let next = self.peek(&mut at, view, bytes)?;
@@ -389,7 +389,7 @@ impl Composed {
 
     /// Adds requests to the slots of running batches that are empty or whose requests have finished (TCB 4.2.2).
     fn join(&mut self, view: &View<'_>, decision: &mut Decision) {
-        let Which::SlottedDas { dominance } = self.which else {
+        let Order::SlottedDas { dominance } = self.which else {
             return;
         };
         for (lane, state) in view.lanes.iter().enumerate() {
@@ -410,7 +410,7 @@ impl Composed {
                 .map(|row| row.chosen.into_iter().map(|(_, (_, id))| id).collect())
                 .collect();
             slots.fill(&rows);
-            if self.when != When::Hungry {
+            if self.when != Trigger::Hungry {
                 self.gone.extend(rows.iter().flatten());
             }
             let slot = slots.length;
@@ -475,9 +475,11 @@ impl Scheduler for Composed {
                 break;
             }
             let planned = match self.how {
-                How::Single => self.padded(view, lane, 1),
-                How::Padded { most } | How::Dp { most } => self.padded(view, lane, most),
-                How::Rows { rows, length } => {
+                BatchLayout::Single => self.padded(view, lane, 1),
+                BatchLayout::Padded { most } | BatchLayout::Dp { most } => {
+                    self.padded(view, lane, most)
+                }
+                BatchLayout::Rows { rows, length } => {
                     self.shared(view, lane, rows, length).into_iter().collect()
                 }
             };

@@ -9,7 +9,7 @@ use super::{
 
 /// Waiting requests and lane states. Nothing here measures time: the driver passes it in.
 #[derive(Debug)]
-pub struct Desk {
+pub struct SchedulerState {
     waiting: Arrivals,
     next_id: u64,
     lanes: Vec<Lane>,
@@ -19,7 +19,7 @@ pub struct Desk {
 
 /// An invalid decision. It indicates a bug in the scheduler; no part of the decision is carried out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Misdecision {
+pub enum InvalidDecision {
     #[error(
         "the scheduler decided on request {id}, which is not waiting or was already decided on"
     )]
@@ -32,7 +32,7 @@ pub enum Misdecision {
     Joins { lane: usize },
 }
 
-impl Desk {
+impl SchedulerState {
     /// Creates a desk with one lane per entry of `bytes`. Each lane accepts `depth` batches with the given number of bytes each.
     pub fn new(bytes: &[u64], depth: u8) -> Self {
         let lane = |&bytes: &u64| Lane {
@@ -96,7 +96,7 @@ impl Desk {
         now: Micros,
         scheduler: &mut dyn Scheduler,
         costs: &dyn Costs,
-    ) -> Result<Decision, Misdecision> {
+    ) -> Result<Decision, InvalidDecision> {
         let decision = scheduler.decide(&View {
             now,
             waiting: self.waiting(),
@@ -107,20 +107,20 @@ impl Desk {
         for planned in &decision.run {
             let lane = planned.lane;
             let Some(state) = self.lanes.get(lane) else {
-                return Err(Misdecision::NoLane { lane, n_lanes });
+                return Err(InvalidDecision::NoLane { lane, n_lanes });
             };
             if planned.joins && state.in_flight == 0 {
-                return Err(Misdecision::Joins { lane });
+                return Err(InvalidDecision::Joins { lane });
             }
             if planned.ids().next().is_none() {
-                return Err(Misdecision::Empty { lane });
+                return Err(InvalidDecision::Empty { lane });
             }
         }
         let refused = decision.refuse.iter().map(|&(id, _)| id);
         let run = decision.run.iter().flat_map(Planned::ids);
         self.waiting
             .remove(run.chain(refused))
-            .map_err(|id| Misdecision::NotWaiting { id })?;
+            .map_err(|id| InvalidDecision::NotWaiting { id })?;
         for planned in decision.run.iter().filter(|planned| !planned.joins) {
             let lane = &mut self.lanes[planned.lane];
             lane.in_flight = lane.in_flight.saturating_add(1);

@@ -36,9 +36,9 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-pub use composed::{Composed, How, When, Which};
+pub use composed::{BatchLayout, Composed, Order, Trigger};
 pub use costs::{Bytes, CostTable, CostTableError, Costs, Grid};
-pub use desk::{Desk, Misdecision};
+pub use desk::{InvalidDecision, SchedulerState};
 pub use dp::partition;
 pub use packed::Packed;
 pub use queue::{Queue, Rows};
@@ -317,29 +317,29 @@ pub fn scheduler(name: &str, settings: &Settings) -> Result<Box<dyn Scheduler>, 
         dominance,
     } = *settings;
     let wide = rows as usize;
-    let lazy = When::Lazy { timeout, most, slo };
-    let das = Which::Das {
+    let lazy = Trigger::Lazy { timeout, most, slo };
+    let das = Order::Das {
         rows,
         length,
         dominance,
     };
-    let slotted = Which::SlottedDas { dominance };
-    let shared = How::Rows { rows, length };
+    let slotted = Order::SlottedDas { dominance };
+    let shared = BatchLayout::Rows { rows, length };
     let composed = |when, which, how| Box::new(Composed::new(when, which, how));
     Ok(match name {
         "packed" => Box::new(Packed::new(slo)),
-        "no-batch" => composed(When::Hungry, Which::Fcfs, How::Single),
-        "naive" => composed(When::Hungry, Which::Fcfs, How::Padded { most }),
-        "dp" => composed(When::Hungry, Which::Fcfs, How::Dp { most }),
-        "lazy-naive" => composed(lazy, Which::Fcfs, How::Padded { most }),
-        "lazy-dp" => composed(lazy, Which::Fcfs, How::Dp { most }),
-        "tnb" => composed(When::Hungry, das, How::Padded { most: wide }),
-        "ttb" => composed(When::Hungry, das, How::Dp { most: wide }),
-        "concat-fcfs" => composed(When::Hungry, Which::Fcfs, shared),
-        "concat-sjf" => composed(When::Hungry, Which::Sjf, shared),
-        "concat-edf" => composed(When::Hungry, Which::Edf, shared),
-        "concat-das" => composed(When::Hungry, das, shared),
-        "slotted-das" => composed(When::Hungry, slotted, shared),
+        "no-batch" => composed(Trigger::Hungry, Order::Fcfs, BatchLayout::Single),
+        "naive" => composed(Trigger::Hungry, Order::Fcfs, BatchLayout::Padded { most }),
+        "dp" => composed(Trigger::Hungry, Order::Fcfs, BatchLayout::Dp { most }),
+        "lazy-naive" => composed(lazy, Order::Fcfs, BatchLayout::Padded { most }),
+        "lazy-dp" => composed(lazy, Order::Fcfs, BatchLayout::Dp { most }),
+        "tnb" => composed(Trigger::Hungry, das, BatchLayout::Padded { most: wide }),
+        "ttb" => composed(Trigger::Hungry, das, BatchLayout::Dp { most: wide }),
+        "concat-fcfs" => composed(Trigger::Hungry, Order::Fcfs, shared),
+        "concat-sjf" => composed(Trigger::Hungry, Order::Sjf, shared),
+        "concat-edf" => composed(Trigger::Hungry, Order::Edf, shared),
+        "concat-das" => composed(Trigger::Hungry, das, shared),
+        "slotted-das" => composed(Trigger::Hungry, slotted, shared),
         _ => {
             return Err(SchedulerError::Unknown {
                 name: name.to_owned(),

@@ -148,7 +148,7 @@ impl<'a> Queue<'a> {
     }
 }
 
-/// The requests of a [`Desk`](super::Desk).
+/// The requests of a [`SchedulerState`](super::SchedulerState).
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
     all: Vec<Waiting>,

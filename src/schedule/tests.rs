@@ -144,12 +144,12 @@ fn a_desk_keeps_the_remaining_requests_in_order() {
             }
         }
     }
-    let mut desk = Desk::new(&[1], 1);
+    let mut desk = SchedulerState::new(&[1], 1);
     for tokens in 1..=8 {
         desk.arrive(Waiting::new(tokens, Micros(0)));
     }
-    let ids = |desk: &Desk| -> Vec<u64> { desk.waiting().iter().map(|w| w.id).collect() };
-    let decide = |desk: &mut Desk, ids: &[u64]| {
+    let ids = |desk: &SchedulerState| -> Vec<u64> { desk.waiting().iter().map(|w| w.id).collect() };
+    let decide = |desk: &mut SchedulerState, ids: &[u64]| {
         desk.decide(Micros(0), &mut These(ids.to_vec()), &Straight::default())
     };
     decide(&mut desk, &[5, 1, 2]).unwrap();
@@ -161,11 +161,14 @@ fn a_desk_keeps_the_remaining_requests_in_order() {
     assert!(!desk.cancel(99));
     for wrong in [vec![3, 3], vec![4], vec![0, 99]] {
         let error = decide(&mut desk, &wrong).unwrap_err();
-        assert!(matches!(error, Misdecision::NotWaiting { .. }), "{error}");
+        assert!(
+            matches!(error, InvalidDecision::NotWaiting { .. }),
+            "{error}"
+        );
     }
     assert_eq!(
         decide(&mut desk, &[]).unwrap_err(),
-        Misdecision::Empty { lane: 0 }
+        InvalidDecision::Empty { lane: 0 }
     );
     assert_eq!(ids(&desk), [0, 3, 6, 7]);
     decide(&mut desk, &[0, 3, 6, 7]).unwrap();

@@ -128,7 +128,7 @@ pub enum Kept {
 /// contiguous. Transformers 5 has no groups, so several groups finish as in the `BeamSearchScorer`
 /// of transformers 4.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Standing {
+pub struct BeamState {
     /// Sum of the log-probabilities of each beam.
     pub running: Vec<f32>,
     /// Best hypotheses of each group in order: the score, and whether it is finished.
@@ -178,7 +178,7 @@ impl Beams {
     }
 }
 
-impl Standing {
+impl BeamState {
     pub fn new(options: &Beams) -> Self {
         let group_size = options.group_size();
         // In the first step only the first beam of a group counts, because all beams are equal.
@@ -333,7 +333,7 @@ fn by_score(candidates: &mut [Candidate]) {
 #[derive(Clone, Debug)]
 pub struct BeamSearch {
     options: Beams,
-    standing: Standing,
+    standing: BeamState,
     /// New tokens of each beam.
     running: Vec<Vec<u32>>,
     /// Tokens of the best hypotheses, by place; empty if the place is vacant.
@@ -344,7 +344,7 @@ pub struct BeamSearch {
 impl BeamSearch {
     pub fn new(options: Beams) -> Self {
         Self {
-            standing: Standing::new(&options),
+            standing: BeamState::new(&options),
             running: vec![Vec::new(); options.n],
             best: vec![Vec::new(); options.n],
             options,

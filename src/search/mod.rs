@@ -11,7 +11,8 @@ mod rules;
 mod sample;
 
 pub use beams::{
-    BeamSearch, Beams, BeamsError, EarlyStopping, Ending, Hypothesis, Kept, Standing, Step, Stepped,
+    BeamSearch, BeamState, Beams, BeamsError, EarlyStopping, Ending, Hypothesis, Kept, Step,
+    Stepped,
 };
 pub use candidates::largest;
 pub use philox::Philox;

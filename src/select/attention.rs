@@ -9,8 +9,8 @@ use crate::{
     kernels::{
         Instructions, KernelSpec,
         attention::{
-            Attending, AttentionError, MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline,
-            MhaPrefill, MhaShort, MhaSplitKeys, MhaTile, MhaWgmma,
+            AttentionError, AttentionProblem, MhaLongContext, MhaLongReduce, MhaLongScores,
+            MhaOnline, MhaPrefill, MhaShort, MhaSplitKeys, MhaTile, MhaWgmma,
         },
         chain::Chain,
     },
@@ -104,7 +104,7 @@ impl Attention {
         if !of.is_full() {
             return Err(AttentionError::Full { kernel: "grouped" });
         }
-        let Attending {
+        let AttentionProblem {
             heads,
             head,
             scale,
@@ -254,7 +254,7 @@ mod tests {
             offset: i * 12 * head,
             stride: 36 * head,
         };
-        let of = Attending::full(12, head, 0.125, [0, 1, 2].map(column));
+        let of = AttentionProblem::full(12, head, 0.125, [0, 1, 2].map(column));
         Attention(MhaOnline { of, dtype })
     }
 

@@ -13,7 +13,7 @@ use super::{
 use crate::{kernels::KernelSpec, machine::Machine};
 
 /// The input of a kernel selection.
-pub struct Question<'a> {
+pub struct SelectionInput<'a> {
     /// Distinct chains, with the number of occurrences of each in a run.
     pub chains: &'a [(Chain, usize)],
     pub machine: &'a Machine,
@@ -27,7 +27,7 @@ pub struct Question<'a> {
 
 /// One launch of a covered chain.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Covered {
+pub struct ChosenLaunch {
     /// The implementation's first site in the chain; the sites of `operands` are relative to it.
     pub first: usize,
     /// The site of the chain where it is launched.
@@ -108,7 +108,7 @@ impl Edges {
 
     /// Returns a separate launch for each site, with the fastest kernel at [`MAX_ROWS`]. Large
     /// batches lose a small fraction of their time, and small ones take little time anyway.
-    fn invariant(&self, kernels: &Kernels) -> Vec<Covered> {
+    fn invariant(&self, kernels: &Kernels) -> Vec<ChosenLaunch> {
         let (_, times) = kernels.times_on(&[MAX_ROWS]).remove(0);
         let mut covered = Vec::new();
         for edge in &self.edges {
@@ -116,7 +116,7 @@ impl Edges {
                 let fastest = candidates
                     .iter()
                     .min_by(|a, b| times[**a].total_cmp(&times[**b]));
-                covered.extend(fastest.map(|&kernel| Covered {
+                covered.extend(fastest.map(|&kernel| ChosenLaunch {
                     first: edge.from,
                     site: edge.from + launch.site,
                     operands: launch.operands.clone(),
@@ -150,9 +150,9 @@ impl Edges {
     }
 }
 
-impl Question<'_> {
+impl SelectionInput<'_> {
     /// Returns the launches of each chain, in order.
-    pub fn answer(&self) -> Vec<Vec<Covered>> {
+    pub fn answer(&self) -> Vec<Vec<ChosenLaunch>> {
         let (mut kernels, edges) = self.edges();
         if self.invariant {
             return edges
@@ -286,7 +286,7 @@ fn covered(
     kernels: &Kernels,
     grid: &[(u64, Vec<f64>)],
     is_kept: &[bool],
-) -> Vec<Covered> {
+) -> Vec<ChosenLaunch> {
     let mut covers: Vec<Cover> = Vec::new();
     let mut index: HashMap<Cover, usize> = HashMap::new();
     let mut best = Vec::new();
@@ -315,7 +315,7 @@ fn covered(
                 .map(|&(up_to, cover)| (up_to, kernel_of(cover)));
             let dispatch = Dispatch::by_rows(ranges);
             if !dispatch.is_empty() {
-                answer.push(Covered {
+                answer.push(ChosenLaunch {
                     first: edge.from,
                     site: edge.from + launch.site,
                     operands: launch.operands.clone(),

@@ -65,7 +65,7 @@ impl fmt::Display for Interval {
 
 /// A range of batches: by rows (tokens, unless a step runs over something else), by the length of
 /// the longest sequence, and by the maximum number of keys that a token attends to
-/// ([`Extents::most_keys`]).
+/// ([`Extents::max_keys`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Batches {
@@ -94,7 +94,7 @@ impl Batches {
 
     /// Returns whether a batch is in the range; `batch.rows` are those of the current launch.
     pub fn contains(self, batch: &Extents) -> bool {
-        self.has([batch.rows, batch.longest, batch.most_keys()])
+        self.has([batch.rows, batch.longest, batch.max_keys()])
     }
 
     pub fn is_empty(self) -> bool {

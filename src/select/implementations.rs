@@ -57,7 +57,7 @@ pub struct Launch {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
     pub kernel: KernelSpec,
-    pub most_rows: Option<u64>,
+    pub max_rows: Option<u64>,
 }
 
 /// The binding of a parameter. Sites are relative to the implementation's first.
@@ -83,13 +83,13 @@ pub enum Operand {
 impl Candidate {
     pub fn new(kernel: impl Into<KernelSpec>) -> Self {
         let kernel = kernel.into();
-        let most_rows = kernel.as_kernel().most_rows();
-        Self { kernel, most_rows }
+        let max_rows = kernel.as_kernel().max_rows();
+        Self { kernel, max_rows }
     }
 }
 
 /// Returns the kernels that compute a single site in one launch on a card. The number of rows that
-/// each supports is [`Kernel::most_rows`](crate::kernels::Kernel::most_rows).
+/// each supports is [`Kernel::max_rows`](crate::kernels::Kernel::max_rows).
 pub fn candidates(site: &Site, machine: &Machine) -> Vec<KernelSpec> {
     let alone = [Link {
         site: site.clone(),

@@ -30,7 +30,7 @@ mod site;
 mod testing;
 
 pub use attention::{Attention, CachedAttention};
-pub use cover::{Alternative, Covered, Question};
+pub use cover::{Alternative, ChosenLaunch, SelectionInput};
 pub use dispatch::{Batches, Dispatch, Entry, Interval};
 pub use implementations::{Operand, candidates};
 pub use measure::Timings;

@@ -70,7 +70,7 @@ impl<'a> Kernels<'a> {
 
     fn cycles(&self, at: usize, rows: u64) -> f64 {
         let candidate = &self.candidates[at];
-        if !self.is_kept[at] || candidate.most_rows.is_some_and(|most| rows > most) {
+        if !self.is_kept[at] || candidate.max_rows.is_some_and(|most| rows > most) {
             return f64::INFINITY;
         }
         let cycles = candidate.kernel.as_kernel().cycles(rows, self.machine);

@@ -1,6 +1,6 @@
 //! Chains for tests.
 
-use super::{Chain, Link, Question, Site};
+use super::{Chain, Link, SelectionInput, Site};
 use crate::{
     kernels::{
         elementwise::Gate,
@@ -151,8 +151,11 @@ pub(super) fn attended(width: u32, dtype: DType) -> Vec<(Chain, usize)> {
     vec![(Chain { links }, 2)]
 }
 
-pub(super) fn question<'a>(chains: &'a [(Chain, usize)], machine: &'a Machine) -> Question<'a> {
-    Question {
+pub(super) fn question<'a>(
+    chains: &'a [(Chain, usize)],
+    machine: &'a Machine,
+) -> SelectionInput<'a> {
+    SelectionInput {
         chains,
         machine,
         timings: None,

@@ -472,7 +472,7 @@ impl<L, F> Coalescer<L, F> {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{CutSide, Wanted},
+        super::{CutSide, OutputKind},
         *,
     };
 
@@ -508,7 +508,7 @@ mod tests {
             ..whole
         };
         let sparse = Submit {
-            wanted: Wanted::Sparse,
+            wanted: OutputKind::Sparse,
             ..whole
         };
         let left = Submit {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    Cache, Devices, Metrics, Recorder, ServeError, Service, ServiceChoice, Writer,
+    Cache, Devices, GenerationService, Metrics, Recorder, ServeError, Service, ServiceChoice,
     known_or_measured,
     service::{LOST, ROWS, SPARSE, STATES},
     tokenize::prompt,
@@ -62,7 +62,7 @@ pub struct ModelChoice {
 /// Task of a model.
 pub enum Kind {
     Service(Service),
-    Writer(Box<Writer>),
+    Generation(Box<GenerationService>),
 }
 
 /// A loaded model.
@@ -153,12 +153,12 @@ impl Model {
         if let Some(engine) = writing {
             let encoder = TextEncoder::for_prompts(folder)?;
             let (bytes, seat) = (choice.cache_bytes, seat(&engine));
-            let writer = Writer::start(&engine, encoder, bytes, choice.queue, seat)?;
+            let writer = GenerationService::start(&engine, encoder, bytes, choice.queue, seat)?;
             return Ok(Self {
                 name: choice.name,
                 device: engine.device().to_string(),
                 dtype: engine.program().dtype,
-                kind: Kind::Writer(Box::new(writer)),
+                kind: Kind::Generation(Box::new(writer)),
                 costs: None,
                 since,
                 config,
@@ -261,7 +261,7 @@ impl Model {
     pub fn metrics(&self) -> &Metrics {
         match &self.kind {
             Kind::Service(service) => service.metrics(),
-            Kind::Writer(writer) => writer.metrics(),
+            Kind::Generation(writer) => writer.metrics(),
         }
     }
 
@@ -272,7 +272,7 @@ impl Model {
     pub fn service(&self) -> Result<&Service, ServeError> {
         match &self.kind {
             Kind::Service(service) => Ok(service),
-            Kind::Writer(_) => Err(self.unsupported("embeddings or scores")),
+            Kind::Generation(_) => Err(self.unsupported("embeddings or scores")),
         }
     }
 
@@ -280,9 +280,9 @@ impl Model {
     ///
     /// # Errors
     /// The model embeds or scores.
-    pub fn writer(&self) -> Result<&Writer, ServeError> {
+    pub fn writer(&self) -> Result<&GenerationService, ServeError> {
         match &self.kind {
-            Kind::Writer(writer) => Ok(writer),
+            Kind::Generation(writer) => Ok(writer),
             Kind::Service(_) => Err(self.unsupported("text generation")),
         }
     }
@@ -291,7 +291,7 @@ impl Model {
     pub fn encoder(&self) -> &TextEncoder {
         match &self.kind {
             Kind::Service(service) => service.encoder(),
-            Kind::Writer(writer) => writer.encoder(),
+            Kind::Generation(writer) => writer.encoder(),
         }
     }
 
@@ -341,7 +341,7 @@ impl Model {
             Kind::Service(service) if service.is_scoring() => "scores pairs of texts",
             Kind::Service(service) if service.is_embedding() => "embeds texts",
             Kind::Service(_) => "computes sparse embeddings",
-            Kind::Writer(_) => "generates text",
+            Kind::Generation(_) => "generates text",
         }
     }
 
@@ -459,7 +459,7 @@ impl Models {
     pub fn is_lost(&self) -> bool {
         self.all().iter().any(|model| match &model.kind {
             Kind::Service(service) => service.is_lost(),
-            Kind::Writer(writer) => writer.is_lost(),
+            Kind::Generation(writer) => writer.is_lost(),
         })
     }
 
@@ -540,7 +540,7 @@ impl Models {
     /// # Errors
     /// Same as [`embedding`](Self::embedding).
     pub fn writing(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
-        let is = |model: &Model| matches!(&model.kind, Kind::Writer(_));
+        let is = |model: &Model| matches!(&model.kind, Kind::Generation(_));
         let model = self.named(name, is)?;
         match is(&model) {
             true => Ok(model),

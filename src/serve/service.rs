@@ -19,7 +19,7 @@ use self::{
     request::{Leader, Open, Ticket, Waiter},
 };
 use super::{
-    Cache, Lookup, Metrics, Recorder, Seat, ServeError, Share, Text, Tier,
+    Cache, Lookup, Metrics, ModelHandle, Recorder, ServeError, Share, Text, Tier,
     backlog::Backlog,
     cache::{Deep, Key, Role, digest, key},
     tokenize::{Pool, prompt},
@@ -29,7 +29,7 @@ use crate::{
     Batch, Engine, EngineError,
     engine::{ClassScore, CutSide, LOGITS, Pipeline, TextEncoder},
     model::EMBEDDING,
-    schedule::{CostTable, Desk, Scheduler},
+    schedule::{CostTable, Scheduler, SchedulerState},
 };
 
 /// Texts below this many bytes are tokenized on the caller's thread, if a request has at most [`FEW`] inputs.
@@ -49,7 +49,7 @@ pub(super) const ROWS: [&str; 3] = [EMBEDDING, LOGITS, SPARSE];
 
 /// Kind of result that a request asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Wanted {
+pub enum OutputKind {
     /// The embedding, the scores, or else the sparse embedding: the first of these that the model has.
     #[default]
     Usual,
@@ -77,7 +77,7 @@ pub struct ServiceChoice {
     pub queue: Duration,
     pub tokenizers: usize,
     /// Access to the fair lock of each engine's device, in the order of the engines. Empty if no other model uses the devices.
-    pub seats: Vec<Seat>,
+    pub seats: Vec<ModelHandle>,
     /// Recorder of scheduling events.
     pub trace: Option<Recorder>,
     /// Response cache. Without one, equal requests are computed separately.
@@ -97,7 +97,7 @@ pub struct Submit {
     pub within: Option<Duration>,
     pub class: u8,
     pub tenant: u32,
-    pub wanted: Wanted,
+    pub wanted: OutputKind,
 }
 
 impl Submit {
@@ -111,9 +111,9 @@ impl Submit {
 /// The result for one input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// The embedding, the scores by label, or another kind of result from [`Wanted`].
+    /// The embedding, the scores by label, or another kind of result from [`OutputKind`].
     pub values: Vec<f32>,
-    /// Vocabulary entries of the values in ascending order, for [`Wanted::Sparse`]; otherwise empty.
+    /// Vocabulary entries of the values in ascending order, for [`OutputKind::Sparse`]; otherwise empty.
     pub entries: Vec<u32>,
     /// Number of tokens of the input.
     pub tokens: usize,
@@ -129,11 +129,11 @@ const ENTRY: u64 = 64;
 
 impl Answer {
     /// Bytes of the answer and its JSON, if they were not known at admission.
-    fn memory(&self, wanted: Wanted) -> u64 {
+    fn memory(&self, wanted: OutputKind) -> u64 {
         match wanted {
-            Wanted::Usual | Wanted::Logits => 0,
-            Wanted::AllTokens => VALUE * self.values.len() as u64,
-            Wanted::Sparse => ENTRY * self.values.len() as u64,
+            OutputKind::Usual | OutputKind::Logits => 0,
+            OutputKind::AllTokens => VALUE * self.values.len() as u64,
+            OutputKind::Sparse => ENTRY * self.values.len() as u64,
         }
     }
 }
@@ -210,7 +210,7 @@ impl Service {
         };
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
-                desk: Desk::new(&vec![choice.batch_bytes; 1 + others.len()], DEPTH),
+                desk: SchedulerState::new(&vec![choice.batch_bytes; 1 + others.len()], DEPTH),
                 scheduler: choice.scheduler,
                 entries: Default::default(),
                 backlog: Backlog::new(choice.tokenizers, 1 + others.len()),
@@ -339,11 +339,13 @@ impl Service {
     }
 
     /// Returns the bytes that inputs take until they are answered. Includes answers whose size is known beforehand.
-    pub fn memory(&self, inputs: usize, wanted: Wanted) -> u64 {
+    pub fn memory(&self, inputs: usize, wanted: OutputKind) -> u64 {
         let answer = match wanted {
-            Wanted::AllTokens | Wanted::Sparse => 0,
-            Wanted::Usual | Wanted::Logits if self.is_scoring() => SCORE * self.width as u64,
-            Wanted::Usual | Wanted::Logits => VALUE * self.width as u64,
+            OutputKind::AllTokens | OutputKind::Sparse => 0,
+            OutputKind::Usual | OutputKind::Logits if self.is_scoring() => {
+                SCORE * self.width as u64
+            }
+            OutputKind::Usual | OutputKind::Logits => VALUE * self.width as u64,
         };
         (INPUT + answer).saturating_mul(inputs as u64)
     }
@@ -361,7 +363,7 @@ impl Service {
         for (index, text) in inputs.iter().enumerate() {
             self.check(index, text)?;
         }
-        if submit.wanted == Wanted::AllTokens && !self.has_states {
+        if submit.wanted == OutputKind::AllTokens && !self.has_states {
             let problem = "the model was not loaded for the vectors of all tokens; start the server with --all-tokens, or request embeddings";
             return Err(ServeError::invalid("model", problem));
         }

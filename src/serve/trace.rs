@@ -25,11 +25,11 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Creates a file of at most `most_bytes` bytes, which only its owner may read.
+    /// Creates a file of at most `max_bytes` bytes, which only its owner may read.
     ///
     /// # Errors
     /// The file cannot be created, or the system cannot start a thread.
-    pub fn create(file: &Path, most_bytes: u64) -> Result<Self, EngineError> {
+    pub fn create(file: &Path, max_bytes: u64) -> Result<Self, EngineError> {
         let mut options = File::options();
         options.write(true).create(true).truncate(true);
         let opened = open_private(file, &mut options).map_err(|source| EngineError::Write {
@@ -40,7 +40,7 @@ impl Recorder {
         let (events, queue) = sync_channel(MAX_QUEUED);
         let thread = std::thread::Builder::new().name("trace".to_owned());
         let thread = thread.spawn(move || {
-            if let Err(problem) = write(opened, &queue, most_bytes) {
+            if let Err(problem) = write(opened, &queue, max_bytes) {
                 tracing::warn!("the trace `{name}` ends here: {problem}");
             }
         });
@@ -73,7 +73,7 @@ impl Drop for Recorder {
     }
 }
 
-fn write(file: File, queue: &Receiver<Event>, most_bytes: u64) -> io::Result<()> {
+fn write(file: File, queue: &Receiver<Event>, max_bytes: u64) -> io::Result<()> {
     let mut file = BufWriter::new(file);
     let mut written = 0;
     loop {
@@ -91,9 +91,9 @@ fn write(file: File, queue: &Receiver<Event>, most_bytes: u64) -> io::Result<()>
         };
         let line = event.to_string();
         written += line.len() as u64 + 1;
-        if written > most_bytes {
+        if written > max_bytes {
             file.flush()?;
-            let problem = format!("it has the {most_bytes} bytes that it may have");
+            let problem = format!("it has the {max_bytes} bytes that it may have");
             return Err(io::Error::other(problem));
         }
         writeln!(file, "{line}")?;

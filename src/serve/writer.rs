@@ -19,14 +19,14 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use self::{running::GenerationLoop, texts::DetokenizerPool};
 use super::{
-    Metrics, Seat, ServeError, Share, Submit,
+    Metrics, ModelHandle, ServeError, Share, Submit,
     backlog::{Tenants, Work},
     service::LOST,
 };
 use crate::{
     Engine, EngineError,
     engine::{
-        Admission, ChatOptions, ChatTemplate, Generate, Message, Request, TextEncoder,
+        Admission, ChatOptions, ChatTemplate, Message, Request, SamplingParams, TextEncoder,
         generation_config,
     },
     search::Sampling,
@@ -40,7 +40,7 @@ const COUNTED: usize = 1 << 17;
 
 /// Sampling parameters of a text.
 #[derive(Clone, Debug, Default)]
-pub struct Writing {
+pub struct GenerationParams {
     /// Max number of new tokens. By default, the limit of the model's folder, or else the positions and KV cache that are left.
     pub max_tokens: Option<usize>,
     /// Sampling temperature; 0 takes the most probable token. By default, the value of the model's folder.
@@ -66,7 +66,7 @@ pub struct Scored {
     pub bytes: Vec<u8>,
     pub log_probability: f32,
     /// Alternatives with their log-probabilities, most probable first.
-    pub most_probable: Vec<(Vec<u8>, f32)>,
+    pub top_tokens: Vec<(Vec<u8>, f32)>,
     /// Position of the token in the whole text, in bytes.
     pub start: usize,
     /// Position of the token in the whole text, in characters.
@@ -100,7 +100,7 @@ impl Piece {
     fn memory(&self) -> u64 {
         let scored = |(bytes, _): &(Vec<u8>, f32)| bytes.len() + 64;
         let token = |token: &Scored| {
-            let most = token.most_probable.iter().map(scored);
+            let most = token.top_tokens.iter().map(scored);
             token.bytes.len() + 128 + most.sum::<usize>()
         };
         match self {
@@ -114,7 +114,7 @@ impl Piece {
 }
 
 /// Stream of the pieces of a text. Dropping it cancels the generation.
-pub struct Pieces {
+pub struct TokenStream {
     pieces: UnboundedReceiver<Result<Piece, ServeError>>,
     ending: Arc<EarlyEnd>,
     /// Memory that is charged for pieces until they are read.
@@ -144,7 +144,7 @@ impl EarlyEnd {
     }
 }
 
-impl Pieces {
+impl TokenStream {
     /// Waits for the next piece; `None` after the last one or an error.
     pub async fn next(&mut self) -> Option<Result<Piece, ServeError>> {
         let piece = self.pieces.recv().await;
@@ -171,20 +171,20 @@ impl Pieces {
     }
 }
 
-impl Drop for Pieces {
+impl Drop for TokenStream {
     fn drop(&mut self) {
         self.ending.is_abandoned.store(true, Ordering::Release);
     }
 }
 
 /// A served model that generates text.
-pub struct Writer {
+pub struct GenerationService {
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
     encoder: Arc<TextEncoder>,
     /// The chat template, or the reason why there is none.
     template: Result<ChatTemplate, String>,
-    defaults: Generate,
+    defaults: SamplingParams,
     admission: Admission,
     /// Requests are refused if the waiting texts take longer than this.
     queue: Duration,
@@ -262,7 +262,7 @@ impl Job {
     }
 }
 
-impl Writer {
+impl GenerationService {
     /// Starts a model that was built for generation. `cache_bytes` is the size of the KV cache, `queue` the max waiting time of a text,
     /// and `seat` the access to the device's fair lock, if other models use the device.
     ///
@@ -273,13 +273,13 @@ impl Writer {
         encoder: TextEncoder,
         cache_bytes: Option<u64>,
         queue: Duration,
-        seat: Option<Seat>,
+        seat: Option<ModelHandle>,
     ) -> Result<Self, EngineError> {
         let folder = encoder.folder().trunk().to_owned();
         let defaults = generation_config(&folder)?;
         let bytes = match cache_bytes {
             Some(bytes) => bytes,
-            None => engine.usual_cache_bytes(&defaults)?,
+            None => engine.default_cache_bytes(&defaults)?,
         };
         let generator = engine.generator(bytes)?;
         let checked = generator.check_options(&defaults);
@@ -347,7 +347,7 @@ impl Writer {
     /// Returns the temperature for sampling if the folder selects greedy decoding; `None` if the folder selects sampling.
     pub fn default_temperature(&self) -> Option<f32> {
         let is_greedy = self.defaults.sampling.is_none();
-        let own = self.defaults.usual_sampling.temperature;
+        let own = self.defaults.default_sampling.temperature;
         is_greedy.then_some(if own > 0.0 { own } else { 1.0 })
     }
 
@@ -463,9 +463,9 @@ impl Writer {
     pub fn go_on(
         &self,
         prompt: Vec<u32>,
-        writing: Writing,
+        writing: GenerationParams,
         submit: Submit,
-    ) -> Result<Pieces, ServeError> {
+    ) -> Result<TokenStream, ServeError> {
         self.go_on_within(prompt, writing, submit, &Share::unlimited())
     }
 
@@ -476,12 +476,12 @@ impl Writer {
     pub fn go_on_within(
         &self,
         prompt: Vec<u32>,
-        writing: Writing,
+        writing: GenerationParams,
         submit: Submit,
         share: &Arc<Share>,
-    ) -> Result<Pieces, ServeError> {
+    ) -> Result<TokenStream, ServeError> {
         let mut options = self.defaults.clone();
-        let Writing {
+        let GenerationParams {
             max_tokens,
             temperature,
             top_p,
@@ -510,7 +510,7 @@ impl Writer {
         } else if temperature.is_some() || top_p.is_some() {
             let defaults = options.sampling.unwrap_or(Sampling {
                 top_k: 0,
-                ..options.usual_sampling
+                ..options.default_sampling
             });
             options.beams = None;
             options.sampling = Some(Sampling {
@@ -526,7 +526,7 @@ impl Writer {
                     "the model uses beam search, whose tokens have no log-probabilities; leave `logprobs` out, or send a `temperature`",
                 ));
             }
-            (options.log_probabilities, options.most_probable) = (true, n);
+            (options.log_probabilities, options.top_tokens) = (true, n);
         }
         options.seed = seed.unwrap_or_default();
         if max_tokens.is_none() {
@@ -572,7 +572,7 @@ impl Writer {
             self.shared.remove_waiting(&unsent.0);
             return Err(ServeError::NotReady { why });
         }
-        Ok(Pieces {
+        Ok(TokenStream {
             pieces,
             ending,
             share: Arc::clone(share),
@@ -580,7 +580,7 @@ impl Writer {
     }
 }
 
-impl Drop for Writer {
+impl Drop for GenerationService {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {

@@ -1,6 +1,6 @@
 //! A discrete-event simulation of serving. Requests arrive, a [`Scheduler`] makes decisions, and
 //! batches take the time that [`Costs`] estimates. The simulation drives the schedulers through the
-//! same [`Desk`] as the server.
+//! same [`SchedulerState`] as the server.
 //!
 //! Requests of several steps stand for text generation. Each pass after the first computes one
 //! token for each member of the batch. In a packed batch and in slots, a member is done after its
@@ -25,7 +25,10 @@ pub use trace::{
 };
 
 use crate::{
-    schedule::{Costs, Desk, Layout, Micros, Misdecision, Planned, Refusal, Scheduler, Waiting},
+    schedule::{
+        Costs, InvalidDecision, Layout, Micros, Planned, Refusal, Scheduler, SchedulerState,
+        Waiting,
+    },
     tensor::Extents,
 };
 
@@ -95,12 +98,12 @@ pub fn simulate(
     arrivals: &[Waiting],
     scheduler: &mut dyn Scheduler,
     on: &Devices<'_>,
-) -> Result<Outcome, Misdecision> {
+) -> Result<Outcome, InvalidDecision> {
     let mut outcome = Outcome {
         fates: vec![Fate::Waits; arrivals.len()],
         ..Outcome::default()
     };
-    let mut desk = Desk::new(&on.bytes, on.depth);
+    let mut desk = SchedulerState::new(&on.bytes, on.depth);
     let mut devices: Vec<Device> = on.bytes.iter().map(|_| Device::default()).collect();
     let mut next = 0;
     let mut wake: Option<Micros> = None;
@@ -230,7 +233,7 @@ impl Device {
         &mut self,
         now: Micros,
         lane: usize,
-        desk: &mut Desk,
+        desk: &mut SchedulerState,
         scheduler: &mut dyn Scheduler,
         costs: &dyn Costs,
         outcome: &mut Outcome,

@@ -5,16 +5,18 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::schedule::{Costs, Decision, Desk, Micros, Misdecision, Scheduler, Waiting};
+use crate::schedule::{
+    Costs, Decision, InvalidDecision, Micros, Scheduler, SchedulerState, Waiting,
+};
 
-/// An event at a [`Desk`], with its time.
+/// An event at a [`SchedulerState`], with its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Arrived(Waiting),
     Happened(Micros, Happened),
 }
 
-/// An entry of a trace other than an arrival. Request ids are those of a [`Desk`]: they count from
+/// An entry of a trace other than an arrival. Request ids are those of a [`SchedulerState`]: they count from
 /// 0 in the order of the arrival lines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -197,7 +199,7 @@ pub enum ReplayError {
         expected: Box<Decision>,
     },
     #[error(transparent)]
-    Misdecision(#[from] Misdecision),
+    InvalidDecision(#[from] InvalidDecision),
 }
 
 /// Calls a scheduler at the times of a server's trace, and compares each decision with the recorded
@@ -211,11 +213,11 @@ pub fn replay(
     costs: &dyn Costs,
 ) -> Result<Replayed, ReplayError> {
     let mut replayed = Replayed::default();
-    let mut desk: Option<Desk> = None;
+    let mut desk: Option<SchedulerState> = None;
     for event in events {
         let (now, event) = match event {
             Event::Happened(_, Happened::Began { bytes, depth }) => {
-                desk = Some(Desk::new(bytes, *depth));
+                desk = Some(SchedulerState::new(bytes, *depth));
                 continue;
             }
             Event::Arrived(waiting) => {

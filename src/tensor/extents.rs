@@ -118,7 +118,7 @@ impl Extents {
 
     /// Returns the maximum number of keys that a token attends to, of its sequence or of its
     /// source.
-    pub fn most_keys(&self) -> u64 {
+    pub fn max_keys(&self) -> u64 {
         self.cached_keys.max(self.longest)
     }
 

@@ -18,7 +18,7 @@ use gemmule::{
     engine::{CompileOptions, Compiled, compile, description},
     jit::{Nvrtc, Surroundings},
     machine::Machine,
-    program::Place,
+    program::Storage,
     runtime::weights::{RandomWeights, WeightSource, encode},
 };
 
@@ -117,7 +117,7 @@ pub fn tensors_of(compiled: &Compiled, dtype: DType) -> Tensors {
     let weights = compiled.program.tensors.iter();
     weights
         .filter_map(|t| match &t.place {
-            Place::Weight(expr) => Some(expr.stored()),
+            Storage::Weight(expr) => Some(expr.stored()),
             _ => None,
         })
         .flatten()

@@ -133,7 +133,7 @@ fn send_all(to: SocketAddr, head: &str, n: usize) -> std::io::Result<super::Resp
 #[test]
 fn a_client_that_is_still_sending_reads_why_it_is_refused() {
     let http = HttpChoice {
-        most_body: 1 << 16,
+        max_body: 1 << 16,
         keys: Some(keys()),
         ..HttpChoice::default()
     };

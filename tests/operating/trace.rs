@@ -11,11 +11,11 @@ use gemmule::{
 use super::{choice, costs, service, within};
 
 /// Requests of several lengths, senders and patience from three threads, of which some leave.
-fn served(name: &str, most_bytes: u64) -> String {
+fn served(name: &str, max_bytes: u64) -> String {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("trace.jsonl");
     let model = Model::open(ModelChoice {
-        trace: Some(Recorder::create(&file, most_bytes).unwrap()),
+        trace: Some(Recorder::create(&file, max_bytes).unwrap()),
         ..choice(name)
     })
     .unwrap();

@@ -10,7 +10,7 @@ use gemmule::{
     engine::{Emitted, emit},
     jit::Source,
     kernels::{
-        elementwise::{Combine, How},
+        elementwise::{BinaryOp, Combine},
         representative,
     },
 };
@@ -215,7 +215,7 @@ fn a_class_keeps_its_exemplar_and_else_takes_the_plainest_that_stays() {
     ]
     .map(|(width, dtype)| Emitted {
         kernel: Combine {
-            how: How::Sum,
+            how: BinaryOp::Sum,
             width,
             dtype,
         }

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use gemmule::{
     Engine,
-    engine::{Event, Generate, Generator, Request, Ticket},
+    engine::{Event, Generator, Request, SamplingParams, Ticket},
     search::{Beams, EarlyStopping, Hypothesis, Rules},
 };
 
@@ -49,7 +49,7 @@ impl Stored {
     }
 }
 
-pub fn request(prompt: &[u32], options: &Generate) -> Request {
+pub fn request(prompt: &[u32], options: &SamplingParams) -> Request {
     Request {
         prompt: prompt.to_vec(),
         options: options.clone(),
@@ -137,7 +137,11 @@ fn compare(what: &str, found: &[Hypothesis], tokens: &[u32], lens: &[u32], score
 }
 
 /// Compares the stored searches in groups of a model, all of them at once, with what its engine finds; `more` adds to what was asked.
-pub fn compare_groups(name: &str, engine: &Engine, more: impl Fn(&str, Generate) -> Generate) {
+pub fn compare_groups(
+    name: &str,
+    engine: &Engine,
+    more: impl Fn(&str, SamplingParams) -> SamplingParams,
+) {
     let mut generator = engine.generator(64 << 20).expect("a generator");
     let stored = Stored::read(&format!("{name}.written.safetensors"));
     let mut wanted = BTreeMap::new();
@@ -145,13 +149,13 @@ pub fn compare_groups(name: &str, engine: &Engine, more: impl Fn(&str, Generate)
         for i in 0..3 {
             let key = |what: &str| format!("{kind}.{i}.{what}");
             let (beams, rules) = asked(kind);
-            let options = Generate {
+            let options = SamplingParams {
                 rules: Rules {
                     end: stored.ids(&key("ends")),
                     ..rules
                 },
                 beams: Some(beams),
-                ..Generate::default()
+                ..SamplingParams::default()
             };
             let request = request(&stored.ids(&key("prompt")), &more(kind, options));
             let ticket = generator.admit(request).expect("there is room");

@@ -7,8 +7,8 @@ use gemmule::{
     kernels::{
         Case, Instructions, KernelSpec,
         attention::{
-            Attending, AttentionContext, AttentionScores, AttentionSoftmax, ByDistance, HeadView,
-            MhaOnline, usual_scale,
+            AttentionContext, AttentionProblem, AttentionScores, AttentionSoftmax, HeadView,
+            MhaOnline, PositionBias, default_scale,
         },
         chain::Chain,
     },
@@ -87,13 +87,13 @@ fn problem(
 ) -> Result<Problem, Report> {
     let stride = (heads + 2 * kv_heads) * head;
     let column = |offset| HeadView::TokenMajor { offset, stride };
-    let of = Attending {
+    let of = AttentionProblem {
         heads,
         kv_heads,
         head,
-        scale: usual_scale(head),
+        scale: default_scale(head),
         causal,
-        by: ByDistance::default(),
+        by: PositionBias::default(),
         q: column(0),
         k: column(heads * head),
         v: column((heads + kv_heads) * head),
@@ -116,11 +116,11 @@ fn problem(
 /// short kernel, warpgroup MMA, online, grouped, and unfused attention.
 fn contenders(
     machine: &Machine,
-    of: Attending,
+    of: AttentionProblem,
     set: &Set,
     dtype: DType,
 ) -> Result<Vec<Contender>, Report> {
-    let Attending {
+    let AttentionProblem {
         heads,
         kv_heads,
         head,

@@ -4,7 +4,7 @@ use gemmule::{
     DType,
     kernels::{
         Case, Instructions, KernelSpec,
-        attention::{DecodeCtas, HeadView, Keys, MhaCached, MhaDecode, MhaPrefill, usual_scale},
+        attention::{DecodeCtas, HeadView, Keys, MhaCached, MhaDecode, MhaPrefill, default_scale},
         cache::BLOCK,
         chain::Chain,
     },
@@ -57,7 +57,7 @@ pub(super) fn problems(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, 
             heads,
             kv_heads,
             head,
-            scale: usual_scale(head),
+            scale: default_scale(head),
             q: HeadView::TokenMajor {
                 offset: 0,
                 stride: (heads + 2 * kv_heads) * head,

@@ -6,7 +6,7 @@ use gemmule::{
     kernels::{
         Case, KernelSpec,
         chain::Chain,
-        elementwise::{AddBias, Combine, How},
+        elementwise::{AddBias, BinaryOp, Combine},
         layernorm::{BiasResidualLayerNorm, LayerNorm, Teams, Variance},
     },
     select::Site,
@@ -117,7 +117,7 @@ fn after_a_gemm(
     let pieces = Chain::of(AddBias { width, dtype })
         .then(
             Combine {
-                how: How::Sum,
+                how: BinaryOp::Sum,
                 width,
                 dtype,
             },

@@ -10,7 +10,7 @@ use super::super::{
 };
 use crate::{
     Engine,
-    engine::{DecodeStep, Event, Generate, Generator, MAX_TOKENS, Request},
+    engine::{DecodeStep, Event, Generator, MAX_TOKENS, Request, SamplingParams},
     runtime::batch::Limits,
     search::{Beams, Rules, Sampling},
 };
@@ -128,13 +128,13 @@ pub(super) fn write(
     generator: &mut Generator,
     limits: Limits,
     (batch, prompt_tokens): (usize, usize),
-    options: &Generate,
+    options: &SamplingParams,
 ) -> Result<Together, Report> {
     for i in 0..batch as u64 {
         let ids = (0..prompt_tokens as u64).map(|t| limits.token_id(31 * t + 977 * i + 5));
         let request = Request {
             prompt: ids.collect(),
-            options: Generate {
+            options: SamplingParams {
                 seed: i,
                 ..options.clone()
             },
@@ -177,7 +177,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     }
     let engine = Runnable::build(args.model.builder_of_own_outputs()?.generating())?;
     let limits = engine.limits();
-    let options = Generate {
+    let options = SamplingParams {
         rules: Rules {
             max_new_tokens: args.new,
             ..Rules::default()
@@ -190,7 +190,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         beams: args.beams.map(Beams::of),
         // The tokens are random, so any decoder start token works.
         decoder_start: engine.has_source().then(|| limits.token_id(0)),
-        ..Generate::default()
+        ..SamplingParams::default()
     };
     let mut rows = Vec::new();
     for &batch in &args.batch {

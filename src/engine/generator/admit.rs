@@ -1,7 +1,7 @@
 //! Admission: validates requests and reserves their cache blocks.
 
 use super::{
-    AdmitError, Generate, Generator, Request, Ticket, UnsupportedDraw,
+    AdmitError, Generator, Request, SamplingParams, Ticket, UnsupportedDraw,
     row::{Room, Row},
     source::{Parts, Source},
 };
@@ -38,7 +38,7 @@ impl Space {
     }
 
     /// Maximum number of new tokens of a request; at least 1.
-    pub(super) fn new_tokens(self, prompt: usize, options: &Generate) -> usize {
+    pub(super) fn new_tokens(self, prompt: usize, options: &SamplingParams) -> usize {
         let before = tokens_before(self.parts, prompt);
         let room = self.left(prompt, options.beams);
         options.new_tokens(before, room).max(1)
@@ -122,7 +122,7 @@ impl Generator {
     ///
     /// # Errors
     /// The first invalid option.
-    pub fn check_options(&self, options: &Generate) -> Result<(), AdmitError> {
+    pub fn check_options(&self, options: &SamplingParams) -> Result<(), AdmitError> {
         self.admission().check_options(options)
     }
 }
@@ -153,7 +153,7 @@ impl Admission {
 
     /// Number of new tokens for which the model's positions and the whole KV cache have room after a prompt, or source, of
     /// `prompt` tokens; 0 if the prompt alone is too long.
-    pub fn room(&self, prompt: usize, options: &Generate) -> usize {
+    pub fn room(&self, prompt: usize, options: &SamplingParams) -> usize {
         self.space().left(prompt, options.beams)
     }
 
@@ -186,7 +186,7 @@ impl Admission {
         }
     }
 
-    fn check_request(&self, prompt: &[u32], options: &Generate) -> Result<(), AdmitError> {
+    fn check_request(&self, prompt: &[u32], options: &SamplingParams) -> Result<(), AdmitError> {
         self.check_options(options)?;
         if prompt.is_empty() {
             return Err(AdmitError::EmptyPrompt);
@@ -216,7 +216,7 @@ impl Admission {
     }
 
     /// Checks the options; see [`Generator::check_options`].
-    fn check_options(&self, options: &Generate) -> Result<(), AdmitError> {
+    fn check_options(&self, options: &SamplingParams) -> Result<(), AdmitError> {
         if options.rules.max_new_tokens == 0 {
             return Err(AdmitError::NoNewTokens);
         }

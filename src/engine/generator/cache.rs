@@ -1,7 +1,7 @@
 //! Default sizes of the KV cache.
 
 use super::{
-    Backend, Engine, EngineError, Generate, Parts,
+    Backend, Engine, EngineError, Parts, SamplingParams,
     admit::{Space, blocks_needed, tokens_before},
     check_generating,
 };
@@ -21,7 +21,7 @@ impl Engine {
     pub fn cache_bytes_needed(
         &self,
         prompts: &[usize],
-        options: &Generate,
+        options: &SamplingParams,
     ) -> Result<u64, EngineError> {
         check_generating(self.program())?;
         let parts = Parts::of(self.program());
@@ -57,7 +57,7 @@ impl Engine {
     ///
     /// # Errors
     /// The errors of [`cache_bytes_needed`](Self::cache_bytes_needed), and a device error.
-    pub fn usual_cache_bytes(&self, options: &Generate) -> Result<u64, EngineError> {
+    pub fn default_cache_bytes(&self, options: &SamplingParams) -> Result<u64, EngineError> {
         /// Maximum length that is counted.
         const POSITIONS: u32 = 4096;
         let all = self.limits().longest.unwrap_or(POSITIONS).min(POSITIONS) as usize;
@@ -81,11 +81,11 @@ impl Engine {
     /// always enough for the longest prompt alone.
     ///
     /// # Errors
-    /// The errors of [`usual_cache_bytes`](Self::usual_cache_bytes).
+    /// The errors of [`default_cache_bytes`](Self::default_cache_bytes).
     pub fn cache_bytes_at_most(
         &self,
         prompts: &[usize],
-        options: &Generate,
+        options: &SamplingParams,
     ) -> Result<u64, EngineError> {
         /// Concurrent sequences on a CPU; more do not increase throughput.
         const CPU_ROWS: usize = 64;

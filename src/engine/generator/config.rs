@@ -8,7 +8,7 @@ use std::{
 use serde_json::{Value, json};
 
 use self::keys::{COMPUTED, IN_CONFIG, Meaning, meaning, similar};
-use super::{Generate, UnsupportedDraw};
+use super::{SamplingParams, UnsupportedDraw};
 use crate::{
     engine::EngineError,
     files::{self, Kind},
@@ -33,14 +33,14 @@ const MAX_ENDS: usize = 1024;
 /// they come from config.json, as in older folders. The end tokens and the decoder's start token come from config.json if the
 /// other file does not set them. If no length is limited, the limit is [`Rules::NO_LIMIT`].
 ///
-/// [`Generate::usual_sampling`] and [`Generate::usual_beams`] contain the folder's settings even if it enables neither
+/// [`SamplingParams::default_sampling`] and [`SamplingParams::default_beams`] contain the folder's settings even if it enables neither
 /// sampling nor beam search. If the folder enables both, both are set;
 /// [`Generator::check_options`](super::Generator::check_options) refuses that, so the caller removes one.
 ///
 /// # Errors
 /// A file that cannot be read, a key that changes the result and is not supported, an unknown key, and values of a wrong type
 /// or out of range.
-pub fn generation_config(folder: &Path) -> Result<Generate, EngineError> {
+pub fn generation_config(folder: &Path) -> Result<SamplingParams, EngineError> {
     let read = |name: &str| -> Result<(PathBuf, Value), EngineError> {
         let file = folder.join(name);
         if !file.is_file() {
@@ -89,14 +89,14 @@ pub fn generation_config(folder: &Path) -> Result<Generate, EngineError> {
 
 /// The settings of one file.
 struct Parsed {
-    generate: Generate,
+    generate: SamplingParams,
     /// Single-token words that are never generated, unless they are end tokens.
     bad_words: Vec<u32>,
 }
 
 impl Parsed {
     /// Returns the settings, after the end tokens are known.
-    fn generate(mut self) -> Generate {
+    fn generate(mut self) -> SamplingParams {
         let rules = &mut self.generate.rules;
         let bad = self.bad_words.into_iter().filter(|id| !rules.ends(*id));
         let bad: Vec<u32> = bad.collect();
@@ -199,7 +199,7 @@ impl Setting<'_> {
 
 fn parse(value: &Value) -> Result<Parsed, String> {
     let object = value.as_object().ok_or("it is not an object")?;
-    let mut generate = Generate::default();
+    let mut generate = SamplingParams::default();
     let mut samples = false;
     let mut bad_words = Vec::new();
     let (mut max_new_tokens, mut min_new_tokens) = (None, None);
@@ -218,10 +218,10 @@ fn parse(value: &Value) -> Result<Parsed, String> {
             }
             Meaning::Computed => {}
         }
-        let Generate {
+        let SamplingParams {
             rules,
-            usual_sampling: sampling,
-            usual_beams: beams,
+            default_sampling: sampling,
+            default_beams: beams,
             ..
         } = &mut generate;
         match key.as_str() {
@@ -260,8 +260,8 @@ fn parse(value: &Value) -> Result<Parsed, String> {
     generate.max_length = generate.max_length.filter(|_| max_new_tokens.is_none());
     let new = max_new_tokens.or(generate.max_length);
     rules.max_new_tokens = new.unwrap_or(Rules::NO_LIMIT);
-    generate.sampling = samples.then_some(generate.usual_sampling);
-    generate.beams = (generate.usual_beams.n > 1).then_some(generate.usual_beams);
+    generate.sampling = samples.then_some(generate.default_sampling);
+    generate.beams = (generate.default_beams.n > 1).then_some(generate.default_beams);
     Ok(Parsed {
         generate,
         bad_words,
@@ -292,7 +292,7 @@ mod tests {
 
     use super::*;
 
-    fn parse(value: &Value) -> Result<Generate, String> {
+    fn parse(value: &Value) -> Result<SamplingParams, String> {
         super::parse(value).map(Parsed::generate)
     }
 
@@ -403,13 +403,13 @@ mod tests {
             ("use_mtp", json!(true)),
         ] {
             let generate = parse(&json!({key: value}));
-            assert_eq!(generate, Ok(Generate::default()), "{key}");
+            assert_eq!(generate, Ok(SamplingParams::default()), "{key}");
         }
         let every = keys::COMPUTED.iter().chain(&keys::IN_CONFIG);
         for key in every {
             assert_eq!(
                 parse(&json!({*key: null})),
-                Ok(Generate::default()),
+                Ok(SamplingParams::default()),
                 "{key}"
             );
         }
@@ -545,9 +545,9 @@ mod tests {
         let quiet = json!({"temperature": 0.01, "length_penalty": 3.0, "early_stopping": "never"});
         let quiet = parse(&quiet).expect("it is read");
         assert_eq!((quiet.sampling, quiet.beams), (None, None));
-        assert_eq!(quiet.usual_sampling.temperature, 0.01);
-        assert_eq!(quiet.usual_beams.early_stopping, EarlyStopping::Never);
-        assert_eq!(quiet.usual_beams.length_penalty, 3.0);
+        assert_eq!(quiet.default_sampling.temperature, 0.01);
+        assert_eq!(quiet.default_beams.early_stopping, EarlyStopping::Never);
+        assert_eq!(quiet.default_beams.length_penalty, 3.0);
     }
 
     #[test]

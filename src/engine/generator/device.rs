@@ -14,7 +14,7 @@ use crate::{
         beam_search::BeamStep,
         decoding::{Advance, Chosen},
     },
-    runtime::cuda::{Behind, ChosenRows, CudaError, DecodeLoop, Entry, Fence, LoopRoom},
+    runtime::cuda::{ChosenRows, CudaError, DecodeLoop, Entry, Fence, LoopRoom, TokenSelection},
 };
 
 /// Maximum number of steps in flight: one that runs, and one enqueued after it to cover host latency. A new request waits for
@@ -207,7 +207,7 @@ impl DeviceRows {
                 break;
             }
             self.decode
-                .enqueue(end, keys, Behind::of(has_singles, has_beams))?;
+                .enqueue(end, keys, TokenSelection::of(has_singles, has_beams))?;
             let stepped = step.iter().map(|&(_, ticket)| ticket);
             let tickets: HashSet<Ticket> = stepped.collect();
             let stepped = sequences.iter_mut().filter(|s| tickets.contains(&s.ticket));

@@ -1,14 +1,14 @@
 //! Memory of a generator, computed before it is allocated.
 
 use super::{
-    Generate, Parts,
+    Parts, SamplingParams,
     admit::{Space, blocks_needed, tokens_before},
     check_generating, default_prompt_tokens,
     device::room,
 };
 use crate::{
     engine::{Backend, Engine, EngineError},
-    program::{Place, Program},
+    program::{Program, Storage},
     runtime::{AllocatorChoice, GraphChoice, Planner, batch::BatchError, cuda::LoopRoom},
     tensor::Extents,
 };
@@ -43,7 +43,7 @@ impl Engine {
     pub fn generator_bytes(
         &self,
         prompts: &[usize],
-        options: &Generate,
+        options: &SamplingParams,
         cache_bytes: u64,
     ) -> Result<GeneratorBytes, EngineError> {
         check_generating(self.program())?;
@@ -68,7 +68,7 @@ impl Engine {
 /// The workload of a generator.
 struct Workload<'a> {
     prompts: &'a [usize],
-    options: &'a Generate,
+    options: &'a SamplingParams,
     positions: Option<u32>,
     cache_bytes: u64,
 }
@@ -178,7 +178,7 @@ impl Workload<'_> {
 /// Bytes of batch metadata, such as the slot tables.
 fn batch_bytes(program: &Program, batch: &Extents) -> Result<u64, EngineError> {
     let data = program.tensors.iter();
-    let data = data.filter(|tensor| matches!(tensor.place, Place::Batch(_)));
+    let data = data.filter(|tensor| matches!(tensor.place, Storage::Batch(_)));
     let mut bytes = 0;
     for tensor in data {
         bytes += program.bytes(tensor, batch)?;
@@ -231,7 +231,7 @@ mod tests {
     fn weight_bytes(program: &Program) -> u64 {
         let mut seen: HashSet<&WeightExpr> = HashSet::new();
         let elements = program.tensors.iter().filter_map(|t| match &t.place {
-            Place::Weight(expr) if seen.insert(expr) => Some(expr.dims().iter().product::<u64>()),
+            Storage::Weight(expr) if seen.insert(expr) => Some(expr.dims().iter().product::<u64>()),
             _ => None,
         });
         elements.sum::<u64>() * program.dtype.bytes()
@@ -242,13 +242,13 @@ mod tests {
         let program = transformer_big();
         let parts = Parts::of(&program);
         let beams = Some(Beams::of(BEAMS));
-        let options = Generate {
+        let options = SamplingParams {
             rules: Rules {
                 max_new_tokens: TOKENS,
                 ..Rules::default()
             },
             beams,
-            ..Generate::default()
+            ..SamplingParams::default()
         };
         let blocks = REQUESTS as u64 * u64::from(blocks_needed(parts, TOKENS, TOKENS, beams));
         let workload = Workload {

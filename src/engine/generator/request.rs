@@ -4,21 +4,21 @@ use crate::search::{Beams, Hypothesis, Rules, Sampling};
 
 /// Generation options of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Generate {
+pub struct SamplingParams {
     pub rules: Rules,
     /// Sampling parameters; `None` selects the most probable token.
     pub sampling: Option<Sampling>,
     /// Beam search parameters. Tokens are returned after the search ends.
     pub beams: Option<Beams>,
     /// Defaults from the folder, used by a caller that enables sampling or beam search without giving parameters.
-    pub usual_sampling: Sampling,
-    pub usual_beams: Beams,
+    pub default_sampling: Sampling,
+    pub default_beams: Beams,
     /// Seed of sampling. Equal seeds give equal tokens, independent of other requests.
     pub seed: u64,
     /// Whether each token is returned with its log-probability.
     pub log_probabilities: bool,
     /// Number of most probable tokens to return with each token and log-probability. If not 0, the host selects the tokens.
-    pub most_probable: usize,
+    pub top_tokens: usize,
     /// Whether each token is returned with the logits of the whole vocabulary. The host then selects the tokens, and beam
     /// search is not available.
     pub logits: bool,
@@ -34,7 +34,7 @@ pub struct Generate {
     pub unsupported_draws: Vec<UnsupportedDraw>,
 }
 
-impl Generate {
+impl SamplingParams {
     /// Returns the maximum number of new tokens after `before` tokens, if positions and cache have room for `room`.
     pub(super) fn new_tokens(&self, before: usize, room: usize) -> usize {
         let new = self.rules.max_new_tokens;
@@ -64,7 +64,7 @@ pub struct UnsupportedDraw {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     pub prompt: Vec<u32>,
-    pub options: Generate,
+    pub options: SamplingParams,
 }
 
 /// Identifier of an admitted request.
@@ -90,7 +90,7 @@ pub enum Event {
         id: u32,
         log_probability: Option<f32>,
         /// The most probable tokens and their log-probabilities at this position, if requested.
-        most_probable: Vec<(u32, f32)>,
+        top_tokens: Vec<(u32, f32)>,
         /// The logits of this position before rules and sampling, of shape `[vocabulary]`; empty if not requested.
         logits: Vec<f32>,
     },
@@ -238,7 +238,7 @@ pub enum Stop {
 
 /// Result of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Written {
+pub struct Generation {
     pub tokens: Vec<u32>,
     /// Log-probability of each token, before rules and sampling, if requested.
     pub log_probabilities: Vec<f32>,
@@ -250,7 +250,7 @@ pub struct Written {
     pub problem: Option<Failure>,
 }
 
-impl Written {
+impl Generation {
     /// Adds an event to the result.
     pub(super) fn add(&mut self, event: &Event) {
         match event {

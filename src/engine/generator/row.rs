@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Event, Failure, Generate, Reason, Ticket, source::Source};
+use super::{Event, Failure, Reason, SamplingParams, Ticket, source::Source};
 use crate::{
     kernels::{
         cache::BLOCK,
-        decoding::{Beam, Choice, Chosen},
+        decoding::{Beam, Chosen, DeviceSamplingParams},
     },
     runtime::cuda::{CudaError, Fence},
     search::{BeamSearch, Beams, Hypothesis, largest, log_sum},
@@ -33,10 +33,10 @@ pub(super) struct Row {
     pub(super) row: Option<usize>,
     /// Number of new tokens enqueued on the device.
     pub(super) n_enqueued: usize,
-    /// Whether the device can select its tokens ([`Choice::encode`]) and return all requested values.
+    /// Whether the device can select its tokens ([`DeviceSamplingParams::encode`]) and return all requested values.
     suits_device: bool,
     search: Option<BeamSearch>,
-    options: Generate,
+    options: SamplingParams,
 }
 
 /// A sequence being generated. Beams share the slots of their common prefix. Each writes new positions into its own slots.
@@ -102,7 +102,7 @@ impl Row {
         prompt: Vec<u32>,
         source: Option<Source>,
         blocks: Vec<u32>,
-        options: Generate,
+        options: SamplingParams,
         filled: Option<Arc<Fence>>,
     ) -> Self {
         let mut row = Self {
@@ -124,14 +124,14 @@ impl Row {
             tokens: prompt,
         });
         let options = &row.options;
-        let host_tells = options.most_probable > 0 || options.logits;
+        let host_tells = options.top_tokens > 0 || options.logits;
         row.suits_device = row.choice(0).encode().is_some() && !host_tells;
         row
     }
 
     /// Returns the token selection of the sequence, or of beam `nth`.
-    fn choice(&self, nth: usize) -> Choice {
-        Choice {
+    fn choice(&self, nth: usize) -> DeviceSamplingParams {
+        DeviceSamplingParams {
             beam: self.options.beams.map(|of| Beam { of, nth }),
             rules: self.options.rules.clone(),
             sampling: self.options.sampling,
@@ -311,15 +311,15 @@ impl Row {
     /// Selects the next token of a single sequence.
     fn advance_single(&mut self, logits: &[f32]) -> Advanced {
         let (chosen, value) = self.choice(0).choose(logits, &self.lanes[0].tokens);
-        let most_probable = match chosen {
-            Chosen::Token(_) => most_probable(logits, self.options.most_probable),
+        let top_tokens = match chosen {
+            Chosen::Token(_) => top_tokens(logits, self.options.top_tokens),
             _ => Vec::new(),
         };
         let logits = match self.options.logits {
             true => logits.to_vec(),
             false => Vec::new(),
         };
-        self.accept(chosen, value, most_probable, logits)
+        self.accept(chosen, value, top_tokens, logits)
     }
 
     /// Adds the selected token, with its log-probability, the most probable tokens and the logits of its position.
@@ -327,7 +327,7 @@ impl Row {
         &mut self,
         chosen: Chosen,
         value: f32,
-        most_probable: Vec<(u32, f32)>,
+        top_tokens: Vec<(u32, f32)>,
         logits: Vec<f32>,
     ) -> Advanced {
         let id = match chosen {
@@ -342,7 +342,7 @@ impl Row {
             ticket,
             id,
             log_probability: options.log_probabilities.then_some(value),
-            most_probable,
+            top_tokens,
             logits,
         }];
         let slot = (tokens.len() + 1 < self.n_prompt + options.rules.max_new_tokens)
@@ -421,7 +421,7 @@ impl Row {
             ticket,
             id,
             log_probability: None,
-            most_probable: Vec::new(),
+            top_tokens: Vec::new(),
             logits: Vec::new(),
         });
         [Event::Found { ticket, hypotheses }]
@@ -433,7 +433,7 @@ impl Row {
 }
 
 /// Returns the `n` most probable tokens with their log-probabilities, most probable first.
-fn most_probable(logits: &[f32], n: usize) -> Vec<(u32, f32)> {
+fn top_tokens(logits: &[f32], n: usize) -> Vec<(u32, f32)> {
     if n == 0 {
         return Vec::new();
     }

@@ -9,7 +9,7 @@ use std::{
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::{AdmitError, Event, Failure, Generate, Generator, Reason, Request, Ticket};
+use super::{AdmitError, Event, Failure, Generator, Reason, Request, SamplingParams, Ticket};
 use crate::{
     DeviceChoice, Engine,
     kernels::cache::BLOCK,
@@ -52,10 +52,10 @@ fn requests(decoder_start: Option<u32>) -> Vec<Request> {
         end: vec![7, 11],
         ..Rules::default()
     };
-    let plain = |max_new_tokens| Generate {
+    let plain = |max_new_tokens| SamplingParams {
         rules: rules(max_new_tokens),
         decoder_start,
-        ..Generate::default()
+        ..SamplingParams::default()
     };
     let beams = Beams {
         early_stopping: EarlyStopping::Never,
@@ -69,20 +69,20 @@ fn requests(decoder_start: Option<u32>) -> Vec<Request> {
     let options = [
         plain(1),
         plain(70),
-        Generate {
+        SamplingParams {
             sampling: Some(Sampling::default()),
             seed: 3,
             ..plain(40)
         },
-        Generate {
+        SamplingParams {
             beams: Some(beams),
             ..plain(36)
         },
-        Generate {
+        SamplingParams {
             beams: Some(groups),
             ..plain(12)
         },
-        Generate {
+        SamplingParams {
             rules: Rules {
                 end: Vec::new(),
                 no_repeat_ngram: 2,
@@ -91,7 +91,7 @@ fn requests(decoder_start: Option<u32>) -> Vec<Request> {
             ..plain(33)
         },
         // Only one token is allowed, and only once.
-        Generate {
+        SamplingParams {
             rules: Rules {
                 suppressed: (0..VOCABULARY).filter(|&id| id != 5).collect(),
                 no_repeat_ngram: 1,
@@ -100,7 +100,7 @@ fn requests(decoder_start: Option<u32>) -> Vec<Request> {
             ..plain(9)
         },
     ];
-    let prompt = |(n, options): (u32, Generate)| {
+    let prompt = |(n, options): (u32, SamplingParams)| {
         let len = [1, 3, 31, 33, 64, 2, 5][n as usize];
         Request {
             prompt: (0..len).map(|i| 12 + (i * 7 + n * 5) % 40).collect(),

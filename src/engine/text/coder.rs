@@ -10,8 +10,8 @@ use tokenizers::{
 
 use crate::{
     engine::{
-        EngineError, Folder, contain::contain, folder::TokenizerSettings, published::Published,
-        words::Words,
+        EngineError, Folder, contain::contain, folder::TokenizerSettings,
+        sentencepiece::SentencePiece, word_cache::WordCache,
     },
     files::{self, Kind},
 };
@@ -26,8 +26,8 @@ pub enum CutSide {
 /// Tokenizer of either format.
 #[derive(Clone)]
 pub(super) enum Coder {
-    Json(Box<Tokenizer>, Option<Arc<Words>>),
-    Pieces(Box<Published>),
+    Json(Box<Tokenizer>, Option<Arc<WordCache>>),
+    SentencePiece(Box<SentencePiece>),
 }
 
 impl Coder {
@@ -38,7 +38,9 @@ impl Coder {
     ) -> tokenizers::Result<Encoding> {
         match self {
             Self::Json(tokenizer, _) => tokenizer.encode(input, adds_special),
-            Self::Pieces(pieces) => one_text(input).map(|text| pieces.encode(&text, adds_special)),
+            Self::SentencePiece(pieces) => {
+                one_text(input).map(|text| pieces.encode(&text, adds_special))
+            }
         }
     }
 
@@ -63,7 +65,7 @@ impl Coder {
     pub(super) fn decode(&self, ids: &[u32], skips_special: bool) -> tokenizers::Result<String> {
         match self {
             Self::Json(tokenizer, _) => tokenizer.decode(ids, skips_special),
-            Self::Pieces(pieces) => Ok(pieces.decode(ids, skips_special)?),
+            Self::SentencePiece(pieces) => Ok(pieces.decode(ids, skips_special)?),
         }
     }
 
@@ -80,7 +82,7 @@ impl Coder {
                 // Cannot fail, since the tokenizer accepted the same limit before.
                 drop(tokenizer.with_truncation(limit));
             }
-            Self::Pieces(pieces) => pieces.cut_front(side == CutSide::Left),
+            Self::SentencePiece(pieces) => pieces.cut_front(side == CutSide::Left),
         }
         coder
     }

@@ -122,7 +122,7 @@ impl TextEncoder {
             // SentencePiece models need the whole text.
             let length = match &self.tokenizer {
                 Coder::Json(..) => next_piece(rest, &ids)?,
-                Coder::Pieces(_) => (rest.len() <= MAX_PIECE).then_some(rest.len()),
+                Coder::SentencePiece(_) => (rest.len() <= MAX_PIECE).then_some(rest.len()),
             };
             let length = length.ok_or_else(|| EngineError::Text {
                 index,

@@ -9,7 +9,7 @@ use super::super::{
     fields::shown,
     request::{Fields, as_whole},
 };
-use crate::serve::{ChatOptions, Json, Message, Tool, Writing};
+use crate::serve::{ChatOptions, GenerationParams, Json, Message, Tool};
 
 pub(super) struct GenerationRequest {
     pub model: Option<String>,
@@ -229,8 +229,8 @@ impl GenerationRequest {
         self.n
     }
 
-    pub fn writing(&self, is_chat: bool) -> Writing {
-        Writing {
+    pub fn writing(&self, is_chat: bool) -> GenerationParams {
+        GenerationParams {
             max_tokens: match self.max_tokens {
                 None => (!is_chat).then_some(DEFAULT_TOKENS),
                 // -1 stands for all positions that are left.

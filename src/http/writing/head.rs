@@ -134,14 +134,14 @@ impl Head {
             let one = |bytes: &[u8], value: f32| json!({"token": token_text(bytes), "logprob": number(value), "bytes": bytes});
             let each = tokens.iter().map(|token| {
                 let mut entry = one(&token.bytes, token.log_probability);
-                let most = token.most_probable.iter();
+                let most = token.top_tokens.iter();
                 entry["top_logprobs"] = most.map(|(bytes, value)| one(bytes, *value)).collect();
                 entry
             });
             return json!({"content": each.collect::<Vec<Value>>(), "refusal": null});
         }
         let most = |token: &Scored| {
-            let most = token.most_probable.iter();
+            let most = token.top_tokens.iter();
             let most = most.map(|(bytes, value)| (bytes, *value));
             // The chosen token is always an entry.
             let all = [(&token.bytes, token.log_probability)]

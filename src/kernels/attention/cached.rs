@@ -4,16 +4,16 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AttentionError, Bias, ByDistance, HeadView, by_distance,
+    AttentionError, Bias, HeadView, PositionBias,
     operands::{check_head, check_scale},
-    params,
+    params, position_bias,
     softmax::softmax,
     storage,
-    view::{heads_word, scale_suffix, usual_scale},
+    view::{default_scale, heads_word, scale_suffix},
 };
 use crate::{
     kernels::{
-        Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Meta, Param, Role,
+        BatchInput, Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role,
         Tolerance,
         cache::{BLOCK, index, pool},
     },
@@ -32,10 +32,18 @@ pub enum Keys {
 
 impl Keys {
     /// Slots of the keys, offset of each sequence's slots, and number of keys of each sequence.
-    pub fn tables(self) -> [Meta; 3] {
+    pub fn tables(self) -> [BatchInput; 3] {
         match self {
-            Keys::Own => [Meta::Slots, Meta::SlotStarts, Meta::KeyLens],
-            Keys::Source => [Meta::SourceSlots, Meta::SourceStarts, Meta::SourceLens],
+            Keys::Own => [
+                BatchInput::Slots,
+                BatchInput::SlotStarts,
+                BatchInput::KeyLens,
+            ],
+            Keys::Source => [
+                BatchInput::SourceSlots,
+                BatchInput::SourceStarts,
+                BatchInput::SourceLens,
+            ],
         }
     }
 
@@ -61,7 +69,7 @@ pub struct MhaCached {
     pub q: HeadView,
     pub keys: Keys,
     /// Window and bias that depend on the distance between a query and its own sequence's keys.
-    pub by: ByDistance,
+    pub by: PositionBias,
     /// Elements per cache block.
     pub stride: u64,
     pub dtype: DType,
@@ -95,10 +103,10 @@ impl MhaCached {
 
     /// This kernel with windows and biases, for tests that compile or run it.
     pub(super) fn by_distance(&self) -> impl Iterator<Item = Self> {
-        let causal = by_distance::examples()
+        let causal = position_bias::examples()
             .into_iter()
             .filter(|(causal, _)| *causal);
-        let slopes = ByDistance {
+        let slopes = PositionBias {
             window: None,
             bias: Some(Bias::Slopes),
         };
@@ -122,7 +130,7 @@ impl Kernel for MhaCached {
             q.stride(head),
             self.stride,
             self.by.suffix(),
-            scale_suffix(self.scale, usual_scale(head))
+            scale_suffix(self.scale, default_scale(head))
         )
     }
 
@@ -149,12 +157,12 @@ impl Kernel for MhaCached {
 
     fn params(&self) -> Vec<Param> {
         let read = |name, shape| params::read(name, self.dtype, shape);
-        let meta = |name, meta: Meta, symbol: Symbol| Param {
+        let meta = |name, meta: BatchInput, symbol: Symbol| Param {
             name,
             role: Role::Read {
                 element: meta.element(),
                 shape: Shape::new([symbol.into()]),
-                fill: Fill::Meta(meta),
+                fill: Fill::BatchInput(meta),
             },
         };
         let [slots, starts, lens] = self.keys.tables();
@@ -287,13 +295,13 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 heads,
                 kv_heads,
                 head,
-                scale: usual_scale(head),
+                scale: default_scale(head),
                 q: HeadView::TokenMajor {
                     offset: 0,
                     stride: (heads + 2 * kv_heads) * head,
                 },
                 keys,
-                by: ByDistance::default(),
+                by: PositionBias::default(),
                 // Keys and values of one layer.
                 stride: u64::from(2 * kv_heads * head * BLOCK),
                 dtype,

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AttentionError, ByDistance, HeadView, Keys, MhaCached, storage, view::usual_scale};
+use super::{
+    AttentionError, HeadView, Keys, MhaCached, PositionBias, storage, view::default_scale,
+};
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Tolerance,
@@ -311,13 +313,13 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 heads,
                 kv_heads,
                 head,
-                scale: usual_scale(head),
+                scale: default_scale(head),
                 q: HeadView::TokenMajor {
                     offset: 0,
                     stride: (heads + 2 * kv_heads) * head,
                 },
                 keys: Keys::Own,
-                by: ByDistance::default(),
+                by: PositionBias::default(),
                 // Keys and values of one layer.
                 stride: u64::from(2 * kv_heads * head * BLOCK),
                 dtype,

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::{AttentionError, HeadView, Keys, MhaDecode, params};
 use crate::{
     kernels::{
-        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Meta, Param, Role,
-        Tolerance,
+        BatchInput, Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
+        Role, Tolerance,
         cache::{AppendCache, index, pool},
         rows::read_meta,
     },
@@ -105,7 +105,7 @@ impl Kernel for MhaDecodeAppend {
         let slots = Shape::new([Symbol::Tokens.into()]);
         let added = [
             params::read("x", plain.dtype, x),
-            read_meta("token_slots", Meta::TokenSlots, slots),
+            read_meta("token_slots", BatchInput::TokenSlots, slots),
             params::write("cache", plain.dtype, pool(plain.stride)),
         ];
         all.splice(at..at, added);

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Attending, AttentionError,
+    AttentionError, AttentionProblem,
     operands::{Operands, check_head, row_bytes},
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
 /// `q`, `k`, `v`, `cu_lens` → `out [tokens, heads·head]`: softmax of `scale · q·kᵀ`, times `v`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaShort {
-    pub of: Attending,
+    pub of: AttentionProblem,
     pub max_len: u32,
     pub dtype: DType,
 }
@@ -26,7 +26,7 @@ pub struct MhaShort {
 /// Fused attention for any length by online softmax, full or causal. Operands as for [`MhaShort`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaOnline {
-    pub of: Attending,
+    pub of: AttentionProblem,
     pub dtype: DType,
 }
 

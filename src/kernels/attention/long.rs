@@ -164,7 +164,7 @@ pub(super) fn visitor_constants(
 }
 
 /// Upper bound on Σ ⌈n / rows⌉ · ⌈n / keys⌉ over the sequences.
-pub(super) fn most_tiles(extents: &Extents, [rows, keys]: [u32; 2]) -> u64 {
+pub(super) fn max_tiles(extents: &Extents, [rows, keys]: [u32; 2]) -> u64 {
     let (rows, keys) = (u64::from(rows), u64::from(keys));
     let whole = extents.pairs / (rows * keys) + extents.tokens / rows + extents.tokens / keys;
     whole + 3 + extents.batch

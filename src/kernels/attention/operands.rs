@@ -3,12 +3,12 @@
 use rayon::prelude::*;
 
 use super::{
-    Attending, AttentionError, HeadView,
+    AttentionError, AttentionProblem, HeadView,
     fused::Tiling,
     params,
     softmax::softmax,
     storage,
-    view::{heads_word, kv_head_of, scale_suffix, usual_scale, views_suffix},
+    view::{default_scale, heads_word, kv_head_of, scale_suffix, views_suffix},
 };
 use crate::{
     kernels::{Constants, HostTensor, Param, Tolerance},
@@ -20,13 +20,13 @@ const HEAD_LIMIT: u32 = 256;
 
 /// Attention with its storage type: parameters, checks and definition of the fused kernels.
 pub(super) struct Operands {
-    pub of: Attending,
+    pub of: AttentionProblem,
     pub dtype: DType,
 }
 
 impl Operands {
     pub fn check(&self) -> Result<(), AttentionError> {
-        let Attending {
+        let AttentionProblem {
             heads,
             kv_heads,
             head,
@@ -48,16 +48,16 @@ impl Operands {
 
     /// Last part of a symbol, after the kernel's own sizes.
     pub fn suffix(&self) -> String {
-        let Attending { head, scale, .. } = self.of;
+        let AttentionProblem { head, scale, .. } = self.of;
         let operands = self.of.operands();
         let views = operands.map(|(name, view, heads)| (name, view, heads * head));
         let causal = if self.of.causal { "_causal" } else { "" };
         let by = self.of.by.suffix();
-        views_suffix(&views) + causal + &by + &scale_suffix(scale, usual_scale(head))
+        views_suffix(&views) + causal + &by + &scale_suffix(scale, default_scale(head))
     }
 
     pub fn constants(&self, tiling: &Tiling) -> Constants {
-        let Attending {
+        let AttentionProblem {
             heads,
             kv_heads,
             head,
@@ -111,7 +111,7 @@ impl Operands {
     /// Computes in f64. Sequences and heads run in parallel.
     pub fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (q, k, v) = (reads[0].real(), reads[1].real(), reads[2].real());
-        let Attending {
+        let AttentionProblem {
             heads,
             kv_heads,
             head,

@@ -2,7 +2,7 @@
 
 use super::HeadView;
 use crate::{
-    kernels::{Fill, Meta, Param, Role},
+    kernels::{BatchInput, Fill, Param, Role},
     tensor::{Element, Shape, Size, Symbol},
 };
 
@@ -27,17 +27,17 @@ pub(super) fn write(name: &'static str, element: impl Into<Element>, shape: Shap
 }
 
 pub(super) fn cu_lens() -> Param {
-    meta("cu_lens", Meta::CuLens, bounds())
+    meta("cu_lens", BatchInput::CuLens, bounds())
 }
 
 pub(super) fn pair_offsets() -> Param {
-    meta("pair_offsets", Meta::PairOffsets, bounds())
+    meta("pair_offsets", BatchInput::PairOffsets, bounds())
 }
 
 pub(super) fn valid_lens() -> Param {
     meta(
         "valid_lens",
-        Meta::ValidLens,
+        BatchInput::ValidLens,
         Shape::new([Symbol::Batch.into()]),
     )
 }
@@ -72,13 +72,13 @@ fn count(name: &'static str, symbol: Symbol) -> Param {
     }
 }
 
-fn meta(name: &'static str, meta: Meta, shape: Shape) -> Param {
+fn meta(name: &'static str, meta: BatchInput, shape: Shape) -> Param {
     Param {
         name,
         role: Role::Read {
             element: meta.element(),
             shape,
-            fill: Fill::Meta(meta),
+            fill: Fill::BatchInput(meta),
         },
     }
 }

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Attending, AttentionError, ByDistance, HeadView, Keys, MhaCached, MhaOnline, MhaTile, MhaWgmma,
-    view::usual_scale, wgmma::Origin,
+    AttentionError, AttentionProblem, HeadView, Keys, MhaCached, MhaOnline, MhaTile, MhaWgmma,
+    PositionBias, view::default_scale, wgmma::Origin,
 };
 use crate::{
     kernels::{
@@ -46,7 +46,7 @@ impl MhaPrefill {
     }
 
     /// Returns the corresponding attention of whole sequences.
-    fn attending(&self) -> Attending {
+    fn attending(&self) -> AttentionProblem {
         let MhaCached {
             heads,
             kv_heads,
@@ -61,7 +61,7 @@ impl MhaPrefill {
             offset: 0,
             stride: kv_heads * head,
         };
-        Attending {
+        AttentionProblem {
             heads,
             kv_heads,
             head,
@@ -78,7 +78,7 @@ impl MhaPrefill {
     /// would spill.
     fn online(&self) -> MhaOnline {
         MhaOnline {
-            of: Attending {
+            of: AttentionProblem {
                 causal: true,
                 ..self.attending()
             },
@@ -221,13 +221,13 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 heads,
                 kv_heads,
                 head,
-                scale: usual_scale(head),
+                scale: default_scale(head),
                 q: HeadView::TokenMajor {
                     offset: 0,
                     stride: (heads + 2 * kv_heads) * head,
                 },
                 keys: Keys::Own,
-                by: ByDistance::default(),
+                by: PositionBias::default(),
                 // Keys and values of one layer.
                 stride: u64::from(2 * kv_heads * head * BLOCK),
                 dtype,

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ByDistance, SoftmaxMask, by_distance, params,
+    PositionBias, SoftmaxMask, params, position_bias,
     softmax::softmax,
     storage,
     unfused::{pairs_shape, rounding},
@@ -23,7 +23,7 @@ pub struct SoftmaxByDistance {
     pub heads: u32,
     pub scale: f32,
     pub mask: SoftmaxMask,
-    pub by: ByDistance,
+    pub by: PositionBias,
     pub dtype: DType,
 }
 
@@ -148,7 +148,7 @@ impl Kernel for SoftmaxByDistance {
 
 /// Windows and biases of every kind, with every mask.
 pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
-    let all = by_distance::examples().into_iter().enumerate();
+    let all = position_bias::examples().into_iter().enumerate();
     let kernels = all.map(|(nth, (causal, by))| SoftmaxByDistance {
         heads: 3,
         scale: if nth == 0 { 1.0 } else { 0.125 },

@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Attending, AttentionError, HeadView, MhaOnline,
+    AttentionError, AttentionProblem, HeadView, MhaOnline,
     fused::edge_cases,
     storage,
-    view::{scale_log2, usual_scale},
+    view::{default_scale, scale_log2},
 };
 use crate::{
     kernels::{
@@ -75,7 +75,7 @@ impl Kernel for MhaSplitKeys {
     }
 
     fn constants(&self) -> Constants {
-        let Attending {
+        let AttentionProblem {
             heads,
             head,
             scale,
@@ -163,8 +163,8 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                     stride: heads * head,
                 },
             };
-            let scale = if merged { usual_scale(head) } else { 1.0 };
-            let of = Attending::full(heads, head, scale, [0, 1, 2].map(column));
+            let scale = if merged { default_scale(head) } else { 1.0 };
+            let of = AttentionProblem::full(heads, head, scale, [0, 1, 2].map(column));
             let plain = MhaOnline { of, dtype };
             all.push(KernelSpec::from(MhaSplitKeys { plain }));
         }
@@ -182,7 +182,7 @@ mod tests {
             stride: 36 * head,
         };
         let plain = MhaOnline {
-            of: Attending::full(12, head, usual_scale(head), [0, 1, 2].map(column)),
+            of: AttentionProblem::full(12, head, default_scale(head), [0, 1, 2].map(column)),
             dtype: DType::F16,
         };
         MhaSplitKeys { plain }

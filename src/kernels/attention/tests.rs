@@ -16,12 +16,12 @@ fn qkv(heads: u32, head: u32) -> [HeadView; 3] {
 }
 
 fn short(heads: u32, head: u32, max_len: u32, dtype: DType) -> MhaShort {
-    let of = Attending::full(heads, head, usual_scale(head), qkv(heads, head));
+    let of = AttentionProblem::full(heads, head, default_scale(head), qkv(heads, head));
     MhaShort { of, max_len, dtype }
 }
 
 fn online(heads: u32, head: u32, dtype: DType) -> MhaOnline {
-    let of = Attending::full(heads, head, usual_scale(head), qkv(heads, head));
+    let of = AttentionProblem::full(heads, head, default_scale(head), qkv(heads, head));
     MhaOnline { of, dtype }
 }
 
@@ -63,7 +63,7 @@ fn attention_is_the_mean_of_values_weighted_by_softmax() {
         stride: 8,
     };
     let kernel = MhaOnline {
-        of: Attending::full(1, 8, 1.0, [plain; 3]),
+        of: AttentionProblem::full(1, 8, 1.0, [plain; 3]),
         dtype: DType::F32,
     };
     let rows = |firsts: [f32; 3]| {
@@ -257,10 +257,10 @@ fn unfused_kernels_together_equal_fused_attention() {
     let [cu_lens, pair_offsets] = starts(&lens);
     for views in [qkv(heads, head), [HeadView::HeadMajor; 3]] {
         let [q, k, v] = views;
-        let scale = usual_scale(head);
+        let scale = default_scale(head);
         let elements = q.shape(heads, head).elements().eval(&extents);
         let x = noise(elements.expect("a small tensor") as usize);
-        let of = Attending::full(heads, head, scale, views);
+        let of = AttentionProblem::full(heads, head, scale, views);
         let fused = MhaOnline { of, dtype };
         let want = fused.reference(&extents, &[&x, &x, &x, &cu_lens]);
 
@@ -367,7 +367,7 @@ fn tokens_are_a_parameter_only_where_addresses_depend_on_them() {
     };
     let merged = online(2, 32, DType::F16);
     assert_eq!(names(&merged), ["q", "k", "v", "cu_lens", "out", "batch"]);
-    let of = Attending {
+    let of = AttentionProblem {
         q: HeadView::HeadMajor,
         ..merged.of
     };
@@ -381,18 +381,18 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
     let good = online(2, 32, DType::F16);
     assert_eq!(good.check(), Ok(()));
     let changed = |of| MhaOnline { of, ..good.clone() };
-    let odd_head = changed(Attending {
+    let odd_head = changed(AttentionProblem {
         head: 20,
         ..good.of
     });
     assert_eq!(odd_head.check(), Err(AttentionError::HeadSize { head: 20 }));
-    let no_scale = changed(Attending {
+    let no_scale = changed(AttentionProblem {
         scale: 0.0,
         ..good.of
     });
     assert_eq!(no_scale.check(), Err(AttentionError::Scale { scale: 0.0 }));
     let view = |offset, stride| HeadView::TokenMajor { offset, stride };
-    let misaligned = changed(Attending {
+    let misaligned = changed(AttentionProblem {
         k: view(4, 192),
         ..good.of
     });
@@ -401,7 +401,7 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
         "`k` starts at column 4 of rows of 192; fused attention reads 16 bytes at a time and takes \
          multiples of 8 only"
     );
-    let groups = changed(Attending {
+    let groups = changed(AttentionProblem {
         heads: 4,
         kv_heads: 3,
         ..good.of
@@ -410,7 +410,7 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
         groups.check().expect_err("an error").to_string(),
         "4 query heads do not divide into groups for 3 key heads; expected a divisor of 4"
     );
-    let outside = changed(Attending {
+    let outside = changed(AttentionProblem {
         v: view(136, 192),
         ..good.of
     });
@@ -437,7 +437,7 @@ fn symbols_are_unique_and_name_the_instance() {
     assert!(symbols.contains("mha_online_bf16_h4x40_headmajor_scale1"));
     assert!(symbols.contains("attention_scores_simt_f32_h3x17_q0of153_k51of153_scale0p5"));
     let mut near = online(12, 64, DType::F16);
-    near.of.scale = usual_scale(64).next_up();
+    near.of.scale = default_scale(64).next_up();
     assert_eq!(
         near.symbol(),
         "mha_online_f16_h12x64_qkv2304_scale0p12500001"

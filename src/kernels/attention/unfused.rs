@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use super::{
     HeadView,
     fused::{SHARED_LIMIT, edge_cases},
-    long::{ContextPlan, most_tiles, tensor_core_plan, visitor_constants, visitor_launch},
+    long::{ContextPlan, max_tiles, tensor_core_plan, visitor_constants, visitor_launch},
     operands::{check_head, row, row_bytes},
     params, storage,
-    view::{heads_word, kv_head_of, scale_suffix, usual_scale, views_suffix},
+    view::{default_scale, heads_word, kv_head_of, scale_suffix, views_suffix},
 };
 use crate::{
     kernels::{
@@ -185,23 +185,23 @@ pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     for (heads, head) in sizes {
         let [q, k, v] = merged(heads * head);
         let views = [q, k, v, columns(0, heads * head)];
-        all.extend(pair(heads, head, usual_scale(head), views));
+        all.extend(pair(heads, head, default_scale(head), views));
     }
     for view in [HeadView::HeadMajor, columns(0, 160)] {
-        all.extend(pair(4, 40, usual_scale(40), [view; 4]));
+        all.extend(pair(4, 40, default_scale(40), [view; 4]));
     }
     // Cases without tensor cores: odd sizes, unaligned rows, large heads.
     let [q, k, v] = merged(51);
     all.extend(pair(3, 17, 0.5, [q, k, v, columns(0, 51)]));
     let from_4 = columns(4, 36);
     let views = [from_4, from_4, from_4, columns(0, 32)];
-    all.extend(pair(2, 16, usual_scale(16), views));
-    all.extend(pair(1, 264, usual_scale(264), [columns(0, 264); 4]));
+    all.extend(pair(2, 16, default_scale(16), views));
+    all.extend(pair(1, 264, default_scale(264), [columns(0, 264); 4]));
     // Groups of query heads that share a key head, with tensor cores and without.
     for head in [64, 20] {
         let [q, k, v] = [0, 6, 8].map(|first| columns(first * head, 10 * head));
         let views = [q, k, v, columns(0, 6 * head)];
-        all.extend(grouped([6, 2], head, usual_scale(head), views));
+        all.extend(grouped([6, 2], head, default_scale(head), views));
     }
     all
 }
@@ -217,7 +217,7 @@ impl Kernel for AttentionScores {
                 ("q", self.q, self.heads * self.head),
                 ("k", self.k, self.kv_heads * self.head),
             ]),
-            scale_suffix(self.scale, usual_scale(self.head)),
+            scale_suffix(self.scale, default_scale(self.head)),
         )
     }
 
@@ -281,7 +281,7 @@ impl Kernel for AttentionScores {
             return simt_launch(extents.pairs, self.heads);
         }
         let plan = self.plan();
-        let of_head = most_tiles(extents, plan.tile);
+        let of_head = max_tiles(extents, plan.tile);
         visitor_launch(
             of_head,
             self.heads,

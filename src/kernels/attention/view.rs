@@ -133,7 +133,7 @@ pub(super) fn scale_suffix(scale: f32, usual: f32) -> String {
 }
 
 /// Returns `1/√head`, the default scale of dot-product attention.
-pub fn usual_scale(head: u32) -> f32 {
+pub fn default_scale(head: u32) -> f32 {
     (1.0 / f64::from(head).sqrt()) as f32
 }
 

@@ -4,8 +4,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Attending, AttentionError, ByDistance, HeadView, MhaOnline, by_distance, fused::edge_cases,
-    storage, view::usual_scale,
+    AttentionError, AttentionProblem, HeadView, MhaOnline, PositionBias, fused::edge_cases,
+    position_bias, storage, view::default_scale,
 };
 use crate::{
     kernels::{
@@ -43,7 +43,7 @@ pub(super) enum Origin {
 /// `[tokens, stride]` tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaWgmma {
-    pub of: Attending,
+    pub of: AttentionProblem,
     pub dtype: DType,
     pub tile: MhaTile,
 }
@@ -214,7 +214,12 @@ impl MhaTile {
     }
 
     /// Constants of the tile and the attention that both kernels' templates need.
-    pub(super) fn constants(self, of: &Attending, dtype: DType, origin: Origin) -> Constants {
+    pub(super) fn constants(
+        self,
+        of: &AttentionProblem,
+        dtype: DType,
+        origin: Origin,
+    ) -> Constants {
         let registers = |n: u32| -> String {
             let all: Vec<String> = (0..n).map(|i| format!("%{i}")).collect();
             all.join(", ")
@@ -272,7 +277,12 @@ impl MhaTile {
 
     /// A persistent grid has at most one CTA per SM. Tile indices are those of the other fused kernels, with the head as the
     /// fastest dimension.
-    pub(super) fn launch(self, of: &Attending, extents: &Extents, machine: &Machine) -> Launch {
+    pub(super) fn launch(
+        self,
+        of: &AttentionProblem,
+        extents: &Extents,
+        machine: &Machine,
+    ) -> Launch {
         let tiles = extents.tokens / u64::from(self.rows) + extents.batch;
         let blocks = tiles.saturating_mul(of.heads.into());
         let most = match self.persistent {
@@ -355,7 +365,11 @@ impl MhaWgmma {
 
     /// Tiles that support this attention on a GPU with these instructions; empty if the kernel does not support it. Attention with
     /// a window or a bias is excluded: it has one tile for every length ([`MhaTile::for_distances`]).
-    pub fn tiles(of: &Attending, dtype: DType, instructions: Instructions) -> &'static [MhaTile] {
+    pub fn tiles(
+        of: &AttentionProblem,
+        dtype: DType,
+        instructions: Instructions,
+    ) -> &'static [MhaTile] {
         let whole = |v: HeadView| has_whole_boxes(v, of.head);
         let serves = of.by.is_none() && [of.q, of.k, of.v].into_iter().all(whole);
         match instructions {
@@ -365,7 +379,7 @@ impl MhaWgmma {
     }
 
     /// Whether the kernel supports the window and the bias: either there are none, or the attention is not causal.
-    pub fn serves(of: &Attending) -> bool {
+    pub fn serves(of: &AttentionProblem) -> bool {
         of.by.is_none() || !of.causal
     }
 
@@ -387,7 +401,7 @@ impl MhaWgmma {
 
     /// Checks that the tile is one of `tiles` and supports this attention.
     pub(super) fn check_tile(
-        of: &Attending,
+        of: &AttentionProblem,
         tile: MhaTile,
         tiles: &[MhaTile],
     ) -> Result<(), AttentionError> {
@@ -463,7 +477,7 @@ impl Kernel for MhaWgmma {
     }
 
     fn constants(&self) -> Constants {
-        let Attending { head, q, k, v, .. } = self.of;
+        let AttentionProblem { head, q, k, v, .. } = self.of;
         let mut all = self.tile.constants(&self.of, self.dtype, Origin::Batch);
         all.extend([
             ("k_column", k.column().into()),
@@ -544,13 +558,13 @@ pub(super) fn representative() -> Vec<KernelSpec> {
         ] {
             let stride = (heads + 2 * kv_heads) * head;
             let column = |offset| HeadView::TokenMajor { offset, stride };
-            let of = Attending {
+            let of = AttentionProblem {
                 heads,
                 kv_heads,
                 head,
-                scale: usual_scale(head),
+                scale: default_scale(head),
                 causal,
-                by: ByDistance::default(),
+                by: PositionBias::default(),
                 q: column(0),
                 k: column(heads * head),
                 v: column((heads + kv_heads) * head),
@@ -564,8 +578,9 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 offset: i * heads * head,
                 stride: 3 * heads * head,
             };
-            let full = Attending::full(heads, head, usual_scale(head), [0, 1, 2].map(column));
-            for (_, by) in by_distance::examples()
+            let full =
+                AttentionProblem::full(heads, head, default_scale(head), [0, 1, 2].map(column));
+            for (_, by) in position_bias::examples()
                 .into_iter()
                 .filter(|(causal, _)| !causal)
             {
@@ -573,7 +588,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 if head % 64 != 0 && by.window.is_some() != by.bias.is_some() {
                     continue;
                 }
-                let of = Attending { by, ..full };
+                let of = AttentionProblem { by, ..full };
                 let tile = MhaTile::for_distances(head);
                 all.extend(tile.map(|tile| KernelSpec::from(MhaWgmma { of, dtype, tile })));
             }
@@ -584,7 +599,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
             stride: heads * head,
         };
         all.push(KernelSpec::from(MhaWgmma {
-            of: Attending::full(heads, head, 1.0, [plain; 3]),
+            of: AttentionProblem::full(heads, head, 1.0, [plain; 3]),
             dtype,
             tile: MhaTile::candidates(head)[0],
         }));

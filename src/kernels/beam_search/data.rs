@@ -4,7 +4,7 @@ use super::STRIDE;
 use crate::{
     kernels::{
         Case, Fill, HostTensor,
-        decoding::{Beam, Choice, Chosen},
+        decoding::{Beam, Chosen, DeviceSamplingParams},
     },
     search::{Beams, EarlyStopping, Rules},
 };
@@ -12,7 +12,7 @@ use crate::{
 /// Test data for beam search: groups of rows of several sizes, with rows without beams between them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum BeamData {
-    /// A [`Choice`] for each row.
+    /// A [`DeviceSamplingParams`] for each row.
     Requests { vocabulary: u32 },
     /// Candidate counts of each beam: mostly the maximum, but also fewer, none, and [`Chosen::NotANumber`].
     Counts,
@@ -101,7 +101,7 @@ impl BeamData {
                         5 => rules.suppressed_first = vec![id(1)],
                         _ => {}
                     }
-                    let choice = Choice {
+                    let choice = DeviceSamplingParams {
                         rules,
                         sampling: None,
                         seed: 0,

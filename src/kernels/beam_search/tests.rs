@@ -25,7 +25,7 @@ fn diversity_after_the_rules_equals_diversity_before_them() {
             diversity: 0.6,
             ..Beams::of(4)
         };
-        let mut choice = Choice {
+        let mut choice = DeviceSamplingParams {
             rules: Rules::default(),
             sampling: None,
             seed: 0,

@@ -39,7 +39,7 @@ impl Chosen {
 
 /// Parameters that determine how a sequence continues.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Choice {
+pub struct DeviceSamplingParams {
     pub rules: Rules,
     /// Sampling parameters; `None` selects the most probable token.
     pub sampling: Option<Sampling>,
@@ -66,7 +66,7 @@ impl Beam {
     pub const MOST_CANDIDATES: usize = 64;
 }
 
-impl Choice {
+impl DeviceSamplingParams {
     /// Number of 32-bit words of an encoded choice.
     pub const WIDTH: u32 = 256;
     /// Words before the token lists.
@@ -153,7 +153,7 @@ impl Choice {
         })
     }
 
-    /// Inverts [`Choice::encode`].
+    /// Inverts [`DeviceSamplingParams::encode`].
     pub(in crate::kernels) fn decode(numbers: &[i64]) -> Self {
         let whole = |at: usize| numbers[at] as usize;
         let real = |at: usize| f32::from_bits(numbers[at] as u32);

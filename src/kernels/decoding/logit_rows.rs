@@ -1,6 +1,6 @@
 //! Rows of logits that several CTAs read, and the per-group results that they write.
 
-use super::Choice;
+use super::DeviceSamplingParams;
 use crate::{
     kernels::{
         Constants, Launch, Param,
@@ -50,7 +50,7 @@ impl LogitRows {
             ("packs", self.packs().into()),
             ("most_groups", MAX_GROUPS.into()),
             ("most_candidates", MOST_CANDIDATES.into()),
-            ("width", Choice::WIDTH.into()),
+            ("width", DeviceSamplingParams::WIDTH.into()),
         ])
     }
 

@@ -4,17 +4,17 @@ use crate::search::{Philox, Sampling};
 #[test]
 fn a_choice_survives_encoding_and_decoding() {
     for row in 0..84 {
-        let mut choice = Choice::of_row(row, 50257);
+        let mut choice = DeviceSamplingParams::of_row(row, 50257);
         choice.n_prompt = row;
         let numbers = choice.encode().expect("its lists are short");
-        assert_eq!(numbers.len(), Choice::WIDTH as usize);
+        assert_eq!(numbers.len(), DeviceSamplingParams::WIDTH as usize);
         let numbers: Vec<i64> = numbers.into_iter().map(i64::from).collect();
         // Lists are decoded sorted and without duplicates, and both kinds of min length as one.
         choice.rules.forced_last.sort_unstable();
         choice.rules.forced_last.dedup();
         choice.rules.min_length = choice.rules.min_length.max(row);
         let sampling = choice.sampling;
-        let back = Choice::decode(&numbers);
+        let back = DeviceSamplingParams::decode(&numbers);
         assert_eq!(back.sampling, sampling, "{row}");
         assert_eq!(back, choice, "{row}");
     }
@@ -22,8 +22,10 @@ fn a_choice_survives_encoding_and_decoding() {
 
 #[test]
 fn lists_that_are_too_long_are_not_encoded() {
-    let mut choice = Choice::of_row(0, 1000);
-    let room = Choice::WIDTH as usize - Choice::HEADER - choice.rules.end.len();
+    let mut choice = DeviceSamplingParams::of_row(0, 1000);
+    let room = DeviceSamplingParams::WIDTH as usize
+        - DeviceSamplingParams::HEADER
+        - choice.rules.end.len();
     choice.rules.suppressed = (0..room as u32).collect();
     assert!(choice.encode().is_some());
     choice.rules.suppressed.push(999);
@@ -119,7 +121,7 @@ fn sampled_tokens_have_the_probabilities_of_a_plain_softmax() {
                     true => (n as u64, draw),
                     false => (1000 * n as u64 + draw as u64, 5),
                 };
-                let choice = Choice {
+                let choice = DeviceSamplingParams {
                     sampling: Some(sampling),
                     seed,
                     n_prompt: 0,
@@ -164,7 +166,7 @@ fn sampled_tokens_have_the_probabilities_of_a_plain_softmax() {
 
 #[test]
 fn non_finite_logits_are_reported_with_their_index() {
-    let choice = Choice::of_row(0, 8);
+    let choice = DeviceSamplingParams::of_row(0, 8);
     let mut logits = [0.5, 2.0, 2.0, f32::NEG_INFINITY];
     assert_eq!(choice.choose(&logits, &[3]).0, Chosen::Token(1));
     for wrong in [f32::NAN, f32::INFINITY] {

@@ -65,7 +65,7 @@ impl SplitKTile {
     }
 
     /// Max number of rows: two tiles of tokens. More tiles would read the weights too often.
-    pub const fn most_rows(self) -> u64 {
+    pub const fn max_rows(self) -> u64 {
         2 * self.tokens as u64
     }
 
@@ -105,10 +105,10 @@ impl SplitKTile {
     }
 
     /// Max number of rows whose clusters are all resident at once. A further wave would start with nothing in flight.
-    pub fn most_rows_at_once(self, n: u32, k: u32, machine: &Machine) -> u64 {
+    pub fn max_rows_at_once(self, n: u32, k: u32, machine: &Machine) -> u64 {
         let per_sm = u64::from(machine.ctas_by_shared(self.shared_bytes(k)));
         let tiles = machine.clusters_at_once(self.splits) * per_sm / u64::from(n.div_ceil(BLOCK_N));
-        (tiles * u64::from(self.tokens)).min(self.most_rows())
+        (tiles * u64::from(self.tokens)).min(self.max_rows())
     }
 
     /// CTAs per launch.
@@ -278,8 +278,8 @@ impl Kernel for GemmSplitK {
         Some(self.tile.cycles(rows, self.n, self.k, machine))
     }
 
-    fn most_rows(&self) -> Option<u64> {
-        Some(self.tile.most_rows())
+    fn max_rows(&self) -> Option<u64> {
+        Some(self.tile.max_rows())
     }
 
     fn threads(&self) -> u32 {

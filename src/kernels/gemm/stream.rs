@@ -38,7 +38,7 @@ pub enum StreamNorm {
         centred: bool,
     },
     /// x is such a `scaled`. The product is that of the norm of its rows: LayerNorm if `centred`, otherwise RMSNorm.
-    Behind {
+    After {
         eps: f32,
         centred: bool,
     },
@@ -137,7 +137,7 @@ impl GemmStream {
             StreamNorm::Before { .. } if self.gated || !n.is_multiple_of(8) => {
                 Err("a norm after a GEMM requires columns in multiples of 8 and no gate".to_owned())
             }
-            StreamNorm::Behind { .. } if self.epilogue.residual => {
+            StreamNorm::After { .. } if self.epilogue.residual => {
                 Err("a GEMM of normalised rows cannot add a residual".to_owned())
             }
             _ => Ok(()),
@@ -157,10 +157,10 @@ impl GemmStream {
         }
     }
 
-    /// Epsilon and centring of the norm whose rows are x: see [`StreamNorm::Behind`].
+    /// Epsilon and centring of the norm whose rows are x: see [`StreamNorm::After`].
     fn input_norm(&self) -> Option<(f32, bool)> {
         match self.norm {
-            StreamNorm::Behind { eps, centred } => Some((eps, centred)),
+            StreamNorm::After { eps, centred } => Some((eps, centred)),
             _ => None,
         }
     }
@@ -238,7 +238,7 @@ impl GemmStream {
         let statics = match self.norm {
             StreamNorm::None => 0,
             StreamNorm::Before { .. } => tile.groups * 4 * tile.rows * 8,
-            StreamNorm::Behind { .. } => tile.rows * 8 + 2 * tile.weight_rows() * 4,
+            StreamNorm::After { .. } => tile.rows * 8 + 2 * tile.weight_rows() * 4,
         };
         let staged = match self.is_staged() {
             true => 2 * self.staged_octets() * 8 * (tile.weight_rows() / 2 + STAGED_PADDING) * 4,
@@ -305,7 +305,7 @@ impl Kernel for GemmStream {
         let kind = |centred| if centred { "layernorm" } else { "rms_norm" };
         // With gamma and beta after its rows, the kernel is defined for one tile of rows, and has its own cases.
         let before = match self.norm {
-            StreamNorm::Behind { eps, centred } => {
+            StreamNorm::After { eps, centred } => {
                 let most = match centred {
                     true => format!("rows{}_", self.tile.rows),
                     false => String::new(),
@@ -433,7 +433,7 @@ impl Kernel for GemmStream {
                 params.splice(at + 1..at + 1, written);
                 params.splice(at..at, self.gamma_and_beta(centred));
             }
-            StreamNorm::Behind { .. } => {
+            StreamNorm::After { .. } => {
                 let scaled = Fill::Normal {
                     mean: 0.0,
                     deviation: SCALE,
@@ -483,7 +483,7 @@ impl Kernel for GemmStream {
 
     /// With gamma and beta after the last row of x, one tile of rows. Otherwise two tiles, because more would read the weight too
     /// often, and no more rows than were timed.
-    fn most_rows(&self) -> Option<u64> {
+    fn max_rows(&self) -> Option<u64> {
         let rows = u64::from(self.tile.rows);
         Some(match self.input_norm() {
             Some((_, true)) => rows,
@@ -522,7 +522,7 @@ impl Kernel for GemmStream {
         };
         match self.norm {
             StreamNorm::None if !self.gated => plain,
-            StreamNorm::None | StreamNorm::Behind { .. } => Tolerance {
+            StreamNorm::None | StreamNorm::After { .. } => Tolerance {
                 absolute: 8.0 * plain.absolute + storage * 4e-3,
                 relative: 2.0 * plain.relative,
                 reason: "as the GEMM; the factors of a gate, of a row and of gamma · w are below 8, and rows of a norm are rounded to storage as x is",

@@ -6,8 +6,8 @@ use super::Builder;
 use crate::{
     graph::{Buckets, NodeId, Op, Positions, WeightExpr},
     kernels::{
-        Meta,
-        attention::{Bias, ByDistance, HeadView},
+        BatchInput,
+        attention::{Bias, HeadView, PositionBias},
         gemm::Epilogue,
         rotary::Rotation,
     },
@@ -151,7 +151,7 @@ impl Builder<'_> {
                 let turning = values.rotary(width, theta, scaling)?;
                 let longest = longest.as_ref().map(|n| values.size(n)).transpose()?;
                 for positions in turning.positions.into_iter().chain(longest) {
-                    self.ids_below(Meta::Positions, positions, 0, place)?;
+                    self.ids_below(BatchInput::Positions, positions, 0, place)?;
                 }
                 let rotation = Rotation {
                     heads,
@@ -194,7 +194,7 @@ impl Builder<'_> {
                 };
                 (op, vec![x])
             }
-            Operator::Remembered { heads, width, name } => {
+            Operator::CrossCache { heads, width, name } => {
                 let op = self.remembered(name, values.size(heads)?, values.size(width)?)?;
                 let id = self.add(full, op, &[], place)?;
                 self.graph.set_part(id, self.part);
@@ -262,7 +262,7 @@ impl Builder<'_> {
             } => {
                 let mut operands = vec![self.value(x)?];
                 let window = window.as_ref().map(|w| values.offset(w)).transpose()?;
-                let mut by = ByDistance { window, bias: None };
+                let mut by = PositionBias { window, bias: None };
                 if let Some(bias) = bias {
                     let (kind, operand) = self.bias(bias, operands[0], place)?;
                     by.bias = Some(kind);
@@ -300,7 +300,7 @@ impl Builder<'_> {
                 // Token ids select columns of the logits.
                 let width = self.width(&full, "log_probability", x, place)?;
                 let ids = u32::try_from(width).unwrap_or(u32::MAX);
-                self.ids_below(Meta::TokenIds, ids, 0, place)?;
+                self.ids_below(BatchInput::TokenIds, ids, 0, place)?;
                 (Op::LogProbability, vec![x])
             }
             Operator::Draw { mean, log_variance } => {
@@ -323,7 +323,7 @@ impl Builder<'_> {
     /// Limits sequences to `max_position_embeddings` of config.json. A position bias has no table that would limit them.
     fn limit_positions(&mut self, place: &Range<usize>) -> Result<(), ModelError> {
         match self.values.positions(place)? {
-            Some(positions) => self.ids_below(Meta::Positions, positions, 0, place),
+            Some(positions) => self.ids_below(BatchInput::Positions, positions, 0, place),
             None => Ok(()),
         }
     }
@@ -331,7 +331,7 @@ impl Builder<'_> {
     /// Returns the bias of these scores, and the weight that it is computed from.
     fn bias(
         &mut self,
-        bias: &syntax::ByDistance,
+        bias: &syntax::PositionBias,
         scores: NodeId,
         place: &Range<usize>,
     ) -> Result<(Bias, NodeId), ModelError> {
@@ -340,12 +340,12 @@ impl Builder<'_> {
         let heads = self.graph.shape(scores).0.first();
         let heads = heads.and_then(Size::as_constant).unwrap_or(1);
         match bias {
-            syntax::ByDistance::Alibi => {
+            syntax::PositionBias::Alibi => {
                 let name = format!("slopes.{heads}");
                 let expr = WeightExpr::Slopes { heads };
                 Ok((Bias::Slopes, self.computed(name, expr, place)?))
             }
-            syntax::ByDistance::Relative {
+            syntax::PositionBias::Relative {
                 table,
                 buckets,
                 reach,
@@ -406,7 +406,7 @@ impl Builder<'_> {
             };
             return Err(self.file.error(problem, &pattern.span, "read here"));
         }
-        Ok(Op::Remembered {
+        Ok(Op::CrossCache {
             name,
             heads,
             head: kept_head,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::Builder;
 use crate::{
-    kernels::Meta,
+    kernels::BatchInput,
     model::{
         error::{ModelError, Problem},
         syntax::{Operator, Repeat, Statement, When},
@@ -113,7 +113,7 @@ pub(super) fn reads_tokens(body: &[Statement]) -> bool {
             match statement {
                 Statement::Let { op, .. } => {
                     if let Operator::Embedding { ids, .. } = &op.value
-                        && ids.value == Meta::TokenIds
+                        && ids.value == BatchInput::TokenIds
                     {
                         return true;
                     }

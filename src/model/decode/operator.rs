@@ -3,11 +3,11 @@
 use super::{each, expression, one_or_more, plain, word};
 use crate::{
     graph::{MAX_PARTS, Sinusoid},
-    kernels::{Meta, attention::Side, gemm::Activation},
+    kernels::{BatchInput, attention::Side, gemm::Activation},
     model::{
         error::{At, Problem, suggest},
         reader::{Args, Piece, Reader},
-        syntax::{ByDistance, Decoded, INPUTS, Operator, Pattern, Spelling, Table},
+        syntax::{Decoded, INPUTS, Operator, Pattern, PositionBias, Spelling, Table},
     },
 };
 
@@ -65,9 +65,9 @@ fn table<'a>(r: Reader<'a>, args: &Args<'a>) -> Decoded<Table> {
 }
 
 /// Decodes the position bias of `softmax`.
-fn bias<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<ByDistance> {
+fn bias<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<PositionBias> {
     if piece.text == "alibi" {
-        return Ok(ByDistance::Alibi);
+        return Ok(PositionBias::Alibi);
     }
     let (what, name) = ("`bias` of `softmax`", "relative_bias");
     let expected = "`relative_bias(field: …)` or `alibi`";
@@ -76,7 +76,7 @@ fn bias<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<ByDistance> {
         return Err(r.form(what, expected, piece));
     }
     let args = call.named(r, &["table", "buckets", "reach", "bidirectional"])?;
-    Ok(ByDistance::Relative {
+    Ok(PositionBias::Relative {
         table: pattern(r, args.required(r, "table")?)?,
         buckets: expression(r, args.required(r, "buckets")?)?,
         reach: expression(r, args.required(r, "reach")?)?,
@@ -225,7 +225,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
             },
             longest: optional("longest")?,
         }),
-        "cache" if args.optional("x").is_none() => Ok(Operator::Remembered {
+        "cache" if args.optional("x").is_none() => Ok(Operator::CrossCache {
             heads: size("heads")?,
             width: size("width")?,
             name: weight("name")?,
@@ -314,7 +314,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
     }
 }
 
-fn ids<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Meta>> {
+fn ids<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<BatchInput>> {
     let name = r.string("`ids`", piece)?;
     match INPUTS.iter().find(|(n, _)| *n == name.value) {
         Some(&(_, meta)) => Ok(At::new(meta, name.span)),

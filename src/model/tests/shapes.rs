@@ -4,8 +4,8 @@ use super::{TINY, build, changed, refused};
 use crate::{
     graph::{Graph, Op},
     kernels::{
-        Meta,
-        attention::{Attending, HeadView, Side},
+        BatchInput,
+        attention::{AttentionProblem, HeadView, Side},
         gemm::{Activation, Epilogue},
         rotary::Rotation,
     },
@@ -245,7 +245,7 @@ fn the_countable_names_are_the_names_of_operators() {
         },
         Op::BiasResidualLayerNorm { eps, bias: true },
         Op::BiasResidualLayerNorm { eps, bias: false },
-        Op::Attention(Attending::full(heads, head, scale, [view; 3])),
+        Op::Attention(AttentionProblem::full(heads, head, scale, [view; 3])),
         Op::MeanPoolNormalize { eps },
     ];
     ops.extend(kinds.map(Op::Activate));
@@ -267,5 +267,5 @@ fn the_countable_names_are_the_names_of_operators() {
     names.sort_unstable();
     counted.sort_unstable();
     assert_eq!(names, counted);
-    assert!(!Op::Input(Meta::TokenIds).is_compute());
+    assert!(!Op::Input(BatchInput::TokenIds).is_compute());
 }

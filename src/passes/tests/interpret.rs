@@ -8,8 +8,8 @@ use self::heads::{Heads, transpose};
 use crate::{
     graph::{Graph, NodeId, Op, WeightExpr, resized_heads_at, slope},
     kernels::{
-        Meta,
-        attention::{Attending, HeadView, Side},
+        BatchInput,
+        attention::{AttentionProblem, HeadView, Side},
         gemm::Activation,
     },
     tensor::Extents,
@@ -42,13 +42,13 @@ impl Batch {
         self.starts.windows(2).map(|w| (w[0], w[1] - w[0]))
     }
 
-    pub fn ids(&self, meta: Meta) -> Vec<f64> {
+    pub fn ids(&self, meta: BatchInput) -> Vec<f64> {
         let mut ids = Vec::new();
         for (start, n) in self.sequences() {
             ids.extend((0..n).map(|i| match meta {
-                Meta::TokenIds => ((start + i) * 7 + 3) % 13,
-                Meta::TypeIds => usize::from(2 * i > n),
-                Meta::Positions => i,
+                BatchInput::TokenIds => ((start + i) * 7 + 3) % 13,
+                BatchInput::TypeIds => usize::from(2 * i > n),
+                BatchInput::Positions => i,
                 other => panic!("{other:?} is not an input of a description"),
             } as f64));
         }
@@ -66,7 +66,7 @@ pub fn evaluate(graph: &Graph, batch: &Batch) -> BTreeMap<String, Vec<f64>> {
         let widths: Vec<usize> = operands.iter().map(|&o| width(graph, o)).collect();
         let value = match graph.op(id) {
             // The interpreter uses the sequences themselves as the sources.
-            Op::Remembered { name, .. } => {
+            Op::CrossCache { name, .. } => {
                 let kept = values.keys().find(|&&node| match graph.op(node) {
                     Op::Cache { name: of, .. } => of == name,
                     _ => false,
@@ -265,7 +265,7 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
     match op {
         Op::Input(meta) => batch.ids(*meta),
         Op::Weight(expr) => weight(expr),
-        Op::Remembered { .. } => unreachable!("it is read before"),
+        Op::CrossCache { .. } => unreachable!("it is read before"),
         Op::Embedding { offset } => embedding(reads[0], reads[1], widths[1], *offset),
         Op::Linear { epilogue } => {
             let k = widths[0];
@@ -306,7 +306,7 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             from,
             head,
         } => {
-            let positions = batch.ids(Meta::Positions);
+            let positions = batch.ids(BatchInput::Positions);
             let half = rotation.frequencies.len();
             let head = *head as usize;
             let columns = rotation.heads as usize * head;
@@ -435,7 +435,7 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
                 .collect()
         }
         Op::LogProbability => {
-            let (ids, width) = (batch.ids(Meta::TokenIds), widths[0]);
+            let (ids, width) = (batch.ids(BatchInput::TokenIds), widths[0]);
             let mut out = vec![0.0; tokens];
             for (start, n) in batch.sequences() {
                 for t in start + 1..start + n {
@@ -465,7 +465,7 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             layer_norm(&add(&x, rest[0]), rest[1], rest[2], *eps)
         }
         Op::Attention(attending) => {
-            let &Attending {
+            let &AttentionProblem {
                 heads,
                 kv_heads,
                 head,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::{
     graph::{Graph, NodeId, Op, WeightExpr},
     kernels::{
-        Meta,
+        BatchInput,
         attention::HeadView,
         gemm::{Activation, Epilogue},
         rotary::Rotation,
@@ -77,7 +77,7 @@ impl Builder {
         self.add(name, Op::LayerNorm { eps: 1e-12 }, &[x, gamma, beta])
     }
 
-    pub fn embedding(&mut self, name: &str, ids: Meta, rows: u64, width: u64) -> NodeId {
+    pub fn embedding(&mut self, name: &str, ids: BatchInput, rows: u64, width: u64) -> NodeId {
         let input = format!("{ids:?}");
         let ids = match self.named.get(&input) {
             Some(&id) => id,
@@ -89,7 +89,7 @@ impl Builder {
 
     /// Adds the token embeddings that the tests of most passes start with.
     pub fn tokens(&mut self, width: u64) -> NodeId {
-        self.embedding("tokens", Meta::TokenIds, 13, width)
+        self.embedding("tokens", BatchInput::TokenIds, 13, width)
     }
 
     pub fn split(&mut self, name: &str, x: NodeId, heads: u32) -> NodeId {
@@ -193,9 +193,9 @@ impl Encoder {
 
     pub fn build(self) -> Graph {
         let mut b = Builder::default();
-        let word = b.embedding("word", Meta::TokenIds, 13, self.width);
-        let kind = b.embedding("kind", Meta::TypeIds, 2, self.width);
-        let position = b.embedding("position", Meta::Positions, 9, self.width);
+        let word = b.embedding("word", BatchInput::TokenIds, 13, self.width);
+        let kind = b.embedding("kind", BatchInput::TypeIds, 2, self.width);
+        let position = b.embedding("position", BatchInput::Positions, 9, self.width);
         let sum = b.add("word+kind", Op::Add, &[word, kind]);
         let sum = b.add("embedded", Op::Add, &[sum, position]);
         let mut x = b.layer_norm("embeddings", "embeddings.norm", sum);

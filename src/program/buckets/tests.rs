@@ -33,11 +33,11 @@ fn by_rows(ends: &[u64]) -> Dispatch<usize> {
     Dispatch::by_rows(ranges.chain([(None, Some(ends.len()))]))
 }
 
-fn buckets(dispatch: Dispatch<usize>, most_longest: Option<u64>, rows: Symbol) -> Buckets {
+fn buckets(dispatch: Dispatch<usize>, max_longest: Option<u64>, rows: Symbol) -> Buckets {
     let step = Step {
         name: "step".to_owned(),
         dispatch: dispatch.map(|_| 0),
-        most_longest,
+        max_longest,
         operands: Vec::new(),
         rows: rows.into(),
         part: 0,

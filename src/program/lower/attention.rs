@@ -6,8 +6,8 @@ use super::{LowerError, Lowering, UNPLACED, unsupported};
 use crate::{
     graph::{NodeId, Op},
     kernels::{
-        Fill, KernelSpec, Meta,
-        attention::{Attending, AttentionError, Keys, MhaCached, MhaOnline, MhaShort},
+        BatchInput, Fill, KernelSpec,
+        attention::{AttentionError, AttentionProblem, Keys, MhaCached, MhaOnline, MhaShort},
         chain::Chain,
     },
     program::{AttentionChoice, TensorIndex},
@@ -73,7 +73,7 @@ impl Lowering<'_> {
             .iter()
             .map(|t| match (named.get(t.name), t.fill) {
                 (Some(&tensor), _) => tensor,
-                (None, Some(Fill::Meta(meta))) => self.meta(meta),
+                (None, Some(Fill::BatchInput(meta))) => self.meta(meta),
                 (None, _) => {
                     let name = format!("{}.{}", node.name, t.name);
                     let tensor = self.tensor(&name, t.element, t.shape.clone(), UNPLACED);
@@ -87,13 +87,13 @@ impl Lowering<'_> {
             let written = operands
                 .get(operands.len() - launch.kernel.n_writes())
                 .copied();
-            let (dispatch, most_longest) = match &launches {
+            let (dispatch, max_longest) = match &launches {
                 Launches::One(dispatch, most) => (dispatch.clone(), *most),
                 Launches::Several(_) => (Dispatch::always(launch.kernel), None),
             };
             self.step(id, dispatch, operands);
             if let (Some(step), Some(written)) = (self.program.steps.last_mut(), written) {
-                step.most_longest = most_longest;
+                step.max_longest = max_longest;
                 step.name = self.program.tensors[written].name.clone();
             }
         }
@@ -101,11 +101,11 @@ impl Lowering<'_> {
     }
 
     /// Returns the kernel for keys and values in a cache; `None` if they are rows of the batch.
-    fn cached(&self, id: NodeId, of: &Attending) -> Result<Option<MhaCached>, String> {
+    fn cached(&self, id: NodeId, of: &AttentionProblem) -> Result<Option<MhaCached>, String> {
         let operands = self.graph.operands(id);
         let is_cache = |slot: usize| matches!(self.graph.op(operands[slot]), Op::Cache { .. });
         let is_source =
-            |slot: usize| matches!(self.graph.op(operands[slot]), Op::Remembered { .. });
+            |slot: usize| matches!(self.graph.op(operands[slot]), Op::CrossCache { .. });
         let from_source = is_source(1) && is_source(2);
         match [is_cache(1), is_cache(2)] {
             [false, false] if from_source && self.options.attention == AttentionChoice::Auto => {}
@@ -180,7 +180,7 @@ impl Lowering<'_> {
         let node = self.graph.node(id);
         let operands = self.graph.operands(id);
         let mut tensors: Vec<TensorIndex> = operands.iter().map(|o| self.tensor_of[o]).collect();
-        for meta in std::iter::once(Meta::CuLens).chain(kernel.keys.tables()) {
+        for meta in std::iter::once(BatchInput::CuLens).chain(kernel.keys.tables()) {
             tensors.push(self.meta(meta));
         }
         let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
@@ -246,7 +246,7 @@ impl Lowering<'_> {
             };
             for (i, &offset) in offsets.iter().enumerate() {
                 let table = self.table(operands[i], operands[offsets.len() + i], offset)?;
-                if table.ids == Meta::Positions {
+                if table.ids == BatchInput::Positions {
                     let tokens = u64::from(table.rows.saturating_sub(offset));
                     longest = Some(longest.map_or(tokens, |longest| longest.min(tokens)));
                 }

@@ -3,8 +3,8 @@
 use super::{LowerError, Lowering, unsupported, width};
 use crate::{
     graph::{Graph, MAX_HEAD, NodeId, Op},
-    kernels::{KernelSpec, Meta, attention::HeadView, cache::AppendCache},
-    program::{Cache, Place, TensorIndex},
+    kernels::{BatchInput, KernelSpec, attention::HeadView, cache::AppendCache},
+    program::{Cache, Storage, TensorIndex},
     select::Dispatch,
     tensor::{Shape, Symbol},
 };
@@ -59,8 +59,9 @@ impl Lowering<'_> {
         let cache = self.cache_tensor(id);
         let mut operands = vec![self.tensor_of[&x]];
         match kernel.of_sequence {
-            true => operands.extend([Meta::Slots, Meta::SlotStarts].map(|meta| self.meta(meta))),
-            false => operands.push(self.meta(Meta::TokenSlots)),
+            true => operands
+                .extend([BatchInput::Slots, BatchInput::SlotStarts].map(|meta| self.meta(meta))),
+            false => operands.push(self.meta(BatchInput::TokenSlots)),
         }
         operands.push(cache);
         let dispatch = Dispatch::always(KernelSpec::from(kernel));
@@ -76,7 +77,7 @@ impl Lowering<'_> {
         let index = index.expect("all caches of the graph were listed") as u32;
         let elements = self.program.block_elements();
         let shape = Shape::new([Symbol::Blocks.into(), elements.into()]);
-        self.tensor(&node.name, self.dtype, shape, Place::Cached(index))
+        self.tensor(&node.name, self.dtype, shape, Storage::Cached(index))
     }
 
     /// Rejects a cache that an operator other than attention reads.
@@ -86,7 +87,7 @@ impl Lowering<'_> {
         let Some(other) = other.map(|other| self.graph.node(other)) else {
             return Ok(());
         };
-        if let Op::Cache { head, .. } | Op::Remembered { head, .. } = *self.graph.op(id)
+        if let Op::Cache { head, .. } | Op::CrossCache { head, .. } = *self.graph.op(id)
             && head > MAX_HEAD
         {
             let problem = format!(

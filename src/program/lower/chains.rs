@@ -14,7 +14,7 @@ use crate::{
         rms_norm::RmsNorm,
     },
     program::TensorIndex,
-    select::{Alternative, Chain, Covered, Link, Operand, Question, Site},
+    select::{Alternative, Chain, ChosenLaunch, Link, Operand, SelectionInput, Site},
     tensor::{DType, Shape, Symbol},
 };
 
@@ -24,13 +24,13 @@ pub(super) struct Chains {
     nodes: Vec<Vec<NodeId>>,
     /// Index into `launches` for each chain; equal chains share one.
     covers: Vec<usize>,
-    launches: Vec<Vec<Covered>>,
+    launches: Vec<Vec<ChosenLaunch>>,
     /// Chain and position of each node.
     place_of: HashMap<NodeId, (usize, usize)>,
 }
 
 /// Returns kernels that may be as fast for batches of `tokens` tokens as those of the program
-/// ([`Question::alternatives`]).
+/// ([`SelectionInput::alternatives`]).
 pub fn alternatives(
     graph: &Graph,
     options: &LowerOptions,
@@ -52,8 +52,8 @@ struct Found {
 }
 
 impl Found {
-    fn question<'a>(&'a self, options: &LowerOptions<'a>) -> Question<'a> {
-        Question {
+    fn question<'a>(&'a self, options: &LowerOptions<'a>) -> SelectionInput<'a> {
+        SelectionInput {
             chains: &self.different,
             machine: options.machine,
             timings: options.timings,
@@ -198,7 +198,7 @@ impl Lowering<'_> {
         let (chain, place) = self.chains.place_of[&id];
         let nodes = self.chains.nodes[chain].clone();
         let launches = &self.chains.launches[self.chains.covers[chain]];
-        let is_of_node = |launch: &Covered, operand: &Operand| matches!(operand, Operand::Value(site) if launch.first + site == place);
+        let is_of_node = |launch: &ChosenLaunch, operand: &Operand| matches!(operand, Operand::Value(site) if launch.first + site == place);
         let mut all = launches.iter();
         if all.any(|launch| {
             launch
@@ -209,7 +209,7 @@ impl Lowering<'_> {
             self.values_of(id);
         }
         let launches = &self.chains.launches[self.chains.covers[chain]];
-        let own: Vec<Covered> = launches
+        let own: Vec<ChosenLaunch> = launches
             .iter()
             .filter(|l| l.site == place)
             .cloned()

@@ -20,7 +20,7 @@ impl Lowering<'_> {
         let operand_width = |slot: usize| width(self.graph.shape(operands[slot]));
         let one = |kernel: KernelSpec| Ok(Dispatch::always(kernel));
         match op {
-            Op::Input(_) | Op::Weight(_) | Op::Cache { .. } | Op::Remembered { .. } => {
+            Op::Input(_) | Op::Weight(_) | Op::Cache { .. } | Op::CrossCache { .. } => {
                 Err("names data and computes nothing".to_owned())
             }
             Op::Linear { .. }
@@ -55,8 +55,8 @@ impl Lowering<'_> {
             })),
             Op::Add | Op::Multiply => one(KernelSpec::Combine(Combine {
                 how: match op {
-                    Op::Multiply => How::Product,
-                    _ => How::Sum,
+                    Op::Multiply => BinaryOp::Product,
+                    _ => BinaryOp::Sum,
                 },
                 width: self.row_width(id)?,
                 dtype,
@@ -150,8 +150,8 @@ impl Lowering<'_> {
             })),
             Op::FirstToken | Op::LastToken => one(KernelSpec::TokenOfSequence(TokenOfSequence {
                 which: match op {
-                    Op::LastToken => Which::Last,
-                    _ => Which::First,
+                    Op::LastToken => TokenPosition::Last,
+                    _ => TokenPosition::First,
                 },
                 width: operand_width(0)?,
                 dtype,
@@ -199,7 +199,7 @@ impl Lowering<'_> {
         id: NodeId,
         scale: f32,
         causal: bool,
-        by: ByDistance,
+        by: PositionBias,
     ) -> Result<Dispatch<KernelSpec>, String> {
         if self.options.invariant && by.is_none() {
             return Err("sums rows in an order that depends on their address, and so on the other sequences; enable the pass `fuse_attention` (`gemmule explain` shows why it refuses), or do not use --invariant".to_owned());

@@ -7,8 +7,8 @@ use super::{LowerOptions, Lowering, UNPLACED, width};
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
-        KernelSpec, Meta,
-        attention::{Attending, HeadView},
+        BatchInput, KernelSpec,
+        attention::{AttentionProblem, HeadView},
         cache::AppendCache,
         prepare_attention::PrepareAttention,
         rotary::Rotation,
@@ -32,7 +32,7 @@ pub(super) struct Preparation {
     kernel: KernelSpec,
     /// Operands that are nodes of the graph.
     reads: Vec<NodeId>,
-    metas: Vec<Meta>,
+    metas: Vec<BatchInput>,
     writes: Writes,
     /// Whether nothing else reads the columns of the first operand that it prepares.
     is_alone: bool,
@@ -113,7 +113,7 @@ impl Preparation {
         graph: &Graph,
         nodes: &[NodeId],
         attention: NodeId,
-        of: &Attending,
+        of: &AttentionProblem,
     ) -> bool {
         let (KernelSpec::PrepareAttention(kernel), Some(&x)) = (&self.kernel, self.reads.first())
         else {
@@ -241,7 +241,7 @@ fn find(
     graph: &Graph,
     program: &Program,
     attention: NodeId,
-    of: &Attending,
+    of: &AttentionProblem,
 ) -> Option<(Vec<NodeId>, Preparation)> {
     let operands = graph.operands(attention);
     let &[query, keys, values] = operands.first_chunk()?;
@@ -263,7 +263,7 @@ fn find(
         let launch = Preparation {
             kernel: kernel.into(),
             reads: vec![rows],
-            metas: vec![Meta::TokenSlots],
+            metas: vec![BatchInput::TokenSlots],
             writes: Writes::Cache {
                 queries: None,
                 keys,
@@ -282,7 +282,7 @@ fn find(
         ..kernel_of(graph, &queries, &key, of, dtype)?
     };
     let mut launch = preparation(kernel, &queries, &key)?;
-    launch.metas.push(Meta::TokenSlots);
+    launch.metas.push(BatchInput::TokenSlots);
     launch.writes = Writes::Cache {
         queries: Some(query),
         keys,
@@ -299,7 +299,7 @@ fn rows(
     graph: &Graph,
     dtype: DType,
     [query, keys]: [NodeId; 2],
-    of: &Attending,
+    of: &AttentionProblem,
 ) -> Option<(Vec<NodeId>, Preparation)> {
     let key = Heads::of(graph, keys, of.kv_heads, of.head)?;
     let queries = together(graph, query, [keys, keys], &key, of)?;
@@ -330,7 +330,7 @@ fn together<'a>(
     query: NodeId,
     [rows, keys]: [NodeId; 2],
     key: &Heads<'a>,
-    of: &Attending,
+    of: &AttentionProblem,
 ) -> Option<Heads<'a>> {
     let queries = Heads::of(graph, query, of.heads, of.head)?;
     let ours = |id| graph.sole_consumer(id).is_some();
@@ -347,7 +347,7 @@ fn kernel_of(
     graph: &Graph,
     queries: &Heads<'_>,
     key: &Heads<'_>,
-    of: &Attending,
+    of: &AttentionProblem,
     dtype: DType,
 ) -> Option<PrepareAttention> {
     Some(PrepareAttention {
@@ -373,7 +373,7 @@ fn preparation(
     kernel.check().ok()?;
     let gammas = [queries, key].into_iter().filter_map(|heads| heads.norm);
     let reads = [key.x].into_iter().chain(gammas.map(|(_, gamma)| gamma));
-    let positions = kernel.rotation.is_some().then_some(Meta::Positions);
+    let positions = kernel.rotation.is_some().then_some(BatchInput::Positions);
     let written = |heads: &Heads<'_>| heads.nodes.first().copied();
     Some(Preparation {
         reads: reads.collect(),
@@ -387,7 +387,12 @@ fn preparation(
 
 /// Returns the index of a cache that only attention reads, in the layout of `of`, and its first
 /// column.
-fn cached(graph: &Graph, program: &Program, cache: NodeId, of: &Attending) -> Option<(usize, u32)> {
+fn cached(
+    graph: &Graph,
+    program: &Program,
+    cache: NodeId,
+    of: &AttentionProblem,
+) -> Option<(usize, u32)> {
     let Op::Cache {
         name,
         from,
@@ -408,7 +413,7 @@ fn cached(graph: &Graph, program: &Program, cache: NodeId, of: &Attending) -> Op
 /// Returns the kernel that appends keys and values as heads of one cache, if their columns are
 /// adjacent.
 fn append(
-    of: &Attending,
+    of: &AttentionProblem,
     rows: NodeId,
     [keys, values]: [u32; 2],
     graph: &Graph,

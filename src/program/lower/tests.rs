@@ -7,8 +7,8 @@ use super::{LowerOptions, lower};
 use crate::{
     graph::{Graph, NodeId, Op, WeightExpr},
     kernels::{
-        Meta,
-        attention::{Attending, Bias, ByDistance, HeadView, Side},
+        BatchInput,
+        attention::{AttentionProblem, Bias, HeadView, PositionBias, Side},
         gemm::{Activation, Epilogue},
         rotary::Rotation,
     },
@@ -18,7 +18,7 @@ use crate::{
     runtime::{
         AllocatorChoice,
         batch::Batch,
-        cpu::{CpuModel, CpuSession, Threads, ops::Products},
+        cpu::{CpuModel, CpuSession, Threads, ops::MatmulPrecision},
         weights::{CheckpointError, WeightSource},
     },
     tensor::DType,
@@ -74,7 +74,7 @@ impl Operands {
             graph: Graph::new(),
             all: Vec::new(),
         };
-        let ids = to.add("ids", Op::Input(Meta::TokenIds), &[]);
+        let ids = to.add("ids", Op::Input(BatchInput::TokenIds), &[]);
         let [mut wide, mut heads_of] = [Vec::new(), Vec::new()];
         for width in [6, 9, 16] {
             to.weight(&[width]);
@@ -156,17 +156,17 @@ fn operators() -> Vec<Op> {
         Op::Softmax {
             scale: 0.5,
             causal: false,
-            by: ByDistance::default(),
+            by: PositionBias::default(),
         },
         Op::Softmax {
             scale: 0.5,
             causal: true,
-            by: ByDistance::default(),
+            by: PositionBias::default(),
         },
         Op::Softmax {
             scale: 0.5,
             causal: true,
-            by: ByDistance {
+            by: PositionBias {
                 window: Some(1),
                 bias: None,
             },
@@ -174,7 +174,7 @@ fn operators() -> Vec<Op> {
         Op::Softmax {
             scale: 0.5,
             causal: false,
-            by: ByDistance {
+            by: PositionBias {
                 window: None,
                 bias: Some(Bias::Table { reach: 1 }),
             },
@@ -182,7 +182,7 @@ fn operators() -> Vec<Op> {
         Op::Softmax {
             scale: 0.5,
             causal: false,
-            by: ByDistance {
+            by: PositionBias {
                 window: Some(2),
                 bias: Some(Bias::Slopes),
             },
@@ -235,7 +235,12 @@ fn operators() -> Vec<Op> {
                     out,
                 });
             }
-            ops.push(Op::Attention(Attending::full(heads, head, 0.5, [q, k, v])));
+            ops.push(Op::Attention(AttentionProblem::full(
+                heads,
+                head,
+                0.5,
+                [q, k, v],
+            )));
         }
     }
     // One head that starts in the middle of a row.
@@ -249,13 +254,13 @@ fn operators() -> Vec<Op> {
             q,
             k,
         });
-        let full = Attending::full(heads, head, 0.5, [q, k, v]);
+        let full = AttentionProblem::full(heads, head, 0.5, [q, k, v]);
         ops.push(Op::Attention(full));
         for (window, bias) in [(Some(1), None), (None, Some(Bias::Table { reach: 1 }))] {
-            let by = ByDistance { window, bias };
-            ops.push(Op::Attention(Attending { by, ..full }));
+            let by = PositionBias { window, bias };
+            ops.push(Op::Attention(AttentionProblem { by, ..full }));
         }
-        ops.push(Op::Attention(Attending {
+        ops.push(Op::Attention(AttentionProblem {
             causal: true,
             ..full
         }));
@@ -336,12 +341,21 @@ fn every_accepted_shape_lowers_and_matches_the_interpreter() {
     }
     let program = lower(&graph, &options(DType::F32, &usual)).expect("it lowers");
     let threads = Threads::usual().expect("threads");
-    let model = CpuModel::load(program, threads, Products::F32, &Interpreted, &|_, _| ())
-        .expect("it loads");
+    let model = CpuModel::load(
+        program,
+        threads,
+        MatmulPrecision::F32,
+        &Interpreted,
+        &|_, _| (),
+    )
+    .expect("it loads");
     let mut session =
         CpuSession::new(Arc::new(model), &AllocatorChoice::default()).expect("a session");
     let plain = interpret::Batch::new(&LENS);
-    let ids = plain.ids(Meta::TokenIds).into_iter().map(|id| id as u32);
+    let ids = plain
+        .ids(BatchInput::TokenIds)
+        .into_iter()
+        .map(|id| id as u32);
     let batch = Batch::from_packed(ids.collect(), &LENS).expect("a batch");
     let outputs = session.run(&batch).expect("it runs");
     let wanted = interpret::evaluate(&graph, &plain);

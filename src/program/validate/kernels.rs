@@ -4,7 +4,7 @@ use super::{MAX_ELEMENTS, MAX_PARTS, MAX_ROWS, MAX_WIDTH};
 use crate::{
     kernels::{
         KernelSpec,
-        attention::{Attending, ByDistance, HeadView, MhaCached},
+        attention::{AttentionProblem, HeadView, MhaCached, PositionBias},
         cache::BLOCK,
         elementwise::Concat,
         embedding::Table,
@@ -56,7 +56,7 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
         K::GemmStream(k) => check_gemm(&k.plain())
             .and_then(|()| k.check())
             .and_then(|()| match k.norm {
-                StreamNorm::Behind { eps: value, .. } => eps(value),
+                StreamNorm::After { eps: value, .. } => eps(value),
                 _ => Ok(()),
             })
             .map(|()| k.dtype),
@@ -111,12 +111,12 @@ pub(crate) fn check_kernel(kernel: &KernelSpec, stored: DType) -> Result<(), Str
             .and_then(|()| real("the scale", k.scale, true))
             .map(|()| k.dtype),
         K::RelativeScores(k) => {
-            heads(k.heads, k.head, &[]).and_then(|()| match k.reach <= ByDistance::FARTHEST {
+            heads(k.heads, k.head, &[]).and_then(|()| match k.reach <= PositionBias::FARTHEST {
                 true => Ok(k.dtype),
                 false => Err(format!(
                     "reaches {} positions, at most {} fit",
                     k.reach,
-                    ByDistance::FARTHEST
+                    PositionBias::FARTHEST
                 )),
             })
         }
@@ -203,7 +203,7 @@ fn widths(all: &[u32]) -> Result<(), String> {
 }
 
 /// Checks the operands of fused attention.
-fn attending(of: &Attending) -> Result<(), String> {
+fn attending(of: &AttentionProblem) -> Result<(), String> {
     let mut operands = of.operands().into_iter();
     operands.try_for_each(|(_, view, n)| heads(n, of.head, &[view]))?;
     groups(of.heads, of.kv_heads)

@@ -14,7 +14,7 @@ use std::{
 };
 
 use chunks::Chunks;
-use ops::{OpError, Products, Read};
+use ops::{MatmulPrecision, OpError, Read};
 use weights::Weights;
 
 use super::{
@@ -24,9 +24,9 @@ use super::{
     workspace::{ChunkOwner, NoRoom, Workspace},
 };
 use crate::{
-    kernels::{KernelSpec, Meta},
+    kernels::{BatchInput, KernelSpec},
     plan::Plan,
-    program::{LaunchError, Place, Program, SizeOverflow, Step, TensorIndex},
+    program::{LaunchError, Program, SizeOverflow, Step, Storage, TensorIndex},
     tensor::{DType, Extents},
 };
 
@@ -39,7 +39,7 @@ pub enum CpuError {
     #[error(
         "this CPU has no instructions for products in {0} (expected AVX-512 BF16); compute in f32 or int8"
     )]
-    Products(Products),
+    MatmulPrecision(MatmulPrecision),
     #[error(transparent)]
     Weights(#[from] CheckpointError),
     #[error(transparent)]
@@ -81,7 +81,7 @@ pub struct CpuModel {
     program: Program,
     weights: Weights,
     threads: Threads,
-    products: Products,
+    products: MatmulPrecision,
 }
 
 impl CpuModel {
@@ -90,7 +90,7 @@ impl CpuModel {
     pub fn load(
         program: Program,
         threads: Threads,
-        products: Products,
+        products: MatmulPrecision,
         source: &dyn WeightSource,
         progress: &dyn Fn(usize, usize),
     ) -> Result<Self, CpuError> {
@@ -98,7 +98,7 @@ impl CpuModel {
             return Err(CpuError::DType(program.dtype));
         }
         if !products.is_supported() {
-            return Err(CpuError::Products(products));
+            return Err(CpuError::MatmulPrecision(products));
         }
         let weights = Weights::load(&program, products, &threads, source, progress)?;
         Ok(Self {
@@ -115,7 +115,7 @@ impl CpuModel {
     }
 
     /// Precision of the products in linear layers.
-    pub fn products(&self) -> Products {
+    pub fn products(&self) -> MatmulPrecision {
         self.products
     }
 
@@ -138,7 +138,7 @@ pub struct CpuSession {
 
 /// Arrays of a batch that a program reads, by kind.
 struct BatchData {
-    ints: Vec<(Meta, Vec<i32>)>,
+    ints: Vec<(BatchInput, Vec<i32>)>,
     pair_offsets: Vec<i64>,
 }
 
@@ -147,45 +147,61 @@ impl BatchData {
         let e = batch.extents();
         let (tokens, sequences) = (e.tokens as usize, e.batch as usize);
         let mut ints = Vec::new();
-        let mut add = |meta: Meta, n: usize, write: &dyn Fn(&mut [i32])| {
+        let mut add = |meta: BatchInput, n: usize, write: &dyn Fn(&mut [i32])| {
             if program.reads(meta) {
                 let mut values = vec![0; n];
                 write(&mut values);
                 ints.push((meta, values));
             }
         };
-        add(Meta::TokenIds, tokens, &|to| batch.write_token_ids(to));
-        add(Meta::TypeIds, tokens, &|to| batch.write_type_ids(to));
-        add(Meta::Positions, tokens, &|to| batch.write_positions(to));
-        add(Meta::TokenSlots, tokens, &|to| batch.write_token_slots(to));
-        add(Meta::CuLens, sequences + 1, &|to| batch.write_cu_lens(to));
-        add(Meta::ValidLens, sequences, &|to| batch.write_valid_lens(to));
-        add(Meta::Slots, e.slots as usize, &|to| batch.write_slots(to));
-        add(Meta::SlotStarts, sequences, &|to| {
+        add(BatchInput::TokenIds, tokens, &|to| {
+            batch.write_token_ids(to)
+        });
+        add(BatchInput::TypeIds, tokens, &|to| batch.write_type_ids(to));
+        add(BatchInput::Positions, tokens, &|to| {
+            batch.write_positions(to)
+        });
+        add(BatchInput::TokenSlots, tokens, &|to| {
+            batch.write_token_slots(to)
+        });
+        add(BatchInput::CuLens, sequences + 1, &|to| {
+            batch.write_cu_lens(to)
+        });
+        add(BatchInput::ValidLens, sequences, &|to| {
+            batch.write_valid_lens(to)
+        });
+        add(BatchInput::Slots, e.slots as usize, &|to| {
+            batch.write_slots(to)
+        });
+        add(BatchInput::SlotStarts, sequences, &|to| {
             batch.write_slot_starts(to);
         });
-        add(Meta::KeyLens, sequences, &|to| batch.write_key_lens(to));
-        add(Meta::SourceSlots, e.source_slots as usize, &|to| {
+        add(BatchInput::KeyLens, sequences, &|to| {
+            batch.write_key_lens(to)
+        });
+        add(BatchInput::SourceSlots, e.source_slots as usize, &|to| {
             batch.write_source_slots(to);
         });
-        add(Meta::SourceStarts, sequences, &|to| {
+        add(BatchInput::SourceStarts, sequences, &|to| {
             batch.write_source_starts(to);
         });
-        add(Meta::Seeds, 2 * sequences, &|to| batch.write_seeds(to));
-        add(Meta::SourceLens, sequences, &|to| {
+        add(BatchInput::Seeds, 2 * sequences, &|to| {
+            batch.write_seeds(to)
+        });
+        add(BatchInput::SourceLens, sequences, &|to| {
             batch.write_source_lens(to);
         });
         Self {
             ints,
-            pair_offsets: match program.reads(Meta::PairOffsets) {
+            pair_offsets: match program.reads(BatchInput::PairOffsets) {
                 true => batch.pair_offsets(),
                 false => Vec::new(),
             },
         }
     }
 
-    fn read(&self, meta: Meta) -> Read<'_> {
-        if meta == Meta::PairOffsets {
+    fn read(&self, meta: BatchInput) -> Read<'_> {
+        if meta == BatchInput::PairOffsets {
             return Read::I64(&self.pair_offsets);
         }
         let found = self.ints.iter().find(|(kind, _)| *kind == meta);
@@ -366,7 +382,7 @@ impl<'a> Run<'a> {
         }
         let (start, elements) = cache;
         for (place, tensor) in planned.iter_mut().zip(&model.program.tensors) {
-            if let Place::Cached(cache) = tensor.place {
+            if let Storage::Cached(cache) = tensor.place {
                 let offset = model.program.cache_offset(cache) as usize;
                 // A pool without blocks contains no element of any cache.
                 let offset = offset.min(elements);
@@ -431,11 +447,11 @@ impl<'a> Run<'a> {
             .iter()
             .enumerate()
             .map(|(at, &operand)| match &program.tensors[operand].place {
-                Place::Batch(meta) => self.data.read(*meta),
-                Place::Weight(_) => self.model.weights.read(operand, multiplied == Some(at)),
+                Storage::Batch(meta) => self.data.read(*meta),
+                Storage::Weight(_) => self.model.weights.read(operand, multiplied == Some(at)),
                 // SAFETY: the kernel writes only `writes`, whose bytes no other operand shares. A kernel reads the cache or
                 // appends to it, never both.
-                Place::Planned { .. } | Place::Cached(_) => {
+                Storage::Planned { .. } | Storage::Cached(_) => {
                     Read::Real(unsafe { self.slice(operand) })
                 }
             })

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use super::{
     super::weights::{CheckpointError, WeightSource, evaluate},
     Threads,
-    ops::{self, PackedWeight, Products, Read},
+    ops::{self, MatmulPrecision, PackedWeight, Read},
 };
 use crate::{
     graph::WeightExpr,
-    program::{Place, Program},
+    program::{Program, Storage},
 };
 
 /// One weight. If only linear layers read it, it is held in packed form only.
@@ -41,7 +41,7 @@ impl Weights {
     /// Returns the errors of [`WeightSource::read`].
     pub fn load(
         program: &Program,
-        products: Products,
+        products: MatmulPrecision,
         threads: &Threads,
         source: &dyn WeightSource,
         progress: &dyn Fn(usize, usize),
@@ -49,7 +49,7 @@ impl Weights {
         let mut places: HashMap<&WeightExpr, usize> = HashMap::new();
         let mut at = vec![0; program.tensors.len()];
         for (tensor, at) in program.tensors.iter().zip(&mut at) {
-            if let Place::Weight(expr) = &tensor.place {
+            if let Storage::Weight(expr) = &tensor.place {
                 let next = places.len() + 1;
                 *at = *places.entry(expr).or_insert(next);
             }
@@ -72,7 +72,7 @@ impl Weights {
         let mut held: Vec<Held> = readers.iter().map(|_| Held::default()).collect();
         let n_tensors = program.tensors.len();
         for (done, (tensor, &at)) in program.tensors.iter().zip(&at).enumerate() {
-            if let Place::Weight(expr) = &tensor.place
+            if let Storage::Weight(expr) = &tensor.place
                 && places.remove(expr).is_some()
             {
                 let rows = evaluate(expr, source)?;

@@ -27,13 +27,13 @@ pub(super) type Key = (Extents, bool, usize);
 /// Addresses of a run's tensors and batch data. They can change when a shape recurs: an allocator may place it elsewhere, and
 /// chunks are reallocated.
 #[derive(Clone)]
-pub(super) struct Site {
+pub(super) struct GraphBinding {
     pub(super) plan: Arc<Plan>,
     /// Addresses of the chunks that the plan uses, and of the batch data.
     pub(super) addresses: Vec<sys::CUdeviceptr>,
 }
 
-impl PartialEq for Site {
+impl PartialEq for GraphBinding {
     fn eq(&self, other: &Self) -> bool {
         let plans = Arc::ptr_eq(&self.plan, &other.plan) || self.plan == other.plan;
         plans && self.addresses == other.addresses
@@ -43,8 +43,8 @@ impl PartialEq for Site {
 /// The graphs of one session.
 pub(super) struct Graphs {
     /// Shapes that were launched without a graph.
-    seen: LruCache<Key, Site>,
-    kept: LruCache<Key, (Site, CudaGraph)>,
+    seen: LruCache<Key, GraphBinding>,
+    kept: LruCache<Key, (GraphBinding, CudaGraph)>,
     used: GraphUse,
 }
 
@@ -75,7 +75,7 @@ impl Graphs {
     }
 
     /// Enqueues a run by replaying its graph. Returns `false` if there is none; the caller must then launch the run.
-    pub(super) fn replay(&mut self, key: &Key, site: &Site) -> Result<bool, CudaError> {
+    pub(super) fn replay(&mut self, key: &Key, site: &GraphBinding) -> Result<bool, CudaError> {
         if let Some((at, graph)) = self.kept.get(key) {
             if at == site {
                 self.used.replayed += 1;
@@ -91,7 +91,7 @@ impl Graphs {
     /// Returns whether to capture a graph for a run that had none. A graph is captured at the second occurrence of a shape. It is
     /// captured at the first occurrence of a bucket, which is likely to recur, if no other graph is evicted for it. A capture
     /// takes the host as long as launching one or two runs.
-    pub(super) fn is_due(&mut self, key: &Key, site: &Site, is_bucket: bool) -> bool {
+    pub(super) fn is_due(&mut self, key: &Key, site: &GraphBinding, is_bucket: bool) -> bool {
         let again = self.seen.get(key).is_some_and(|at| at == site);
         let due = again || (is_bucket && self.kept.len() < KEPT.get());
         match due {
@@ -101,7 +101,7 @@ impl Graphs {
         due
     }
 
-    pub(super) fn keep(&mut self, key: Key, site: &Site, graph: CudaGraph) {
+    pub(super) fn keep(&mut self, key: Key, site: &GraphBinding, graph: CudaGraph) {
         self.used.captured += 1;
         self.kept.put(key, (site.clone(), graph));
     }
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn a_bucket_is_due_at_once_and_an_exact_shape_at_its_second_occurrence() {
         let key = |n| (Extents::of(&[n]).unwrap(), false, 0);
-        let site = |address| Site {
+        let site = |address| GraphBinding {
             plan: Arc::new(Plan {
                 placements: Vec::new(),
                 chunks: vec![256],

@@ -18,7 +18,7 @@ pub use device::{Device, DeviceInfo, Presence, probe};
 pub use error::CudaError;
 pub use model::{Code, CudaModel};
 pub use session::{
-    Behind, ChosenRows, CudaCache, CudaSession, CudaTicket, DecodeLoop, Entry, Fence, LoopRoom,
-    Part, Timing,
+    ChosenRows, CudaCache, CudaSession, CudaTicket, DecodeLoop, Entry, Fence, LoopRoom, Part,
+    Timing, TokenSelection,
 };
 pub use stopwatch::{Lap, Stopwatch};

@@ -16,7 +16,7 @@ use crate::{
     kernels::{KernelSpec, Launch, Role, RowOrder, TensorMap},
     machine::Machine,
     plan::ALIGNMENT,
-    program::{Place, Program},
+    program::{Program, Storage},
     runtime::weights::{CheckpointError, WeightSource, encode_weight, evaluate},
     tensor::{DType, Element, Extents, Size},
 };
@@ -437,7 +437,7 @@ impl CudaModel {
     ) -> Result<Self, CudaError> {
         let of = |program: &Program| -> Vec<(usize, String)> {
             let tensors = program.tensors.iter().enumerate();
-            let weights = tensors.filter(|(_, t)| matches!(t.place, Place::Weight(_)));
+            let weights = tensors.filter(|(_, t)| matches!(t.place, Storage::Weight(_)));
             weights.map(|(at, t)| (at, t.name.clone())).collect()
         };
         let (own, other) = (of(&self.program), of(&program));
@@ -549,7 +549,7 @@ fn upload(
     let mut offsets = vec![None; program.tensors.len()];
     let mut end = 0u64;
     for (offset, tensor) in offsets.iter_mut().zip(&program.tensors) {
-        if matches!(tensor.place, Place::Weight(_)) {
+        if matches!(tensor.place, Storage::Weight(_)) {
             *offset = Some(end);
             end += program.bytes(tensor, &none)?.next_multiple_of(ALIGNMENT);
         }
@@ -568,7 +568,7 @@ fn upload(
         let encoded: Vec<Result<Vec<u8>, CheckpointError>> = group
             .par_iter()
             .map(|&(index, _)| match &program.tensors[index].place {
-                Place::Weight(expr) => {
+                Storage::Weight(expr) => {
                     let values = evaluate(expr, source)?;
                     encode_weight(&program.tensors[index].name, &values, program.dtype)
                 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaEvent, result};
 
-pub use decode_loop::{Behind, ChosenRows, DecodeLoop, Entry, LoopRoom};
+pub use decode_loop::{ChosenRows, DecodeLoop, Entry, LoopRoom, TokenSelection};
 pub use fence::Fence;
 use launcher::{Bound, Launcher};
 pub use slot::CudaTicket;
@@ -19,7 +19,7 @@ pub use timing::{Part, Timing};
 
 use super::{
     error::{CudaError, During},
-    graphs::{Graphs, Key, Site, THREAD, capture},
+    graphs::{GraphBinding, Graphs, Key, THREAD, capture},
     memory::{Buffer, Chunks},
     model::{CudaModel, Start},
 };
@@ -81,7 +81,7 @@ impl CudaCache {
 struct Ready {
     /// Index of the session's slot that holds the batch's data and receives its results.
     slot: usize,
-    site: Site,
+    site: GraphBinding,
     data: BatchData,
     /// Extents of the batch itself.
     own: Extents,
@@ -324,7 +324,7 @@ impl CudaSession {
         addresses.push(cache);
         Ok(Ready {
             slot,
-            site: Site { plan, addresses },
+            site: GraphBinding { plan, addresses },
             data,
             own,
             extents,

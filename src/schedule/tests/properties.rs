@@ -176,7 +176,7 @@ proptest! {
         for name in NAMES {
             let mut of = scheduler(name, &Settings::default()).expect("it is there");
             let costs = Straight::default();
-            let mut desk = Desk::new(&[u64::MAX], 1);
+            let mut desk = SchedulerState::new(&[u64::MAX], 1);
             let mut left = Vec::new();
             // A first batch runs, so that the others wait.
             desk.arrive(Waiting::new(5, Micros(0)));
@@ -258,7 +258,7 @@ fn tenants_share_a_device_evenly_under_packed() {
     // One tenant sends nine times as much as the other, and both exceed their half of the device.
     let costs = Straight::default();
     let mut packed = scheduler("packed", &Settings::default()).unwrap();
-    let mut desk = Desk::new(&[u64::MAX], 1);
+    let mut desk = SchedulerState::new(&[u64::MAX], 1);
     for i in 0..20_000_u32 {
         desk.arrive(Waiting {
             tenant: u32::from(i % 10 == 0),
@@ -285,7 +285,7 @@ fn tenants_share_a_device_evenly_under_packed() {
 fn a_new_tenant_takes_turns_with_a_backlogged_one_under_packed() {
     let costs = Straight::default();
     let mut packed = scheduler("packed", &Settings::default()).unwrap();
-    let mut desk = Desk::new(&[u64::MAX], 1);
+    let mut desk = SchedulerState::new(&[u64::MAX], 1);
     for _ in 0..20_000 {
         desk.arrive(Waiting::new(100, Micros(0)));
     }
@@ -313,7 +313,7 @@ fn a_new_tenant_takes_turns_with_a_backlogged_one_under_packed() {
 fn packed_gives_a_busy_lane_its_next_batch_late_or_when_it_is_large() {
     let costs = Straight::default();
     let mut packed = scheduler("packed", &Settings::default()).unwrap();
-    let mut desk = Desk::new(&[u64::MAX], 2);
+    let mut desk = SchedulerState::new(&[u64::MAX], 2);
     desk.arrive(Waiting::new(10_000, Micros(0)));
     let first = desk.decide(Micros(0), &mut *packed, &costs).unwrap();
     assert_eq!(first.run.len(), 1);
@@ -343,7 +343,7 @@ fn packed_gives_a_busy_lane_its_next_batch_late_or_when_it_is_large() {
 fn packed_refuses_requests_that_would_be_late() {
     let costs = Straight::default();
     let mut packed = scheduler("packed", &Settings::default()).unwrap();
-    let mut desk = Desk::new(&[u64::MAX], 1);
+    let mut desk = SchedulerState::new(&[u64::MAX], 1);
     let with = |tokens, deadline| Waiting {
         deadline: Some(Micros(deadline)),
         ..Waiting::new(tokens, Micros(0))

@@ -138,8 +138,8 @@ impl CachedAttention {
             choice: KernelSpec::from(choice),
         };
         // With a window, a token attends to at most the keys of the window and its own.
-        let most_keys = self.0.by.window.map_or(u64::MAX, |w| u64::from(w) + 1);
-        let unsplit = (most_keys > Self::UNSPLIT).then_some(Self::UNSPLIT);
+        let max_keys = self.0.by.window.map_or(u64::MAX, |w| u64::from(w) + 1);
+        let unsplit = (max_keys > Self::UNSPLIT).then_some(Self::UNSPLIT);
         let short = Interval::new(0, unsplit);
         let longer = Interval::new(unsplit.unwrap_or(u64::MAX), None);
         let parts = vec![

@@ -205,7 +205,7 @@ fn each_site_is_computed_once_for_every_number_of_rows() {
 }
 
 /// Checks that the last site's value is computed exactly once for every number of rows.
-fn check(chain: &Chain, launches: &[Covered]) {
+fn check(chain: &Chain, launches: &[ChosenLaunch]) {
     let last = chain.links.len() - 1;
     let mut parts = Vec::new();
     for launch in launches {

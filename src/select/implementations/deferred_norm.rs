@@ -90,7 +90,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         let at_once = u64::from(machine.sms) / tile.ctas(1, n_after);
         candidate(
             kernel.into(),
-            (at_once * u64::from(tokens)).min(tile.most_rows()),
+            (at_once * u64::from(tokens)).min(tile.max_rows()),
         )
     };
     let splits = [1, 2, 4, 8].into_iter();
@@ -143,6 +143,6 @@ fn candidate(kernel: crate::kernels::KernelSpec, most: u64) -> Option<Candidate>
     let most = most.min(MAX_ROWS);
     (most > 0).then_some(Candidate {
         kernel,
-        most_rows: Some(most),
+        max_rows: Some(most),
     })
 }

@@ -49,7 +49,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             tile,
         })
     });
-    let at_once = |tile: SplitKTile| tile.most_rows_at_once(n, k, machine);
+    let at_once = |tile: SplitKTile| tile.max_rows_at_once(n, k, machine);
     let split_k = GemmSplitK::tiles(n, k, dtype, on);
     // If all operands of a CTA fit in shared memory, the ring is not needed, whose MMAs wait for
     // each other.
@@ -68,7 +68,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         };
         (most > 0).then(|| Candidate {
             kernel: kernel.into(),
-            most_rows: Some(most),
+            max_rows: Some(most),
         })
     });
     let launch = Launch {

@@ -50,7 +50,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         ..streamed(n, k, dtype, epilogue)
     };
     let second = GemmStream {
-        norm: StreamNorm::Behind { eps, centred },
+        norm: StreamNorm::After { eps, centred },
         ..gate.unwrap_or_else(|| streamed(n_after, width, dtype, epilogue_after))
     };
     let scratch = |name, dtype, columns, more_rows| Operand::Scratch {

@@ -78,10 +78,10 @@ fn check(chain: &[Link], implementation: &Implementation, dtype: DType, machine:
                 needed == Default::default() || needed == machine.instructions,
                 "{symbol}"
             );
-            assert!(candidate.most_rows.is_none_or(|most| most > 0), "{symbol}");
-            let own = kernel.as_kernel().most_rows();
-            let within = own.is_none_or(|own| candidate.most_rows.is_some_and(|most| most <= own));
-            assert!(within, "{symbol}: {own:?}, {:?}", candidate.most_rows);
+            assert!(candidate.max_rows.is_none_or(|most| most > 0), "{symbol}");
+            let own = kernel.as_kernel().max_rows();
+            let within = own.is_none_or(|own| candidate.max_rows.is_some_and(|most| most <= own));
+            assert!(within, "{symbol}: {own:?}, {:?}", candidate.max_rows);
             assert!(
                 !launch.candidates[..at].contains(candidate),
                 "{symbol} twice"
@@ -148,7 +148,7 @@ fn candidates_can_be_generated_and_launches_bind_their_parameters() {
                         let mut every = alone.flat_map(|i| i.launches).flat_map(|l| l.candidates);
                         let name = &machine.name;
                         assert!(
-                            every.any(|c| c.most_rows.is_none()),
+                            every.any(|c| c.max_rows.is_none()),
                             "{name}: {:?} for any rows",
                             chain[0].site
                         );

@@ -10,14 +10,14 @@ use std::{
 };
 
 use super::{
-    Answer, LOST, SPARSE, STATES, Wanted,
+    Answer, LOST, OutputKind, SPARSE, STATES,
     queue::{Entry, Shared, State},
 };
 use crate::{
     AllocatorChoice, Batch, ChunkPolicy, Engine, EngineError, Outputs, Session,
     engine::{DeviceName, Encoded, Pending, Pipeline},
     schedule::{CostTable, Costs, Layout, Micros, Planned, Refusal},
-    serve::{Metrics, Seat, ServeError, Turn, costs::full_batch},
+    serve::{DevicePermit, Metrics, ModelHandle, ServeError, costs::full_batch},
     simulate::Happened,
     tensor::Extents,
 };
@@ -31,14 +31,14 @@ pub(super) struct Launched {
     joins: bool,
     launched: Instant,
     /// Permit for the shared device, held until the batch is done.
-    turn: Option<Turn>,
+    turn: Option<DevicePermit>,
 }
 
 /// A device as seen by the launch thread.
 pub(super) struct Launcher {
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) launched: Sender<Launched>,
-    pub(super) seat: Option<Seat>,
+    pub(super) seat: Option<ModelHandle>,
 }
 
 /// Form of a model's sparse weights.
@@ -422,12 +422,14 @@ impl Collect {
                 tokens: ids.len(),
             };
             match (entry.lead.submit().wanted, &self.weights) {
-                (Wanted::AllTokens, _) => answer.values = outputs.sequence(STATES, at)?.to_vec(),
-                (Wanted::Sparse, Some(weights)) => {
+                (OutputKind::AllTokens, _) => {
+                    answer.values = outputs.sequence(STATES, at)?.to_vec()
+                }
+                (OutputKind::Sparse, Some(weights)) => {
                     let own = outputs.sequence(SPARSE, at)?;
                     (answer.entries, answer.values) = weights.of(own, ids);
                 }
-                (Wanted::Logits, _) => answer.values = row.to_vec(),
+                (OutputKind::Logits, _) => answer.values = row.to_vec(),
                 _ => answer.values = row.iter().map(score).collect(),
             }
             Ok(answer)

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     engine::{Encoded, TextEncoder},
     runtime::batch::Limits,
-    schedule::{CostTable, Desk, Micros, Scheduler, Waiting},
+    schedule::{CostTable, Micros, Scheduler, SchedulerState, Waiting},
     serve::{
         Cache, Metrics, Recorder, ServeError, Text, backlog::Backlog, cache::Key, tokenize::encode,
     },
@@ -38,7 +38,7 @@ pub(super) struct Entry {
 }
 
 pub(super) struct State {
-    pub(super) desk: Desk,
+    pub(super) desk: SchedulerState,
     pub(super) scheduler: Box<dyn Scheduler>,
     pub(super) entries: HashMap<u64, Entry>,
     pub(super) backlog: Backlog,

@@ -5,7 +5,7 @@ use std::{cmp::Reverse, collections::HashMap};
 use super::Job;
 
 /// Fair queue of texts. The next text has the highest class. Within it, the tenant with the fewest tokens so far is next, and within
-/// that the text that arrived first. This is start-time fair queueing, as in [`Turns`](crate::serve::Turns): a tenant without waiting
+/// that the text that arrived first. This is start-time fair queueing, as in [`FairDeviceLock`](crate::serve::FairDeviceLock): a tenant without waiting
 /// texts accumulates no credit.
 #[derive(Default)]
 pub(super) struct FairQueue {
@@ -67,10 +67,10 @@ mod tests {
     use tokio::sync::mpsc::unbounded_channel;
 
     use super::*;
-    use crate::engine::{Generate, Request};
+    use crate::engine::{Request, SamplingParams};
 
     fn job(name: u32, class: u8, tenant: u32, tokens: usize) -> Job {
-        let mut options = Generate::default();
+        let mut options = SamplingParams::default();
         options.rules.max_new_tokens = tokens;
         Job {
             request: Request {

@@ -19,7 +19,7 @@ use crate::{
     EngineError,
     engine::{AdmitError, Event, Generator, Ticket},
     schedule::Micros,
-    serve::{Metrics, Seat, ServeError, backlog::Pace, service::LOST},
+    serve::{Metrics, ModelHandle, ServeError, backlog::Pace, service::LOST},
 };
 
 /// Weight of a token in the ratio of generated to requested tokens, which covers about the last twenty thousand tokens.
@@ -44,7 +44,7 @@ pub(super) struct GenerationLoop {
     line: FairQueue,
     /// Bytes of the KV cache in use when there was no room for the next text.
     full_at: Option<u64>,
-    seat: Option<Seat>,
+    seat: Option<ModelHandle>,
     /// Duration of the last step.
     step: Micros,
     /// Seconds per token of steps during which texts waited.
@@ -58,7 +58,7 @@ impl GenerationLoop {
         generator: Generator,
         texts: DetokenizerPool,
         shared: Arc<Shared>,
-        seat: Option<Seat>,
+        seat: Option<ModelHandle>,
     ) -> Self {
         Self {
             generator,

@@ -12,7 +12,7 @@ use std::{
 use super::{Ending, Job, Piece, Scored};
 use crate::{
     EngineError,
-    engine::{Event, GrowingText, Reason, TextEncoder, Ticket},
+    engine::{Event, Reason, StreamDecoder, TextEncoder, Ticket},
     serve::{Metrics, ServeError},
 };
 
@@ -117,7 +117,7 @@ struct Detokenizer {
 /// A text in progress.
 struct Sequence {
     job: Job,
-    text: GrowingText,
+    text: StreamDecoder,
     /// Tokens that were not sent yet.
     scored: Vec<Scored>,
 }
@@ -134,12 +134,12 @@ impl Detokenizer {
             DetokenizerMsg::Begins(ticket, job) => {
                 let mut row = Sequence {
                     job: *job,
-                    text: GrowingText::default(),
+                    text: StreamDecoder::default(),
                     scored: Vec::new(),
                 };
                 if row.job.goes_on {
                     let decode = |tokens: &[u32]| self.encoder.decode(tokens);
-                    match GrowingText::after(&row.job.request.prompt, decode) {
+                    match StreamDecoder::after(&row.job.request.prompt, decode) {
                         Ok(text) => row.text = text,
                         Err(problem) => row.fail(problem),
                     }
@@ -165,7 +165,7 @@ impl Detokenizer {
             Event::Token {
                 id,
                 log_probability,
-                most_probable,
+                top_tokens,
                 ..
             } => {
                 if row.text.stopped {
@@ -174,7 +174,7 @@ impl Detokenizer {
                 let step = Step {
                     id,
                     log_probability,
-                    most_probable,
+                    top_tokens,
                 };
                 Metrics::count(&self.metrics.tokens, 1);
                 if let Err(error) = row.grow(&self.encoder, step) {
@@ -221,7 +221,7 @@ impl Detokenizer {
 struct Step {
     id: u32,
     log_probability: Option<f32>,
-    most_probable: Vec<(u32, f32)>,
+    top_tokens: Vec<(u32, f32)>,
 }
 
 impl Sequence {
@@ -234,11 +234,11 @@ impl Sequence {
         let ends = self.job.request.options.rules.ends(step.id);
         if let Some(log_probability) = step.log_probability.filter(|_| !ends) {
             let bytes = |id: u32| encoder.bytes_after(before, id);
-            let most_probable = step.most_probable.into_iter();
+            let top_tokens = step.top_tokens.into_iter();
             self.scored.push(Scored {
                 bytes: bytes(step.id)?,
                 log_probability,
-                most_probable: most_probable
+                top_tokens: top_tokens
                     .map(|(id, value)| Ok((bytes(id)?, value)))
                     .collect::<Result<_, EngineError>>()?,
                 start,

@@ -17,12 +17,12 @@ use super::{
 use crate::{
     Batch, DType, DeviceChoice, Engine, EngineError,
     cli::simulate::Chosen,
-    engine::{Builder, Folder, Generate, Pipeline, generation_config},
+    engine::{Builder, Folder, Pipeline, SamplingParams, generation_config},
     files::{self, Kind as File},
     schedule::{CostTable, scheduler},
     serve::{
-        Kind, Model, ModelChoice, Piece, ServeError, Service, Submit, Text, Writer, Writing,
-        measure,
+        GenerationParams, GenerationService, Kind, Model, ModelChoice, Piece, ServeError, Service,
+        Submit, Text, measure,
     },
     simulate::Load,
 };
@@ -152,7 +152,7 @@ fn steps(args: &super::Args, folder: &Path) -> Result<f64, Report> {
     let lens = lens(args, &engine);
     let prompt =
         (lens.iter().map(|&n| u64::from(n)).sum::<u64>() / lens.len().max(1) as u64) as usize;
-    let mut options: Generate = generation_config(folder)?;
+    let mut options: SamplingParams = generation_config(folder)?;
     options.rules.max_new_tokens = args.new as usize;
     options.max_length = None;
     let bytes = engine.cache_bytes_needed(&vec![prompt; batch], &options)?;
@@ -254,7 +254,7 @@ impl Inside {
         };
         match &self.model.kind {
             Kind::Service(service) => self.embedded(service, number, tokens, submit).await,
-            Kind::Writer(writer) => self.written(writer, number, tokens, submit).await,
+            Kind::Generation(writer) => self.written(writer, number, tokens, submit).await,
         }
     }
 
@@ -278,7 +278,7 @@ impl Inside {
 
     async fn written(
         &self,
-        writer: &Writer,
+        writer: &GenerationService,
         number: u64,
         tokens: u32,
         submit: Submit,
@@ -287,10 +287,10 @@ impl Inside {
             Input::Ids(ids) => ids,
             Input::Text(text) => writer.prompts(&[&text])?.pop().unwrap_or_default(),
         };
-        let writing = Writing {
+        let writing = GenerationParams {
             max_tokens: Some(self.new),
             seed: Some(number),
-            ..Writing::default()
+            ..GenerationParams::default()
         };
         let mut answered = Answered::default();
         let mut pieces = writer.go_on(prompt, writing, submit)?;

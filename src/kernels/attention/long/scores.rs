@@ -7,9 +7,9 @@ use super::{
         fused::SHARED_LIMIT,
         operands::{check_head, check_scale, check_views, row, row_bytes},
         params, storage,
-        view::{scale_suffix, usual_scale, views_suffix},
+        view::{default_scale, scale_suffix, views_suffix},
     },
-    KEY_TILE, Layout, cases, most_tiles, partials_shape, problems, scores_shape, visitor_constants,
+    KEY_TILE, Layout, cases, max_tiles, partials_shape, problems, scores_shape, visitor_constants,
     visitor_launch,
 };
 use crate::{
@@ -102,7 +102,7 @@ impl Kernel for MhaLongScores {
             self.heads,
             self.head,
             views_suffix(&self.named().map(|(name, view)| (name, view, width))),
-            scale_suffix(self.scale, usual_scale(self.head)),
+            scale_suffix(self.scale, default_scale(self.head)),
         )
     }
 
@@ -145,7 +145,7 @@ impl Kernel for MhaLongScores {
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let plan = self.plan();
-        let of_head = most_tiles(extents, [plan.rows, KEY_TILE]);
+        let of_head = max_tiles(extents, [plan.rows, KEY_TILE]);
         visitor_launch(
             of_head,
             self.heads,

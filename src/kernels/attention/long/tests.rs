@@ -20,7 +20,7 @@ fn scores(heads: u32, head: u32, dtype: DType) -> MhaLongScores {
     MhaLongScores {
         heads,
         head,
-        scale: usual_scale(head),
+        scale: default_scale(head),
         q: plain(heads * head),
         k: plain(heads * head),
         dtype,
@@ -149,7 +149,7 @@ fn the_three_kernels_together_equal_online_attention() {
     let case = Case::new("several tiles", &[300, 1, 128, 129, 5]);
     for view in [HeadView::HeadMajor, plain(48)] {
         let online = MhaOnline {
-            of: Attending::full(2, 24, usual_scale(24), [view; 3]),
+            of: AttentionProblem::full(2, 24, default_scale(24), [view; 3]),
             dtype: DType::F32,
         };
         let trial = Trial::new(&online, &case, 5).expect("a batch");

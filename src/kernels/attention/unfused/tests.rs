@@ -16,7 +16,7 @@ fn scores(heads: u32, head: u32, dtype: DType) -> AttentionScores {
         heads,
         kv_heads: heads,
         head,
-        scale: usual_scale(head),
+        scale: default_scale(head),
         q: plain,
         k: plain,
         dtype,

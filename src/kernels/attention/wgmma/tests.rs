@@ -1,5 +1,5 @@
 use super::*;
-use crate::kernels::attention::ByDistance;
+use crate::kernels::attention::PositionBias;
 
 fn kernel(head: u32, tile: MhaTile) -> MhaWgmma {
     let column = |i: u32| HeadView::TokenMajor {
@@ -7,7 +7,7 @@ fn kernel(head: u32, tile: MhaTile) -> MhaWgmma {
         stride: 36 * head,
     };
     MhaWgmma {
-        of: Attending::full(12, head, usual_scale(head), [0, 1, 2].map(column)),
+        of: AttentionProblem::full(12, head, default_scale(head), [0, 1, 2].map(column)),
         dtype: DType::F16,
         tile,
     }
@@ -102,7 +102,7 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
     );
     assert_eq!(
         refused(MhaWgmma {
-            of: Attending {
+            of: AttentionProblem {
                 k: HeadView::HeadMajor,
                 ..good.of
             },
@@ -112,7 +112,7 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
     );
     assert_eq!(
         refused(MhaWgmma {
-            of: Attending {
+            of: AttentionProblem {
                 v: HeadView::TokenMajor {
                     offset: 8,
                     stride: 36 * 64
@@ -131,8 +131,8 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
         }),
         "128x72x2_persistent is not a tile of warpgroup attention with head size 64"
     );
-    let windowed = Attending {
-        by: ByDistance {
+    let windowed = AttentionProblem {
+        by: PositionBias {
             window: Some(64),
             bias: None,
         },
@@ -156,7 +156,7 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
         .check(),
         Ok(())
     );
-    let causal = Attending {
+    let causal = AttentionProblem {
         causal: true,
         ..good.of
     };
@@ -164,8 +164,8 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
     assert!(tiles(&good.of, Instructions::Ampere).is_empty());
     assert!(!tiles(&good.of, Instructions::Hopper).is_empty());
     assert!(!tiles(&causal, Instructions::Hopper).is_empty());
-    let window = Attending {
-        by: ByDistance {
+    let window = AttentionProblem {
+        by: PositionBias {
             window: Some(64),
             bias: None,
         },
@@ -174,7 +174,7 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
     assert!(tiles(&window, Instructions::Hopper).is_empty());
     assert_eq!(
         refused(MhaWgmma {
-            of: Attending {
+            of: AttentionProblem {
                 causal: true,
                 ..window
             },

@@ -42,7 +42,7 @@ pub fn representative() -> Vec<KernelSpec> {
         add(of(20_001, 72, dtype, plain.with_residual()), true);
         for centred in [false, true] {
             let before = StreamNorm::Before { centred };
-            let after = StreamNorm::Behind { eps: 1e-5, centred };
+            let after = StreamNorm::After { eps: 1e-5, centred };
             let with = |norm, gemm| GemmStream { norm, ..gemm };
             add(
                 with(before, of(768, 1000, dtype, bias.with_residual())),

@@ -68,7 +68,7 @@ pub(crate) fn stream_scaled(out: &[f32], vectors: &[&[f32]]) -> (Vec<f32>, Vec<f
     (scaled, row_stats)
 }
 
-/// Returns the normalised rows of [`StreamNorm::Behind`].
+/// Returns the normalised rows of [`StreamNorm::After`].
 pub(crate) fn stream_normals(
     scaled: &[f32],
     row_stats: &[f32],

@@ -62,7 +62,7 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
     }
     let added = GemmStream {
         epilogue: Epilogue::default().with_residual(),
-        norm: StreamNorm::Behind {
+        norm: StreamNorm::After {
             eps: 1e-5,
             centred: true,
         },

@@ -1,7 +1,7 @@
 //! The parts of attention in f64, head by head.
 
 use super::{Batch, softmax};
-use crate::kernels::attention::{Bias, ByDistance, HeadView};
+use crate::kernels::attention::{Bias, HeadView, PositionBias};
 
 /// Dimensions of heads, for any layout.
 #[derive(Clone, Copy)]
@@ -65,7 +65,7 @@ impl Heads {
         scores: &[f64],
         scale: f32,
         causal: bool,
-        (by, biases): (ByDistance, Option<&[f64]>),
+        (by, biases): (PositionBias, Option<&[f64]>),
     ) -> Vec<f64> {
         let mut out = Vec::new();
         self.each(batch, |h, _, n| {

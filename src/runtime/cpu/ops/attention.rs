@@ -300,7 +300,7 @@ pub(super) fn softmax_by_distance(
 
 /// Returns the operand of a bias; empty without one.
 pub(super) fn biases<'r>(
-    by: ByDistance,
+    by: PositionBias,
     heads: u32,
     args: &mut Args<'r, '_>,
 ) -> Result<&'r [f32], OpError> {
@@ -311,7 +311,7 @@ pub(super) fn biases<'r>(
 /// Effect of positions on the scores of a head: mask and bias.
 #[derive(Clone, Copy)]
 pub(super) struct Distances<'a> {
-    pub by: ByDistance,
+    pub by: PositionBias,
     pub causal: bool,
     pub biases: &'a [f32],
     pub head: usize,

@@ -218,10 +218,10 @@ struct Scratch {
     factors: Vec<f32>,
 }
 
-/// Processes at most `most_queries` queries of a sequence together.
+/// Processes at most `max_queries` queries of a sequence together.
 pub(super) fn mha_cached(
     spec: &MhaCached,
-    most_queries: usize,
+    max_queries: usize,
     mut args: Args<'_, '_>,
 ) -> Result<(), OpError> {
     let (op, tokens, batch) = (args.op(), args.extents.tokens, args.extents.batch);
@@ -247,7 +247,7 @@ pub(super) fn mha_cached(
     let out = args.out(&[tokens, u64::from(spec.heads), u64::from(spec.head)])?;
     let (group, width) = (heads / kv_heads.max(1), heads * head);
     let out = SharedOut::new(out);
-    let blocks = blocks_of(most_queries, &sequences);
+    let blocks = blocks_of(max_queries, &sequences);
     let of_sequence = |start: usize| sequences.partition_point(|s| s.start < start);
     let task = |scratch: &mut Scratch, i: usize| {
         let (kv, block) = (i % kv_heads, blocks[i / kv_heads]);

@@ -18,7 +18,7 @@ use super::{
     product::{Operand, add_products, vectors, vectors_mut},
     simd::{self, exp2_of_negative},
 };
-use crate::kernels::attention::{Attending, MhaOnline, MhaShort};
+use crate::kernels::attention::{AttentionProblem, MhaOnline, MhaShort};
 
 /// Number of keys in a block. Their scores with three vectors of queries fit the L1 cache.
 const KEYS: usize = 128;
@@ -32,7 +32,11 @@ pub(super) fn mha_online(spec: &MhaOnline, args: Args<'_, '_>) -> Result<(), OpE
 }
 
 /// Implements both fused kernels. On the CPU they differ only in the maximum length.
-fn fused(of: &Attending, max_len: Option<u32>, mut args: Args<'_, '_>) -> Result<(), OpError> {
+fn fused(
+    of: &AttentionProblem,
+    max_len: Option<u32>,
+    mut args: Args<'_, '_>,
+) -> Result<(), OpError> {
     let (op, tokens) = (args.op(), args.extents.tokens);
     let q_heads = args.heads("the heads of `q`", of.q, of.heads, of.head)?;
     let k_heads = args.heads("the heads of `k`", of.k, of.kv_heads, of.head)?;

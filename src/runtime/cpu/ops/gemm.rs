@@ -135,7 +135,7 @@ pub(super) fn gemm_stream(
     let (rows, n, k) = (extents.rows, u64::from(spec.n), u64::from(spec.k));
     let plain = spec.plain();
     let (x_rows, input_norm) = match spec.norm {
-        StreamNorm::Behind { eps, centred } => {
+        StreamNorm::After { eps, centred } => {
             (rows + GemmStream::more_rows(centred), Some((eps, centred)))
         }
         _ => (rows, None),

@@ -46,7 +46,7 @@ enum Form {
 /// Precision of the products in linear layers on the CPU. Products are summed in f32 or exactly, and all other computation is in
 /// f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Products {
+pub enum MatmulPrecision {
     #[default]
     F32,
     /// Rounds both factors to bf16. Only some CPUs support it.
@@ -56,7 +56,7 @@ pub enum Products {
     Int8,
 }
 
-impl Products {
+impl MatmulPrecision {
     /// Returns whether this CPU has the required instructions.
     pub fn is_supported(self) -> bool {
         match self {
@@ -69,7 +69,7 @@ impl Products {
     }
 }
 
-impl fmt::Display for Products {
+impl fmt::Display for MatmulPrecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::F32 => "f32",
@@ -90,22 +90,22 @@ impl PackedWeight {
     ///
     /// # Panics
     /// Panics if `weight` has another length.
-    pub fn new(weight: &[f32], n: usize, k: usize, products: Products) -> Self {
+    pub fn new(weight: &[f32], n: usize, k: usize, products: MatmulPrecision) -> Self {
         assert_eq!(weight.len(), n * k, "the weight has n rows of k elements");
         let form = match products {
-            Products::F32 => Form::F32(Panels::new(weight, n, k)),
+            MatmulPrecision::F32 => Form::F32(Panels::new(weight, n, k)),
             #[cfg(target_arch = "x86_64")]
-            Products::Bf16 => Form::Bf16(bf16::Bf16::new(weight, n, k)),
+            MatmulPrecision::Bf16 => Form::Bf16(bf16::Bf16::new(weight, n, k)),
             #[cfg(not(target_arch = "x86_64"))]
-            Products::Bf16 => {
+            MatmulPrecision::Bf16 => {
                 unreachable!("who asks for bf16 products has asked whether there are any")
             }
-            Products::Int8 => Form::Int8(int8::Int8::new(weight, n, k)),
+            MatmulPrecision::Int8 => Form::Int8(int8::Int8::new(weight, n, k)),
         };
         Self { n, k, form }
     }
 
-    /// Packs like [`Products::Int8`] on a CPU for which this crate has no format of its own.
+    /// Packs like [`MatmulPrecision::Int8`] on a CPU for which this crate has no format of its own.
     #[cfg(test)]
     pub fn int8_of_crate(weight: &[f32], n: usize, k: usize) -> Self {
         let form = Form::Int8(int8::Int8::for_crate(weight, n, k));
@@ -251,7 +251,7 @@ impl Linear<'_> {
     }
 
     /// Partitions a result of `rows` rows into blocks of at most the given numbers of rows and columns.
-    fn cut(&self, rows: usize, [most_rows, cols]: [usize; 2]) -> Cut {
+    fn cut(&self, rows: usize, [max_rows, cols]: [usize; 2]) -> Cut {
         /// Number of multiplications below which one thread is faster than several. With few rows, reading the weight takes as
         /// long as the products of four rows.
         const MIN_PARALLEL: usize = 1 << 18;
@@ -268,7 +268,7 @@ impl Linear<'_> {
         };
         let over_rows = over_rows
             .min(rows.div_ceil(MIN_ROWS))
-            .max(rows.div_ceil(most_rows));
+            .max(rows.div_ceil(max_rows));
         Cut {
             rows: rows.div_ceil(over_rows).next_multiple_of(8),
             cols,

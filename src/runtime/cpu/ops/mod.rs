@@ -24,7 +24,7 @@ mod tests;
 use args::Args;
 use attention::MAX_QUERIES;
 
-pub use linear::{PackedWeight, Products};
+pub use linear::{MatmulPrecision, PackedWeight};
 
 use crate::kernels::{KernelSpec, attention::SoftmaxMask, gemm::GemmPrepareAttention};
 use crate::tensor::Extents;

@@ -7,7 +7,7 @@ use super::args::{Args, Sequence};
 use super::parallel::for_row_blocks;
 use super::simd::{self, Times};
 use crate::kernels::pooling::{
-    L2Normalize, MaxPool, MeanPool, MeanPoolNormalize, TokenOfSequence, Which, larger,
+    L2Normalize, MaxPool, MeanPool, MeanPoolNormalize, TokenOfSequence, TokenPosition, larger,
 };
 
 pub(super) fn token_of_sequence(
@@ -24,8 +24,8 @@ pub(super) fn token_of_sequence(
         for (i, out) in out.chunks_exact_mut(width).enumerate() {
             let sequence = &sequences[first + i];
             let token = match spec.which {
-                Which::First => sequence.start,
-                Which::Last => sequence.start + sequence.len - 1,
+                TokenPosition::First => sequence.start,
+                TokenPosition::Last => sequence.start + sequence.len - 1,
             };
             out.copy_from_slice(&x[token * width..][..width]);
         }

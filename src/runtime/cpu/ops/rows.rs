@@ -9,7 +9,7 @@ use super::OpError;
 use super::args::Args;
 use super::parallel::for_row_blocks;
 use super::simd::{self, Pointwise, Running, Times, with_activation};
-use crate::kernels::Meta;
+use crate::kernels::BatchInput;
 use crate::kernels::draw::{Draw, noise, seed_of};
 use crate::kernels::elementwise::*;
 use crate::kernels::embedding::{Embedding, EmbeddingLayerNorm, Table};
@@ -43,8 +43,8 @@ pub(super) fn combine(spec: &Combine, mut args: Args<'_, '_>) -> Result<(), OpEr
         let at = first * width;
         let (a, b) = (&a[at..][..out.len()], &b[at..][..out.len()]);
         match spec.how {
-            How::Sum => simd::dispatch(AddRows { a, b, out }),
-            How::Product => {
+            BinaryOp::Sum => simd::dispatch(AddRows { a, b, out }),
+            BinaryOp::Product => {
                 for (out, (a, b)) in zip(out, zip(a, b)) {
                     *out = a * b;
                 }
@@ -406,11 +406,11 @@ fn check_ids(op: &'static str, table: &Table, ids: &[i32]) -> Result<(), OpError
     Ok(())
 }
 
-fn ids_param(ids: Meta) -> &'static str {
+fn ids_param(ids: BatchInput) -> &'static str {
     match ids {
-        Meta::TokenIds => "token_ids",
-        Meta::TypeIds => "type_ids",
-        Meta::Positions => "positions",
+        BatchInput::TokenIds => "token_ids",
+        BatchInput::TypeIds => "type_ids",
+        BatchInput::Positions => "positions",
         _ => "ids",
     }
 }
@@ -439,7 +439,7 @@ pub(super) fn log_probability(
     let logits = args.real("logits", &[tokens, width])?;
     let ids = args.i32s("token_ids", tokens)?;
     let columns = Table {
-        ids: Meta::TokenIds,
+        ids: BatchInput::TokenIds,
         offset: 0,
         rows: spec.width,
     };

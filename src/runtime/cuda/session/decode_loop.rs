@@ -34,7 +34,7 @@ use crate::{
         cuda::{
             device::Device,
             error::{CudaError, During},
-            graphs::{Graphs, Site, THREAD, capture},
+            graphs::{GraphBinding, Graphs, THREAD, capture},
             memory::{Chunks, Pinned},
             model::Start,
         },
@@ -49,7 +49,7 @@ pub struct DecodeLoop {
     launcher: Launcher,
     /// Own memory, so that batches of other shapes do not move memory that a graph refers to.
     workspace: Workspace<Chunks>,
-    /// Graphs by [`Behind`] (kind of token selection).
+    /// Graphs by [`TokenSelection`] (kind of token selection).
     graphs: [Graphs; 3],
     buckets: Buckets,
     replays: bool,
@@ -72,7 +72,7 @@ unsafe impl Send for DecodeLoop {}
 
 /// Kind of token selection that runs after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Behind {
+pub enum TokenSelection {
     /// Sampling only: no sequence uses beam search.
     Choice,
     /// Beam search only.
@@ -80,7 +80,7 @@ pub enum Behind {
     Both,
 }
 
-impl Behind {
+impl TokenSelection {
     /// Selects the kind for a set of sequences with or without beam search. At least one argument must be true.
     pub fn of(has_singles: bool, has_beams: bool) -> Self {
         match (has_singles, has_beams) {
@@ -235,14 +235,14 @@ impl DecodeLoop {
         &mut self,
         rows: usize,
         keys: usize,
-        selection: Behind,
+        selection: TokenSelection,
     ) -> Result<(), CudaError> {
         let Some(table) = &self.table else {
             return Ok(());
         };
         let rows = rounded_rows(rows).min(table.room.rows);
         let extents = Extents {
-            cached_keys: self.buckets.most_keys(rows as u64, keys as u64),
+            cached_keys: self.buckets.max_keys(rows as u64, keys as u64),
             ..table.room.extents(rows, self.cache.1, self.part)
         };
         let (model, chunks) = (&self.launcher.model, &mut self.workspace);
@@ -257,7 +257,7 @@ impl DecodeLoop {
         };
         let chunks = self.workspace.chunks();
         let used = (0..plan.chunks.len()).filter(|&chunk| plan.chunks[chunk] > 0);
-        let site = Site {
+        let site = GraphBinding {
             addresses: used
                 .map(|chunk| chunks.at(chunk, 0))
                 .chain([table.memory.start()])
@@ -365,8 +365,8 @@ impl DecodeLoop {
         &self,
         table: &Table,
         extents: &Extents,
-        site: &Site,
-        selection: Behind,
+        site: &GraphBinding,
+        selection: TokenSelection,
     ) -> Result<(), CudaError> {
         let data = table.data();
         let bound = Bound {
@@ -403,13 +403,13 @@ impl DecodeLoop {
         ];
         let stream = self.launcher.stream.cu_stream();
         let start = self.launcher.start;
-        if selection != Behind::Search {
+        if selection != TokenSelection::Search {
             let end = [of(at.chosen), of(at.log_probability)];
             let args = [&begin[..], &end].concat();
             // SAFETY: the table has all of these for these extents.
             unsafe { choose.launch(stream, extents, &args, "the choice", start) }?;
         }
-        if selection != Behind::Choice {
+        if selection != TokenSelection::Choice {
             let end = [
                 of(at.n_candidates),
                 of(at.candidate_ids),

@@ -8,7 +8,7 @@ use super::staging::BatchData;
 use crate::{
     kernels::KernelSpec,
     plan::Plan,
-    program::Place,
+    program::Storage,
     runtime::cuda::{
         error::CudaError,
         memory::Chunks,
@@ -59,10 +59,10 @@ impl Launcher {
             pointers.clear();
             pointers.extend(step.operands.iter().map(|&operand| {
                 match &program.tensors[operand].place {
-                    Place::Batch(meta) => bound.data.at(*meta),
-                    Place::Weight(_) => self.model.weights[operand],
-                    Place::Planned { .. } => places[operand],
-                    Place::Cached(cache) => {
+                    Storage::Batch(meta) => bound.data.at(*meta),
+                    Storage::Weight(_) => self.model.weights[operand],
+                    Storage::Planned { .. } => places[operand],
+                    Storage::Cached(cache) => {
                         bound.cache + program.cache_offset(*cache) * program.dtype.bytes()
                     }
                 }

@@ -5,7 +5,7 @@ use std::{cell::Cell, sync::Arc};
 use cudarc::driver::{CudaEvent, CudaStream};
 
 use crate::{
-    kernels::{Meta, upload::Upload},
+    kernels::{BatchInput, upload::Upload},
     plan::ALIGNMENT,
     runtime::{
         batch::Batch,
@@ -55,23 +55,23 @@ pub(super) struct BatchData {
 }
 
 impl BatchData {
-    pub(super) fn at(&self, meta: Meta) -> u64 {
+    pub(super) fn at(&self, meta: BatchInput) -> u64 {
         match meta {
-            Meta::TokenIds => self.token_ids,
-            Meta::TypeIds => self.type_ids,
-            Meta::Positions => self.positions,
-            Meta::CuLens => self.cu_lens,
-            Meta::PairOffsets => self.pair_offsets,
-            Meta::ValidLens => self.valid_lens,
-            Meta::TokenSlots => self.token_slots,
-            Meta::Slots => self.slots,
-            Meta::SlotStarts => self.slot_starts,
-            Meta::KeyLens => self.key_lens,
-            Meta::SourceSlots => self.source_slots,
-            Meta::SourceStarts => self.source_starts,
-            Meta::SourceLens => self.source_lens,
-            Meta::Seeds => self.seeds,
-            Meta::Mask => self.padded.map_or(0, |[mask, ..]| mask),
+            BatchInput::TokenIds => self.token_ids,
+            BatchInput::TypeIds => self.type_ids,
+            BatchInput::Positions => self.positions,
+            BatchInput::CuLens => self.cu_lens,
+            BatchInput::PairOffsets => self.pair_offsets,
+            BatchInput::ValidLens => self.valid_lens,
+            BatchInput::TokenSlots => self.token_slots,
+            BatchInput::Slots => self.slots,
+            BatchInput::SlotStarts => self.slot_starts,
+            BatchInput::KeyLens => self.key_lens,
+            BatchInput::SourceSlots => self.source_slots,
+            BatchInput::SourceStarts => self.source_starts,
+            BatchInput::SourceLens => self.source_lens,
+            BatchInput::Seeds => self.seeds,
+            BatchInput::Mask => self.padded.map_or(0, |[mask, ..]| mask),
         }
     }
 }

@@ -243,7 +243,7 @@ fn attention_context_sums_values_by_their_probabilities() {
 
 fn short(scale: f32, views: [HeadView; 3], max_len: u32) -> KernelSpec {
     KernelSpec::MhaShort(MhaShort {
-        of: Attending::full(HEADS, HEAD, scale, views),
+        of: AttentionProblem::full(HEADS, HEAD, scale, views),
         max_len,
         dtype: F32,
     })
@@ -251,7 +251,7 @@ fn short(scale: f32, views: [HeadView; 3], max_len: u32) -> KernelSpec {
 
 fn online(scale: f32, views: [HeadView; 3]) -> KernelSpec {
     KernelSpec::MhaOnline(MhaOnline {
-        of: Attending::full(HEADS, HEAD, scale, views),
+        of: AttentionProblem::full(HEADS, HEAD, scale, views),
         dtype: F32,
     })
 }

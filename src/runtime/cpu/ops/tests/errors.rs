@@ -1,7 +1,7 @@
 use super::*;
-use crate::kernels::Meta;
+use crate::kernels::BatchInput;
 use crate::kernels::attention::{AttentionScores, AttentionSoftmax, SoftmaxMask};
-use crate::kernels::elementwise::{Combine, How, SliceColumns};
+use crate::kernels::elementwise::{BinaryOp, Combine, SliceColumns};
 use crate::kernels::embedding::{Embedding, Table};
 use crate::kernels::pooling::MeanPool;
 
@@ -11,7 +11,7 @@ fn message(result: Result<(), OpError>) -> String {
 
 fn add() -> KernelSpec {
     KernelSpec::Combine(Combine {
-        how: How::Sum,
+        how: BinaryOp::Sum,
         width: 4,
         dtype: F32,
     })
@@ -67,7 +67,7 @@ fn an_id_outside_its_table_is_named_with_its_place() {
     let extents = Batch::new(&[3]).extents;
     let spec = KernelSpec::Embedding(Embedding {
         table: Table {
-            ids: Meta::TokenIds,
+            ids: BatchInput::TokenIds,
             offset: 2,
             rows: 10,
         },
@@ -203,7 +203,7 @@ fn columns_past_the_end_of_a_row_are_an_error() {
 fn sizes_of_zero_do_not_panic() {
     let extents = Batch::new(&[1]).extents;
     let spec = KernelSpec::Combine(Combine {
-        how: How::Sum,
+        how: BinaryOp::Sum,
         width: 0,
         dtype: F32,
     });

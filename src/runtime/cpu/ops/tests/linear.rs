@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     kernels::gemm::{Activation, Epilogue, Gemm, Tile},
-    runtime::cpu::ops::{PackedWeight, Products},
+    runtime::cpu::ops::{MatmulPrecision, PackedWeight},
 };
 
 /// `act(x · weightᵀ + bias) + residual` with a packed weight.
@@ -93,7 +93,7 @@ fn layers() -> impl Iterator<Item = Layer> {
 #[test]
 fn packed_f32_weights_give_the_product() {
     for layer in layers() {
-        let packed = PackedWeight::new(&layer.weight, layer.n, layer.k, Products::F32);
+        let packed = PackedWeight::new(&layer.weight, layer.n, layer.k, MatmulPrecision::F32);
         let want = layer.defined(
             |row, i| f64::from(layer.x[row * layer.k + i]),
             |col, i| f64::from(layer.weight[col * layer.k + i]),
@@ -107,13 +107,13 @@ fn packed_f32_weights_give_the_product() {
 
 #[test]
 fn bf16_products_are_those_of_rounded_factors_independent_of_other_rows() {
-    if !Products::Bf16.is_supported() {
+    if !MatmulPrecision::Bf16.is_supported() {
         eprintln!("this CPU has no bf16 products: nothing was tested");
         return;
     }
     let rounded = |x: f32| half::bf16::from_f32(x).to_f64();
     for layer in layers() {
-        let packed = PackedWeight::new(&layer.weight, layer.n, layer.k, Products::Bf16);
+        let packed = PackedWeight::new(&layer.weight, layer.n, layer.k, MatmulPrecision::Bf16);
         let want = layer.defined(
             |row, i| rounded(layer.x[row * layer.k + i]),
             |col, i| rounded(layer.weight[col * layer.k + i]),
@@ -141,7 +141,7 @@ fn int8_products_are_those_of_scaled_integers_independent_of_other_rows() {
         let Layer { n, k, .. } = layer;
         // The format for this CPU, and the fallback of CPUs without one.
         let forms = [
-            PackedWeight::new(&layer.weight, n, k, Products::Int8),
+            PackedWeight::new(&layer.weight, n, k, MatmulPrecision::Int8),
             PackedWeight::int8_of_crate(&layer.weight, n, k),
         ];
         let of = |values: &[f32], row: usize, largest| {
@@ -188,7 +188,11 @@ fn alone_as_among_others(layer: &Layer, packed: &PackedWeight, among_others: &[f
 
 #[test]
 fn non_finite_values_stay_in_their_row_and_column() {
-    for products in [Products::F32, Products::Bf16, Products::Int8] {
+    for products in [
+        MatmulPrecision::F32,
+        MatmulPrecision::Bf16,
+        MatmulPrecision::Int8,
+    ] {
         if !products.is_supported() {
             eprintln!("this CPU has no products in {products}: they were not tested");
             continue;
@@ -217,7 +221,11 @@ fn rows_of_zeros_give_the_bias() {
     let mut layer = Layer::new(3, 50, 20);
     layer.x.fill(0.0);
     layer.weight[..layer.k].fill(0.0);
-    for products in [Products::F32, Products::Bf16, Products::Int8] {
+    for products in [
+        MatmulPrecision::F32,
+        MatmulPrecision::Bf16,
+        MatmulPrecision::Int8,
+    ] {
         if !products.is_supported() {
             eprintln!("this CPU has no products in {products}: they were not tested");
             continue;
@@ -231,7 +239,7 @@ fn rows_of_zeros_give_the_bias() {
 #[test]
 fn a_weight_that_was_packed_for_another_layer_is_an_error() {
     let layer = Layer::new(3, 50, 20);
-    let packed = PackedWeight::new(&layer.weight, 20, 50, Products::F32);
+    let packed = PackedWeight::new(&layer.weight, 20, 50, MatmulPrecision::F32);
     let reads = [
         Read::Real(&layer.x),
         Read::Packed(&packed),

@@ -1,6 +1,6 @@
 use super::*;
 use crate::kernels::pooling::{
-    L2Normalize, MaxPool, MeanPool, MeanPoolNormalize, TokenOfSequence, Which,
+    L2Normalize, MaxPool, MeanPool, MeanPoolNormalize, TokenOfSequence, TokenPosition,
 };
 
 const WIDTHS: [usize; 4] = [1, 7, 16, 40];
@@ -29,10 +29,12 @@ fn unit_rows(x: &[f64], width: usize, eps: f64) -> Vec<f64> {
 
 #[test]
 fn first_and_last_token_select_a_row_of_each_sequence() {
-    for (batch, which) in batches()
-        .into_iter()
-        .flat_map(|batch| [(batch.clone(), Which::First), (batch, Which::Last)])
-    {
+    for (batch, which) in batches().into_iter().flat_map(|batch| {
+        [
+            (batch.clone(), TokenPosition::First),
+            (batch, TokenPosition::Last),
+        ]
+    }) {
         for width in WIDTHS {
             let x = noise(batch.tokens() * width, 1);
             let spec = KernelSpec::TokenOfSequence(TokenOfSequence {
@@ -45,8 +47,8 @@ fn first_and_last_token_select_a_row_of_each_sequence() {
             let want: Vec<f32> = batch
                 .sequences()
                 .map(|(start, _, len)| match which {
-                    Which::First => start,
-                    Which::Last => start + len - 1,
+                    TokenPosition::First => start,
+                    TokenPosition::Last => start + len - 1,
                 })
                 .flat_map(|token| &x[token * width..][..width])
                 .copied()

@@ -1,5 +1,5 @@
 use super::*;
-use crate::kernels::Meta;
+use crate::kernels::BatchInput;
 use crate::kernels::elementwise::*;
 use crate::kernels::embedding::{Embedding, EmbeddingLayerNorm, Table};
 use crate::kernels::gemm::Activation;
@@ -32,7 +32,7 @@ fn add_is_the_sum_of_elements() {
     for (rows, width) in SHAPES {
         let (a, b) = (noise(rows * width, 1), noise(rows * width, 2));
         let spec = KernelSpec::Combine(Combine {
-            how: How::Sum,
+            how: BinaryOp::Sum,
             width: width as u32,
             dtype: F32,
         });
@@ -268,7 +268,7 @@ fn bias_residual_layernorm_normalises_the_sum() {
     }
 }
 
-fn table(ids: Meta, offset: u32, rows: u32) -> Table {
+fn table(ids: BatchInput, offset: u32, rows: u32) -> Table {
     Table { ids, offset, rows }
 }
 
@@ -278,7 +278,7 @@ fn embedding_copies_the_row_of_each_id_after_its_offset() {
     let rows = noise(9 * 6, 1);
     let ids = [0, 6, 3, 3, 1];
     let spec = KernelSpec::Embedding(Embedding {
-        table: table(Meta::Positions, 2, 9),
+        table: table(BatchInput::Positions, 2, 9),
         width: 6,
         dtype: F32,
     });
@@ -306,9 +306,9 @@ fn embedding_layernorm_normalises_the_sum_of_the_tables_rows() {
         let (gamma, beta) = (noise(width, 4), noise(width, 5));
         let spec = KernelSpec::EmbeddingLayerNorm(EmbeddingLayerNorm {
             tables: vec![
-                table(Meta::TokenIds, 0, 9),
-                table(Meta::TypeIds, 0, 2),
-                table(Meta::Positions, 2, 7),
+                table(BatchInput::TokenIds, 0, 9),
+                table(BatchInput::TypeIds, 0, 2),
+                table(BatchInput::Positions, 2, 7),
             ],
             width: width as u32,
             eps: 1e-5,

@@ -3,7 +3,7 @@
 use pulp::{Scalar, Simd, WithSimd};
 
 use super::*;
-use crate::kernels::attention::{Bias, ByDistance};
+use crate::kernels::attention::{Bias, PositionBias};
 use crate::runtime::cpu::ops::attention::Distances;
 use crate::runtime::cpu::ops::fused_attention::{Attend, Scratch};
 use crate::runtime::cpu::ops::linear::panels::{PanelCols, Panels};
@@ -279,7 +279,7 @@ struct Attention<'a> {
     k: &'a [f32],
     v: &'a [f32],
     head: usize,
-    by: ByDistance,
+    by: PositionBias,
     biases: &'a [f32],
     causal: bool,
 }
@@ -357,7 +357,7 @@ fn attention_is_its_definition_on_every_instruction_set() {
                 k: &k,
                 v: &v,
                 head,
-                by: ByDistance { window, bias: None },
+                by: PositionBias { window, bias: None },
                 biases: &[],
                 causal,
             };
@@ -384,7 +384,7 @@ fn attention_to_huge_scores_neither_overflows_nor_vanishes() {
         k: &k,
         v: &v,
         head,
-        by: ByDistance {
+        by: PositionBias {
             window: Some(30),
             bias: None,
         },
@@ -412,7 +412,7 @@ fn attention_with_position_biases_is_its_definition_on_every_instruction_set() {
                     k: &k,
                     v: &v,
                     head,
-                    by: ByDistance {
+                    by: PositionBias {
                         window,
                         bias: Some(bias),
                     },
@@ -439,7 +439,7 @@ fn attention_to_nan_gives_nan() {
             k,
             v,
             head,
-            by: ByDistance::default(),
+            by: PositionBias::default(),
             biases: &[],
             causal: false,
         };

@@ -6,7 +6,7 @@ use super::{
     table::{LoopRoom, Places, SCORE_BYTES, STATE_BYTES},
 };
 use crate::{
-    kernels::decoding::Choice,
+    kernels::decoding::DeviceSamplingParams,
     runtime::cuda::{error::CudaError, memory::Pinned, model::Start},
     tensor::Extents,
 };
@@ -18,7 +18,7 @@ pub struct Entry<'a> {
     pub tokens: &'a [u32],
     /// Cache slots for the maximum length of the sequence.
     pub slots: &'a [u32],
-    /// Sampling parameters, encoded by [`Choice::encode`].
+    /// Sampling parameters, encoded by [`DeviceSamplingParams::encode`].
     pub choice: &'a [i32],
     /// Cache slots of the source sequence; empty without one.
     pub source: &'a [u32],
@@ -60,7 +60,7 @@ impl Changes {
             let n_known = entry.map_or(0, |entry| entry.tokens.len() as i32);
             all.put(of_row(at.known, 1), [n_known].into_iter());
             let Some(entry) = entry else { continue };
-            let choice = u64::from(Choice::WIDTH);
+            let choice = u64::from(DeviceSamplingParams::WIDTH);
             all.put(of_row(at.requests, choice), entry.choice.iter().copied());
             all.put(of_row(at.slots, width), ints(entry.slots));
             all.put(of_row(at.tokens, width), ints(entry.tokens));
@@ -150,7 +150,7 @@ mod tests {
             source_width: 4,
         };
         let at = Places::of(room);
-        let choice = vec![7; Choice::WIDTH as usize];
+        let choice = vec![7; DeviceSamplingParams::WIDTH as usize];
         let (scores, states) = (vec![1.5; BeamStep::SCORES], vec![9; BeamStep::STATES]);
         let entry = Entry {
             tokens: &[5, 6],

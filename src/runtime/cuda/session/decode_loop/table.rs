@@ -9,7 +9,7 @@ use super::{
 use crate::{
     kernels::{
         beam_search::BeamStep,
-        decoding::{Beam, Choice, ChooseToken, Chosen},
+        decoding::{Beam, ChooseToken, Chosen, DeviceSamplingParams},
     },
     plan::ALIGNMENT,
     runtime::cuda::{
@@ -109,7 +109,7 @@ impl Places {
             n_candidates: place(rows),
             candidate_ids: place(rows * Beam::MOST_CANDIDATES),
             candidate_values: place(rows * Beam::MOST_CANDIDATES),
-            requests: place(rows * Choice::WIDTH as usize),
+            requests: place(rows * DeviceSamplingParams::WIDTH as usize),
             slots: place(rows * width),
             tokens: place(rows * width),
             source_slots: place(rows * source_width),
@@ -221,7 +221,7 @@ impl Table {
             (at.source_slots, 4 * room.source_width as u64),
             (at.source_lens, 4),
             (at.known, 4),
-            (at.requests, 4 * u64::from(Choice::WIDTH)),
+            (at.requests, 4 * u64::from(DeviceSamplingParams::WIDTH)),
             (at.scores, SCORE_BYTES),
             (at.states, STATE_BYTES),
         ]

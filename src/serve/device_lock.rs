@@ -16,7 +16,7 @@ const PLACES: u32 = 2;
 /// its share. The waiting model with the smallest virtual time is next. A model that was idle starts at the current virtual time, so
 /// it does not accumulate credit.
 #[derive(Default)]
-pub struct Turns {
+pub struct FairDeviceLock {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -39,24 +39,24 @@ struct Clock {
 }
 
 /// A model's access to the lock of a device.
-pub struct Seat {
-    turns: Arc<Turns>,
+pub struct ModelHandle {
+    turns: Arc<FairDeviceLock>,
     model: u64,
 }
 
 /// Permit to run a batch on the device. Dropping it releases the permit.
-pub struct Turn {
-    turns: Arc<Turns>,
+pub struct DevicePermit {
+    turns: Arc<FairDeviceLock>,
     model: u64,
 }
 
-impl Turns {
+impl FairDeviceLock {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Registers a model. A model with twice the share of another gets twice its time.
-    pub fn join(self: &Arc<Self>, share: f64) -> Seat {
+    pub fn join(self: &Arc<Self>, share: f64) -> ModelHandle {
         let mut state = self.lock();
         let model = state.next;
         state.next += 1;
@@ -67,7 +67,7 @@ impl Turns {
             running: 0,
         };
         state.models.insert(model, clock);
-        Seat {
+        ModelHandle {
             turns: Arc::clone(self),
             model,
         }
@@ -83,9 +83,9 @@ impl State {
     }
 }
 
-impl Seat {
+impl ModelHandle {
     /// Waits for a permit for a batch with an estimated time of `cost`.
-    pub fn take(&self, cost: Micros) -> Turn {
+    pub fn take(&self, cost: Micros) -> DevicePermit {
         let mut state = self.turns.lock();
         let now = state.now;
         if let Some(clock) = state.models.get_mut(&self.model) {
@@ -109,21 +109,21 @@ impl Seat {
         drop(state);
         // There may be another permit, for another model.
         self.turns.changed.notify_all();
-        Turn {
+        DevicePermit {
             turns: Arc::clone(&self.turns),
             model: self.model,
         }
     }
 }
 
-impl Drop for Seat {
+impl Drop for ModelHandle {
     fn drop(&mut self) {
         self.turns.lock().models.remove(&self.model);
         self.turns.changed.notify_all();
     }
 }
 
-impl Drop for Turn {
+impl Drop for DevicePermit {
     fn drop(&mut self) {
         let mut state = self.turns.lock();
         state.running -= 1;
@@ -138,10 +138,10 @@ impl Drop for Turn {
 
 /// Fair locks of all devices, by device name.
 #[derive(Default)]
-pub struct Devices(Mutex<HashMap<String, Arc<Turns>>>);
+pub struct Devices(Mutex<HashMap<String, Arc<FairDeviceLock>>>);
 
 impl Devices {
-    pub fn turns(&self, device: &str) -> Arc<Turns> {
+    pub fn turns(&self, device: &str) -> Arc<FairDeviceLock> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(all.entry(device.to_owned()).or_default())
     }
@@ -160,19 +160,19 @@ mod tests {
     use super::*;
 
     /// Returns the number of waiting threads and permits.
-    fn there(turns: &Turns) -> u32 {
+    fn there(turns: &FairDeviceLock) -> u32 {
         let state = turns.lock();
         state.models.values().map(|c| c.waiting + c.running).sum()
     }
 
     /// Returns the model of each permit in order, when each model always has another batch.
     fn order(shares: &[f64], costs: &[u64], n: usize) -> Vec<usize> {
-        let turns = Arc::new(Turns::default());
+        let turns = Arc::new(FairDeviceLock::default());
         // Hold all permits until all threads wait.
         let others = turns.join(1.0);
         let held = [others.take(Micros(0)), others.take(Micros(0))];
         let (sender, order) = channel();
-        let seats: Vec<Arc<Seat>> = shares
+        let seats: Vec<Arc<ModelHandle>> = shares
             .iter()
             .map(|&share| Arc::new(turns.join(share)))
             .collect();
@@ -219,13 +219,13 @@ mod tests {
 
     #[test]
     fn an_idle_model_accumulates_no_credit_and_a_dropped_one_blocks_no_others() {
-        let turns = Arc::new(Turns::default());
+        let turns = Arc::new(FairDeviceLock::default());
         let (busy, idle) = (turns.join(1.0), turns.join(1.0));
         for _ in 0..100 {
             drop(busy.take(Micros(1_000)));
         }
         drop(idle.take(Micros(1_000)));
-        let at = |seat: &Seat| turns.lock().models[&seat.model].at;
+        let at = |seat: &ModelHandle| turns.lock().models[&seat.model].at;
         assert!((at(&idle) - at(&busy)).abs() < 2e-3);
         let turn = idle.take(Micros(1));
         drop(idle);

@@ -14,7 +14,7 @@ const N_WORDS: usize = 1 << 16;
 /// Maximum size of a cached word in bytes.
 const MAX_BYTES: usize = 48;
 
-pub(super) struct Words {
+pub(super) struct WordCache {
     known: Cache<Box<str>, Ids>,
 }
 
@@ -41,7 +41,7 @@ impl Ids {
     }
 }
 
-impl Words {
+impl WordCache {
     /// Returns `None` unless the tokenizer is known to split text at spaces into independent words.
     pub(super) fn of(tokenizer: &Tokenizer) -> Option<Self> {
         let parts_at_spaces = matches!(
@@ -220,21 +220,21 @@ mod tests {
 
     #[test]
     fn context_dependent_tokenizers_get_no_cache() {
-        assert!(Words::of(&bert()).is_some());
+        assert!(WordCache::of(&bert()).is_some());
         for file in ["st-xlmr", "st-qwen", "writer", "hf-t5", "hf-clip"] {
             let file = format!("tests/checkpoints/{file}/tokenizer.json");
-            assert!(Words::of(&tokenizer(&file)).is_none(), "{file}");
+            assert!(WordCache::of(&tokenizer(&file)).is_none(), "{file}");
         }
         let mut spaced = bert();
         let token = AddedToken::from("new york".to_owned(), false);
         spaced.add_tokens([token]).expect("a token");
-        assert!(Words::of(&spaced).is_none());
+        assert!(WordCache::of(&spaced).is_none());
     }
 
     #[test]
     fn a_full_cache_returns_correct_tokens() {
         let tokenizer = bert();
-        let words = Words {
+        let words = WordCache {
             known: Cache::new(8),
         };
         let text: String = (0..200).map(|i| format!("word{} ", i % 40)).collect();
@@ -279,7 +279,7 @@ mod tests {
             tokenizer.with_truncation(None).expect("no limit");
             let unlimited = tokenizer.clone();
             tokenizer.with_truncation(truncation).expect("a limit");
-            let words = Words::of(&tokenizer).expect("a tokenizer of words");
+            let words = WordCache::of(&tokenizer).expect("a tokenizer of words");
             let text = parts.join(joint);
             let input = match &second {
                 None => EncodeInput::from(text.as_str()),

@@ -1,10 +1,10 @@
 use serde::{Deserialize, Serialize};
 
-use super::{ByDistance, HeadView};
+use super::{HeadView, PositionBias};
 
 /// Attention of packed sequences to themselves, as a fused kernel computes it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Attending {
+pub struct AttentionProblem {
     /// Number of query heads, and of heads of the result.
     pub heads: u32,
     /// Number of key and value heads, a divisor of `heads`. Each serves `heads / kv_heads` consecutive query heads (grouped-query
@@ -17,13 +17,13 @@ pub struct Attending {
     /// Whether a token attends only to itself and earlier tokens.
     pub causal: bool,
     /// Window and bias that depend on the distance between query and key.
-    pub by: ByDistance,
+    pub by: PositionBias,
     pub q: HeadView,
     pub k: HeadView,
     pub v: HeadView,
 }
 
-impl Attending {
+impl AttentionProblem {
     /// Creates attention of every token to every token, with a key head for each query head.
     pub fn full(heads: u32, head: u32, scale: f32, [q, k, v]: [HeadView; 3]) -> Self {
         Self {
@@ -32,7 +32,7 @@ impl Attending {
             head,
             scale,
             causal: false,
-            by: ByDistance::default(),
+            by: PositionBias::default(),
             q,
             k,
             v,

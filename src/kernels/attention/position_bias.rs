@@ -12,7 +12,7 @@ use crate::{
 /// bias added to scores. Apart from the causal mask, nothing else affects the scores before the softmax:
 /// `softmax(scale · q·kᵀ + bias)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct ByDistance {
+pub struct PositionBias {
     /// Max distance, on either side, of keys that are attended to; `None` for all keys.
     pub window: Option<u32>,
     /// Bias added to the scaled scores, if any.
@@ -50,7 +50,7 @@ impl Bias {
     }
 }
 
-impl ByDistance {
+impl PositionBias {
     /// Max distance of a bias table or a window: above any number of positions, and within 32 bits.
     pub const FARTHEST: u32 = 1 << 24;
 
@@ -173,8 +173,8 @@ impl ByDistance {
 }
 
 /// Windows and biases, alone and together, causal and not, for tests that compile or run kernels.
-pub(in crate::kernels) fn examples() -> [(bool, ByDistance); 5] {
-    let by = |window, bias| ByDistance { window, bias };
+pub(in crate::kernels) fn examples() -> [(bool, PositionBias); 5] {
+    let by = |window, bias| PositionBias { window, bias };
     [
         (false, by(None, Some(Bias::Table { reach: 128 }))),
         (true, by(None, Some(Bias::Table { reach: 20 }))),

@@ -279,7 +279,7 @@ impl Model {
         let (normal, origins) = self.normalize(text);
         let parts = match self.is_bpe {
             true => self.join(&normal),
-            false => self.most_probable(&normal),
+            false => self.top_tokens(&normal),
         };
         let mut cuts: Vec<Cut> = Vec::with_capacity(parts.len());
         let mut was_unknown = false;
@@ -362,7 +362,7 @@ impl Model {
     }
 
     /// Returns the lengths of the most probable sequence of pieces.
-    fn most_probable(&self, text: &str) -> Vec<usize> {
+    fn top_tokens(&self, text: &str) -> Vec<usize> {
         // The best score of a split that ends at each byte, and the start of its last part.
         let mut ends = vec![(f32::NEG_INFINITY, 0); text.len() + 1];
         ends[0].0 = 0.0;

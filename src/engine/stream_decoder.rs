@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// The text of a sequence that is being generated.
 #[derive(Clone, Debug, Default)]
-pub struct GrowingText {
+pub struct StreamDecoder {
     pub tokens: Vec<u32>,
     pub text: String,
     /// Number of bytes already shown.
@@ -24,7 +24,7 @@ pub struct GrowingText {
 /// Maximum number of the prompt's last tokens that are decoded with the first new ones.
 const BEFORE: usize = 8;
 
-impl GrowingText {
+impl StreamDecoder {
     /// Creates the text after a prompt. SentencePiece decoders drop the space at the beginning of a text, which must be kept
     /// after a prompt.
     ///
@@ -112,10 +112,10 @@ mod tests {
 
     use super::*;
 
-    fn text(all: &str) -> GrowingText {
-        GrowingText {
+    fn text(all: &str) -> StreamDecoder {
+        StreamDecoder {
             text: all.to_owned(),
-            ..GrowingText::default()
+            ..StreamDecoder::default()
         }
     }
 
@@ -143,7 +143,7 @@ mod tests {
             for at in marks {
                 tokens.insert(at.min(tokens.len()), 1000);
             }
-            let mut text = GrowingText::default();
+            let mut text = StreamDecoder::default();
             for token in tokens {
                 text.push(token, decode).expect("it decodes anything");
                 let n = text.context.end - text.context.start;
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn a_decoder_that_changes_earlier_output_is_followed() {
         let sums = |tokens: &[u32]| Ok::<_, Infallible>(tokens.iter().sum::<u32>().to_string());
-        let mut text = GrowingText::default();
+        let mut text = StreamDecoder::default();
         for (token, sum) in [(7, "7"), (8, "15"), (90, "105"), (1, "106")] {
             text.push(token, sums).expect("numbers");
             assert_eq!(text.text, sum);
@@ -184,7 +184,7 @@ mod tests {
             ("o é", "é", "o "),
         ] {
             let stops = [stop.to_owned()];
-            let mut text = GrowingText::default();
+            let mut text = StreamDecoder::default();
             for byte in whole.bytes() {
                 text.push(byte.into(), decode).expect("it decodes anything");
                 if text.cut(&stops) {
@@ -200,7 +200,7 @@ mod tests {
     fn text_after_a_prompt_keeps_its_first_space() {
         let of = |text: &str| text.bytes().map(u32::from).collect::<Vec<u32>>();
         for prompt in ["One cold morning", " a", "é"] {
-            let mut text = GrowingText::after(&of(prompt), decode).expect("it decodes anything");
+            let mut text = StreamDecoder::after(&of(prompt), decode).expect("it decodes anything");
             for token in of(" Anna walked") {
                 text.push(token, decode).expect("it decodes anything");
             }

@@ -24,7 +24,7 @@ const SPACE: &str = "\u{2581}";
 
 /// A SentencePiece model, the ids of its pieces, and the special tokens around texts.
 #[derive(Clone)]
-pub(super) struct Published {
+pub(super) struct SentencePiece {
     model: std::sync::Arc<Model>,
     ids: HashMap<String, u32>,
     texts: HashMap<u32, String>,
@@ -69,7 +69,7 @@ impl Special {
 ///
 /// # Errors
 /// Files of an unsupported format, and damaged ones.
-pub(super) fn published(folder: &Path) -> Result<(Published, PathBuf), EngineError> {
+pub(super) fn published(folder: &Path) -> Result<(SentencePiece, PathBuf), EngineError> {
     let has = |name: &str| folder.join(name).is_file();
     let (kind, name) = if has("source.spm") {
         (Kinds::Pair, "source.spm")
@@ -80,9 +80,9 @@ pub(super) fn published(folder: &Path) -> Result<(Published, PathBuf), EngineErr
     };
     let file = folder.join(name);
     let settings = Settings::read(folder)?;
-    let model = Model::read(&files::bytes(&file, Kind::Pieces)?);
+    let model = Model::read(&files::bytes(&file, Kind::SentencePiece)?);
     let model = model.map_err(|problem| broken(&file, problem))?;
-    Ok((Published::new(folder, kind, model, &settings)?, file))
+    Ok((SentencePiece::new(folder, kind, model, &settings)?, file))
 }
 
 /// Returns the error for a folder without a supported tokenizer, which names the files found instead.
@@ -265,7 +265,7 @@ fn vocabulary(file: &Path) -> Result<HashMap<String, u32>, EngineError> {
     Ok(ids)
 }
 
-impl Published {
+impl SentencePiece {
     fn new(
         folder: &Path,
         kind: Kinds,
