@@ -214,7 +214,7 @@ pub(super) fn run(args: Args) -> Outcome {
             Ok(models)
         })
     };
-    let server = Server::start(socket, models, choice).into_diagnostic()?;
+    let server = Server::start_with_signals(socket, models, choice).into_diagnostic()?;
     let address = server.address();
     let admin = admin.map(|socket| server.listen_admin(socket));
     let admin = admin.transpose().into_diagnostic()?;

@@ -51,6 +51,29 @@ pub struct Server {
     /// Returns when all connections have ended; never receives a value.
     closed: mpsc::Receiver<()>,
     accepting: JoinHandle<()>,
+    /// Handlers that were installed before the first connection was accepted.
+    signals: Option<Signals>,
+}
+
+/// Handlers of the signals that a server reacts to.
+struct Signals {
+    term: Signal,
+    int: Signal,
+    hangup: Signal,
+    /// Without a handler, writing beyond the file size limit of the process kills it. With a handler, the write fails.
+    _file_size: Signal,
+}
+
+impl Signals {
+    fn install() -> io::Result<Self> {
+        let xfsz = rustix::process::Signal::XFSZ.as_raw();
+        Ok(Self {
+            term: signal(SignalKind::terminate())?,
+            int: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+            _file_size: signal(SignalKind::from_raw(xfsz))?,
+        })
+    }
 }
 
 /// Reason why a server has ended.
@@ -81,6 +104,27 @@ impl Server {
     /// # Errors
     /// The socket cannot be used, or the system cannot start threads.
     pub fn start(socket: TcpListener, models: Models, choice: HttpChoice) -> io::Result<Self> {
+        Self::started(socket, models, choice, false)
+    }
+
+    /// Does the same, after it has installed the signal handlers of [`Server::run`]: a client that is answered can rely on them.
+    ///
+    /// # Errors
+    /// The same, or the system does not allow handlers for the signals.
+    pub fn start_with_signals(
+        socket: TcpListener,
+        models: Models,
+        choice: HttpChoice,
+    ) -> io::Result<Self> {
+        Self::started(socket, models, choice, true)
+    }
+
+    fn started(
+        socket: TcpListener,
+        models: Models,
+        choice: HttpChoice,
+        handles_signals: bool,
+    ) -> io::Result<Self> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(choice.threads.max(1))
             .thread_name("http")
@@ -92,9 +136,10 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let (open, closed) = mpsc::channel(1);
         let shared = Arc::clone(&app);
-        let listener = {
+        let (listener, signals) = {
             let _inside = runtime.enter();
-            Listener::from_std(socket)?
+            let signals = handles_signals.then(Signals::install).transpose()?;
+            (Listener::from_std(socket)?, signals)
         };
         let until = stopped.clone();
         let accepting = runtime.spawn(accept(listener, until, move |stream| {
@@ -112,6 +157,7 @@ impl Server {
             stop,
             closed,
             accepting,
+            signals,
         })
     }
 
@@ -158,17 +204,18 @@ impl Server {
     /// # Errors
     /// The system does not allow handlers for the signals.
     pub fn run<E: Send + 'static>(
-        self,
+        mut self,
         load: impl FnOnce(&Models) -> Result<(), E> + Send + 'static,
     ) -> io::Result<Ended<E>> {
         let mut delay = self.app.choice.drain_delay;
+        let installed = self.signals.take();
         let ended = self.runtime.block_on(async {
-            let mut term = signal(SignalKind::terminate())?;
-            let mut int = signal(SignalKind::interrupt())?;
-            let mut hangup = signal(SignalKind::hangup())?;
-            // Without a handler, writing beyond the file size limit of the process kills it. With a handler, the write fails.
-            let xfsz = rustix::process::Signal::XFSZ.as_raw();
-            let _file_size = signal(SignalKind::from_raw(xfsz))?;
+            let Signals {
+                mut term,
+                mut int,
+                mut hangup,
+                _file_size,
+            } = installed.map_or_else(Signals::install, Ok)?;
             let app = Arc::clone(&self.app);
             let mut loading = Some(tokio::task::spawn_blocking(move || load(&app.models)));
             let mut looks = tokio::time::interval(CHECK_INTERVAL);
