@@ -5,11 +5,14 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use gemmule::kernels::KernelSpec;
-use gemmule::kernels::attention::{AttentionProblem, HeadView, MhaOnline, default_scale};
-use gemmule::kernels::gemm::{Activation, Epilogue, Gemm, Tile};
+use gemmule::kernels::gemm::{Gemm, Tile};
 use gemmule::kernels::layernorm::BiasResidualLayerNorm;
 use gemmule::runtime::cpu::ops::{MatmulPrecision, PackedWeight, Read, run};
 use gemmule::tensor::{DType, Extents};
+use gemmule::{
+    kernels::attention::MhaOnline,
+    ops::{Activation, AttentionProblem, Epilogue, HeadView, default_scale},
+};
 
 const WIDTH: u32 = 384;
 const INNER: u32 = 1536;

@@ -54,6 +54,7 @@ pub mod machine;
 pub mod model;
 #[doc(hidden)]
 pub mod names;
+pub mod ops;
 pub mod passes;
 pub mod plan;
 pub mod program;

@@ -11,7 +11,8 @@ use gemmule::{
     engine::{Artifact, Sealed, emit},
     graph::WeightExpr,
     jit::{DiskCache, Jit, Source, Target},
-    kernels::{BatchInput, KernelSpec, gemm::Tile},
+    kernels::{KernelSpec, gemm::Tile},
+    ops::BatchInput,
     program::Storage,
     runtime::{
         cuda::CudaModel,

@@ -9,16 +9,23 @@ use std::{
 use gemmule::machine::Machine;
 
 /// Top to bottom. `names` and `files` are helpers without dependencies that any room may use.
-const ORDER: [&str; 21] = [
-    "names", "files", "search", "tensor", "machine", "kernels", "graph", "model", "passes", "plan",
-    "schedule", "simulate", "codegen", "select", "program", "jit", "runtime", "engine", "serve",
-    "http", "cli",
+const ORDER: [&str; 22] = [
+    "names", "files", "search", "tensor", "ops", "graph", "model", "passes", "machine", "kernels",
+    "plan", "schedule", "simulate", "codegen", "select", "program", "jit", "runtime", "engine",
+    "serve", "http", "cli",
 ];
 
 /// Rooms that a room must not name although they are above it.
-const FORBIDDEN: [(&str, &[&str]); 14] = [
+const FORBIDDEN: [(&str, &[&str]); 16] = [
     ("search", &["names", "files"]),
-    ("machine", &["files", "tensor"]),
+    ("ops", &["names", "files"]),
+    (
+        "machine",
+        &[
+            "files", "search", "tensor", "ops", "graph", "model", "passes",
+        ],
+    ),
+    ("kernels", &["graph", "model", "passes"]),
     ("model", &["passes", "plan"]),
     ("passes", &["codegen"]),
     ("plan", &["kernels", "graph", "model", "passes", "tensor"]),

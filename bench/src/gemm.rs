@@ -5,10 +5,8 @@ use gemmule::{
     cli::{Bars, Outcome, align_right, print, say, table, write_json},
     engine::emit,
     jit::{Cubin, Jit},
-    kernels::{
-        KernelSpec,
-        gemm::{Activation, Epilogue, Gemm},
-    },
+    kernels::{KernelSpec, gemm::Gemm},
+    ops::{Activation, Epilogue},
     runtime::cuda::{Device, GemmBenchmark, Measurement, Provider},
     select::{Site, candidates},
     tensor::Extents,

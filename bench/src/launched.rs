@@ -112,7 +112,7 @@ impl Launched {
 
 #[cfg(test)]
 mod tests {
-    use gemmule::{DType, kernels::gemm::Epilogue};
+    use gemmule::{DType, ops::Epilogue};
 
     use super::*;
 

@@ -10,7 +10,7 @@ use crate::{
     files::{self, Beginning, Kind},
     graph::WeightNames,
     jit::{CacheKey, Cubin, Source, Target, options},
-    kernels::BatchInput,
+    ops::BatchInput,
     program::Program,
     runtime::{batch::Limits, cuda::CudaModel},
 };

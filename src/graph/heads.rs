@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::{Graph, GraphError, HEAD_STEP, MAX_HEAD, NodeId, Op, WeightExpr};
-use crate::kernels::gemm::Epilogue;
+use crate::ops::Epilogue;
 
 /// Matrices that resize heads, one for each number of heads and their widths.
 type Matrices = HashMap<(u32, u32, u32), NodeId>;

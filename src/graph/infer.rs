@@ -2,7 +2,7 @@
 
 use super::{Graph, GraphError, NodeId, Op};
 use crate::{
-    kernels::attention::{AttentionProblem, HeadView, PositionBias},
+    ops::{AttentionProblem, HeadView, PositionBias},
     tensor::{Shape, Size, Symbol},
 };
 

@@ -5,11 +5,9 @@ use std::{borrow::Cow, fmt};
 use serde::{Deserialize, Serialize};
 
 use super::WeightExpr;
-use crate::kernels::{
-    BatchInput,
-    attention::{AttentionProblem, Bias, HeadView, PositionBias, Side},
-    gemm::{Activation, Epilogue},
-    rotary::Rotation,
+use crate::ops::{
+    Activation, AttentionProblem, BatchInput, Bias, Epilogue, HeadView, PositionBias, Rotation,
+    Side,
 };
 
 /// An operator. Descriptions use the operators of the first block; passes create those of the

@@ -1,5 +1,5 @@
 use super::*;
-use crate::kernels::{BatchInput, gemm::Epilogue};
+use crate::ops::{BatchInput, Epilogue};
 
 fn weight(g: &mut Graph, name: &str, dims: &[u64]) -> NodeId {
     let expr = WeightExpr::Stored {

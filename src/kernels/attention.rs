@@ -14,7 +14,6 @@ mod operands;
 mod params;
 mod position_bias;
 mod prefill;
-mod problem;
 mod relative_scores;
 mod softmax;
 mod softmax_by_distance;
@@ -25,6 +24,7 @@ mod unfused;
 mod view;
 mod wgmma;
 
+use crate::ops::{AttentionProblem, DistanceTooLarge, HeadView, default_scale};
 pub use cached::{Keys, MhaCached};
 pub use decode::{DecodeCtas, MhaDecode};
 pub use decode_append::MhaDecodeAppend;
@@ -33,15 +33,12 @@ pub use long::{
     Layout, MhaLongContext, MhaLongReduce, MhaLongScores, partials_shape, scores_shape,
     statistics_shape,
 };
-pub use position_bias::{Bias, PositionBias};
 pub use prefill::MhaPrefill;
-pub use problem::AttentionProblem;
-pub use relative_scores::{RelativeScores, Side};
+pub use relative_scores::RelativeScores;
 pub use softmax::{AttentionSoftmax, SoftmaxForm, SoftmaxMask};
 pub use softmax_by_distance::SoftmaxByDistance;
 pub use split_keys::MhaSplitKeys;
 pub use unfused::{AttentionContext, AttentionScores};
-pub use view::{HeadView, default_scale};
 pub use wgmma::{MhaTile, MhaWgmma};
 
 use super::KernelSpec;
@@ -62,11 +59,8 @@ pub enum AttentionError {
         "the {kernel} kernel takes full attention without window and bias, with a key head for each query head; use the online kernel"
     )]
     Full { kernel: &'static str },
-    #[error(
-        "a window or a table of biases reaches to a distance of {distance}; expected at most {}",
-        PositionBias::FARTHEST
-    )]
-    Distance { distance: u32 },
+    #[error(transparent)]
+    Distance(#[from] DistanceTooLarge),
     #[error(
         "attention to a source supports neither window nor bias, because its positions have no distance to a query"
     )]

@@ -12,13 +12,14 @@ pub use data::BeamData;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BatchInput, Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
+    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     decoding::{
         Beam, Chosen, DeviceSamplingParams, Groups, LogitRows, best_of_group, per_row,
         raw_of_group, sum_of_group, tokens, without_forced,
     },
     rows::{one_per, read, read_meta, rows_by, write},
 };
+use crate::ops::BatchInput;
 use crate::{
     machine::Machine,
     search::{BeamState, Beams, Ending, Kept, Rules, largest, log_sum},

@@ -7,14 +7,14 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BatchInput, Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
-    attention::HeadView,
+    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     rows::{
         COPIED, STREAM_THREADS, count, read, read_meta, rows_by, storage, stream_launch,
         vector_width, write,
     },
 };
 use crate::machine::Machine;
+use crate::ops::{BatchInput, HeadView};
 use crate::tensor::{DType, Extents, Shape, Symbol};
 
 /// Positions per block.

@@ -129,11 +129,14 @@ impl Default for Chain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::{
-        elementwise::{Activate, AddBias, BinaryOp, Combine},
-        gemm::{Activation, Epilogue, Gemm},
-    };
     use crate::tensor::DType;
+    use crate::{
+        kernels::{
+            elementwise::{Activate, AddBias, BinaryOp, Combine},
+            gemm::Gemm,
+        },
+        ops::{Activation, Epilogue},
+    };
 
     #[test]
     fn shared_tensors_are_merged() {

@@ -4,8 +4,9 @@ use std::fmt;
 
 use super::{
     KernelSpec,
-    attention::{AttentionProblem, MhaDecode, MhaDecodeAppend, MhaPrefill},
+    attention::{MhaDecode, MhaDecodeAppend, MhaPrefill},
 };
+use crate::ops::AttentionProblem;
 use crate::tensor::{Size, Symbol};
 
 /// Classes of kernels by which ByteTransformer's figure 3 breaks down a run.

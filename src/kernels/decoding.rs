@@ -17,10 +17,11 @@ pub(super) use logit_rows::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BatchInput, Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
+    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     cache::BLOCK,
     rows::{count, one_per, read, read_meta, rows_by, write},
 };
+use crate::ops::BatchInput;
 use crate::{
     machine::Machine,
     search::Rules,

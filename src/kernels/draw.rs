@@ -1,14 +1,14 @@
 //! Samples of a latent variable: `mean + exp(log_variance / 2) · noise`, as in a variational autoencoder (Kingma and Welling
 //! 2014, section 2.4).
 
+use crate::ops::{BatchInput, LATENT, noise, seed_of};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BatchInput, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
+    Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     rows::{STREAM_THREADS, count, read, read_meta, rows_by, storage, stream_launch, write},
 };
 use crate::machine::Machine;
-use crate::search::Philox;
 use crate::tensor::{DType, Extents, Shape, Size, Symbol};
 
 /// `mean [batch, width]`, `log_variance [batch, width]`, `seeds [2·batch]` → `out [batch, width]`: `mean + exp(log_variance / 2) ·
@@ -17,29 +17,6 @@ use crate::tensor::{DType, Extents, Shape, Size, Symbol};
 pub struct Draw {
     pub width: u32,
     pub dtype: DType,
-}
-
-/// Returns a standard normal number for a column, by the Box-Muller transform of two Philox numbers. It depends only on
-/// the seed and the column, and its Philox counter differs from those used to sample tokens.
-pub fn noise(seed: u64, column: u32) -> f64 {
-    let [radius, angle, ..] = Philox::new(seed).numbers([column / 2, 0, 0, LATENT]);
-    let unit = |bits: u32| f64::from(bits) / f64::from(1 << 24);
-    // From 2⁻²⁴ to 1, so that the logarithm is finite.
-    let radius = (-2.0 * unit((radius >> 8) + 1).ln()).sqrt();
-    let angle = std::f64::consts::TAU * unit(angle >> 8);
-    match column % 2 {
-        0 => radius * angle.cos(),
-        _ => radius * angle.sin(),
-    }
-}
-
-/// Last word of the Philox counter. The counters used to sample tokens reach it only after 2⁶³ sequences.
-const LATENT: u32 = 1 << 31;
-
-/// Combines the low and high halves of a sequence's seed ([`BatchInput::Seeds`]).
-pub fn seed_of(halves: [i32; 2]) -> u64 {
-    let [low, high] = halves.map(|half| u64::from(half as u32));
-    high << 32 | low
 }
 
 impl Kernel for Draw {

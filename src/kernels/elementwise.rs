@@ -13,13 +13,13 @@ pub use gate::Gate;
 
 use super::{
     Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
-    gemm::{Activation, activate_f64},
     rows::{
         STREAM_THREADS, count, read, rounded_once, rows_by, stream_constants, stream_launch,
         vector_width, word, write,
     },
 };
 use crate::machine::Machine;
+use crate::ops::{Activation, activate_f64};
 use crate::tensor::{DType, Extents, Shape, Symbol};
 
 /// `x [rows, width]`, `bias [width]` → `out [rows, width]`: `x + bias`.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BatchInput, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
+    Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     layernorm::{self, Variance, layernorm_row},
     rows::{
         COPIED, STREAM_THREADS, Teams, count, one_per, read, rows_by, stream_constants,
@@ -11,6 +11,7 @@ use super::{
     },
 };
 use crate::machine::Machine;
+use crate::ops::BatchInput;
 use crate::tensor::{DType, Extents, Shape, Symbol};
 
 /// An embedding table `[rows, width]`, and the batch data that indexes it.

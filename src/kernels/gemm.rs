@@ -1,5 +1,6 @@
 //! `out = act(x · weightᵀ + bias) + residual`: the tensor-core GEMM with its epilogues (ByteTransformer III.C).
 
+#[cfg(test)]
 mod activate;
 mod deferred_layernorm;
 mod instances;
@@ -11,10 +12,10 @@ mod stream;
 mod tile;
 mod wgmma;
 
+use crate::ops::{Activation, Epilogue, activate_f64};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-pub use activate::{activate_f64, erf, erfc};
 pub use deferred_layernorm::DeferredLayerNormGemm;
 pub use instances::representative;
 pub use prepare_attention::GemmPrepareAttention;
@@ -32,123 +33,6 @@ pub(crate) use {
 use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};
 use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Shape, Size, Symbol};
-
-/// A pointwise function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Activation {
-    /// `x·Φ(x)` with the error function, as in BERT's checkpoints.
-    GeluExact,
-    /// The tanh approximation of GELU. It differs from the exact function by at most about 5e-4.
-    GeluTanh,
-    Relu,
-    Tanh,
-    /// `x / (1 + exp(−x))`.
-    Silu,
-    /// `x / (1 + exp(−1.702 x))`, the approximation of GELU by a sigmoid (Hendrycks and Gimpel 2016, section 2).
-    QuickGelu,
-    /// `ln(1 + max(x, 0))`, the term weights of SPLADE (Formal et al. 2021, section 3.1).
-    Log1pRelu,
-}
-
-impl Activation {
-    pub const ALL: [Activation; 7] = [
-        Activation::GeluExact,
-        Activation::GeluTanh,
-        Activation::Relu,
-        Activation::Tanh,
-        Activation::Silu,
-        Activation::QuickGelu,
-        Activation::Log1pRelu,
-    ];
-
-    /// Name in symbols.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Activation::GeluExact => "gelu",
-            Activation::GeluTanh => "gelu_tanh",
-            Activation::Relu => "relu",
-            Activation::Tanh => "tanh",
-            Activation::Silu => "silu",
-            Activation::QuickGelu => "quick_gelu",
-            Activation::Log1pRelu => "log1p_relu",
-        }
-    }
-
-    /// Absolute error bound of the 16-bit form near 0, where results are smallest. For GELU: 0.18 · 2⁻¹⁶.
-    pub const fn error_at_zero(self) -> f32 {
-        match self {
-            Activation::GeluExact | Activation::GeluTanh => 2.8e-6,
-            Activation::Relu
-            | Activation::Tanh
-            | Activation::Silu
-            | Activation::QuickGelu
-            | Activation::Log1pRelu => 1e-7,
-        }
-    }
-
-    /// Name of the device function in `partials/activation.cu`.
-    pub const fn function(self) -> &'static str {
-        match self {
-            Activation::GeluExact => "gelu_exact",
-            Activation::GeluTanh => "gelu_tanh",
-            Activation::Relu => "relu",
-            Activation::Tanh => "tanh_of",
-            Activation::Silu => "silu",
-            Activation::QuickGelu => "quick_gelu",
-            Activation::Log1pRelu => "log1p_relu",
-        }
-    }
-}
-
-/// Operations applied to the accumulators while they are still in registers.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
-)]
-pub struct Epilogue {
-    pub bias: bool,
-    pub activation: Option<Activation>,
-    /// Whether a tensor of the result's shape is added last, before rounding.
-    pub residual: bool,
-}
-
-impl Epilogue {
-    pub const fn new(bias: bool, activation: Option<Activation>) -> Self {
-        Self {
-            bias,
-            activation,
-            residual: false,
-        }
-    }
-
-    /// Returns this epilogue with a residual added last.
-    pub const fn with_residual(self) -> Self {
-        Self {
-            residual: true,
-            ..self
-        }
-    }
-
-    /// Number of operands besides `x` and the weight.
-    pub const fn operands(self) -> usize {
-        self.bias as usize + self.residual as usize
-    }
-
-    /// Name of the computation: `gemm`, `gemm_bias`, `gemm_bias_gelu`, `gemm_bias_residual`, …
-    pub fn name(self) -> String {
-        let mut name = String::from("gemm");
-        if self.bias {
-            name.push_str("_bias");
-        }
-        if let Some(activation) = self.activation {
-            name.push('_');
-            name.push_str(activation.name());
-        }
-        if self.residual {
-            name.push_str("_residual");
-        }
-        name
-    }
-}
 
 /// CTA tile `m × n × k`, computed by `warps_m × warps_n` warps with a pipeline of `stages` k tiles in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -3,10 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BatchInput, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
+    Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     rows::{blocks, read, read_meta, rows_by, storage, write},
 };
 use crate::machine::Machine;
+use crate::ops::BatchInput;
 use crate::tensor::{DType, Element, Extents, Shape, Symbol};
 
 /// `logits [tokens, width]`, `token_ids [tokens]`, `positions [tokens]` → `out [tokens, 1]` in f32: the log-probability of each

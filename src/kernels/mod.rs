@@ -27,9 +27,10 @@ mod spec;
 pub mod trial;
 pub mod upload;
 
+use crate::ops::BatchInput;
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 pub use crate::machine::Instructions;
 pub use class::Class;
@@ -92,52 +93,6 @@ impl Fill {
         mean: 0.0,
         deviation: 0.05,
     };
-}
-
-/// Tensors that describe a batch. The runtime computes them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum BatchInput {
-    /// i32 `[tokens]`: vocabulary ids.
-    TokenIds,
-    /// i32 `[tokens]`: segment ids.
-    TypeIds,
-    /// i32 `[tokens]`: index of the token in its sequence, from 0.
-    Positions,
-    /// i32 `[batch + 1]`: first token of each sequence. The last entry is the number of tokens.
-    CuLens,
-    /// i64 `[batch + 1]`: offset of each sequence's scores in a head's `pairs`, the prefix sum of squared lengths.
-    PairOffsets,
-    /// i32 `[batch, longest]`: 1 where the padded input holds a token.
-    Mask,
-    /// i32 `[batch]`: tokens of each sequence that are not masked as keys, from 1 to the sequence's length. Equal to the
-    /// length if nothing is padded.
-    ValidLens,
-    /// i32 `[tokens]`: the slot of the KV cache that a token's keys and values are written to.
-    TokenSlots,
-    /// i32 `[slots]`: the slots of each sequence's keys by position, one sequence after another.
-    Slots,
-    /// i32 `[batch]`: index in [`BatchInput::Slots`] of each sequence's first slot.
-    SlotStarts,
-    /// i32 `[batch]`: keys of each sequence: its cached tokens plus its tokens in the batch.
-    KeyLens,
-    /// i32 `[source_slots]`: the slots of each sequence's source keys by position, one sequence after another. Sequences
-    /// that share a source repeat them.
-    SourceSlots,
-    /// i32 `[batch]`: index in [`BatchInput::SourceSlots`] of each sequence's first slot.
-    SourceStarts,
-    /// i32 `[batch]`: number of keys of each sequence's source.
-    SourceLens,
-    /// i32 `[2·batch]`: the low and high halves of each sequence's noise seed.
-    Seeds,
-}
-
-impl BatchInput {
-    pub fn element(self) -> Element {
-        match self {
-            BatchInput::PairOffsets => Element::I64,
-            _ => Element::I32,
-        }
-    }
 }
 
 /// A matrix that a kernel copies with TMA. Its parameter is a tensor map instead of a pointer.

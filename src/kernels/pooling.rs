@@ -3,14 +3,14 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BatchInput, Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
-    f32_literal,
+    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
     rows::{
         COPIED, STREAM_THREADS, Teams, blocks, count, offsets, read, read_meta, rounded_once,
         rows_by, storage, stream_constants, stream_launch, vector_width, word, write,
     },
 };
 use crate::machine::Machine;
+use crate::ops::BatchInput;
 use crate::tensor::{DType, Extents, Symbol};
 
 /// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: the row of one token of each sequence.

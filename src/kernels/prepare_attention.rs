@@ -1,17 +1,19 @@
 //! Prepares the inputs of attention from merged projections in one launch: RMS-normalises and rotates the heads of queries
 //! and keys, and stores keys and values in the KV cache if there is one.
 
+use crate::kernels::rotary::RotationCode;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BatchInput, Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
+    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     cache::{BLOCK, index, pool},
     f32_literal,
     layernorm::NO_RESIDUAL,
-    rotary::{Rotation, frequencies},
+    rotary::frequencies,
     rows::{STREAM_THREADS, count, read, read_meta, rows_by, storage, vector_width, word, write},
 };
 use crate::machine::{Machine, SMALL_M};
+use crate::ops::{BatchInput, Rotation};
 use crate::tensor::{DType, Extents, Shape, Symbol};
 
 /// `x [tokens, row]`, (`q_gamma, k_gamma [head]`), (`positions [tokens]`), (`token_slots [tokens]`) → `queries

@@ -1,26 +1,14 @@
 //! Rotary position embedding (RoPE; Su et al. 2021). It rotates pairs of columns, one from each half of a head.
 
+use crate::ops::{BatchInput, Rotation};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BatchInput, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
-    f32_literal,
+    Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
     rows::{STREAM_THREADS, count, read, read_meta, rows_by, storage, stream_launch, write},
 };
 use crate::machine::Machine;
 use crate::tensor::{DType, Extents, Shape, Symbol};
-
-/// Rotation angles for the heads of a row.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Rotation {
-    /// Number of heads per row.
-    pub heads: u32,
-    /// Rotation angle per position, in radians, of each pair of columns: columns `c` and `c + frequencies.len()` of a head.
-    /// Later columns of the head are unchanged.
-    pub frequencies: Vec<f32>,
-    /// Factor applied to rotated columns. Some frequency scalings require it.
-    pub factor: f32,
-}
 
 /// `x [tokens, stride]`, `positions [tokens]` → `out [tokens, heads·head]`: rotates each head by its token's position. Heads
 /// are adjacent, from column `from` of `x`.
@@ -35,31 +23,17 @@ pub struct Rotary {
     pub dtype: DType,
 }
 
-impl Rotation {
-    /// Max number of column pairs per head. Their frequencies are in constant memory.
-    pub const MAX_PAIRS: usize = 1024;
-
-    /// Checks that a kernel can rotate heads of `head` columns.
-    ///
-    /// # Errors
-    /// Returns the reason if it cannot.
-    pub fn check(&self, head: u32) -> Result<(), String> {
-        let n = self.frequencies.len();
-        if n == 0 || n > Self::MAX_PAIRS || 2 * n > head as usize {
-            return Err(format!(
-                "{n} pairs of columns do not fit a head of {head}; expected 1 to {}",
-                (head / 2).min(Self::MAX_PAIRS as u32)
-            ));
-        }
-        let mut all = self.frequencies.iter().chain([&self.factor]);
-        match all.all(|f| f.is_finite()) {
-            true => Ok(()),
-            false => Err("a frequency or the factor is not finite".to_owned()),
-        }
-    }
-
+/// Forms of rotation angles in symbols and sources.
+pub(super) trait RotationCode {
     /// FNV-1a hash of the frequencies and the factor, which are too long for a symbol.
-    pub(super) fn digest(&self) -> u32 {
+    fn digest(&self) -> u32;
+
+    /// Frequencies as a CUDA initialiser.
+    fn literals(&self) -> String;
+}
+
+impl RotationCode for Rotation {
+    fn digest(&self) -> u32 {
         let all = self.frequencies.iter().chain([&self.factor]);
         let bytes = all.flat_map(|f| f.to_bits().to_le_bytes());
         bytes.fold(0x811c_9dc5, |hash: u32, byte| {
@@ -67,25 +41,9 @@ impl Rotation {
         })
     }
 
-    /// Frequencies as a CUDA initialiser.
-    pub(super) fn literals(&self) -> String {
+    fn literals(&self) -> String {
         let literals = self.frequencies.iter().map(|&f| f32_literal(f));
         literals.collect::<Vec<_>>().join(", ")
-    }
-
-    /// Rotates one head.
-    pub(super) fn rotate(&self, head: &mut [f64], position: f32) {
-        let n = self.frequencies.len();
-        for (c, &frequency) in self.frequencies.iter().enumerate() {
-            // The product is rounded to f32, as in published implementations. Far from 0, this gives other angles than the exact
-            // product would.
-            let (sin, cos) = f64::from(position * frequency).sin_cos();
-            let factor = f64::from(self.factor);
-            let (sin, cos) = (factor * sin, factor * cos);
-            let (a, b) = (head[c], head[n + c]);
-            head[c] = a * cos - b * sin;
-            head[n + c] = b * cos + a * sin;
-        }
     }
 }
 

@@ -3,7 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BatchInput, Constant, Constants, Fill, Launch, Param, Role, Tolerance, f32_literal};
+use super::{Constant, Constants, Fill, Launch, Param, Role, Tolerance, f32_literal};
+use crate::ops::BatchInput;
 use crate::{
     machine::Machine,
     tensor::{DType, Element, Shape, Size, Symbol},

@@ -1,7 +1,8 @@
 //! Checks of one kernel on one batch: random inputs according to its parameters, and the comparison of results with the
 //! reference. Every executor uses these checks.
 
-use super::{BatchInput, Case, Fill, HostTensor, Kernel, Role, Tolerance, cache::BLOCK};
+use super::{Case, Fill, HostTensor, Kernel, Role, Tolerance, cache::BLOCK};
+use crate::ops::BatchInput;
 use crate::tensor::{Element, Extents, LengthsError};
 
 /// Inputs of a kernel for a batch, and the reference's results.

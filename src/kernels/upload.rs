@@ -4,13 +4,14 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BatchInput, Case, Constants, Fill, HostTensor, Kernel, Launch, Param, Tolerance,
+    Case, Constants, Fill, HostTensor, Kernel, Launch, Param, Tolerance,
     cache::{BLOCK, pool},
     rows::{
         COPIED, STREAM_THREADS, count, one_per, read, read_meta, rows_by, stream_launch, write,
     },
 };
 use crate::machine::Machine;
+use crate::ops::BatchInput;
 use crate::tensor::{Element, Extents, Symbol};
 
 /// `from` → `to`, both `[rows, 4]` 32-bit integers. A row is a piece of 16 bytes.

@@ -23,7 +23,7 @@ use unroll::reads_tokens;
 
 use crate::{
     graph::{Graph, GraphError, NodeId, Op, Part, Sinusoid, WeightExpr, WeightNames},
-    kernels::BatchInput,
+    ops::BatchInput,
     tensor::{SequenceEnd, Shape},
 };
 

@@ -14,7 +14,7 @@ use super::{
     expr::{Condition, Expr},
     syntax::{Ast, Definition, Origin, Pattern, Requirement, Test, activation},
 };
-use crate::kernels::gemm::Activation;
+use crate::ops::Activation;
 
 /// Values that a description takes from config.json.
 pub(super) struct Values<'a> {

@@ -8,7 +8,7 @@ use std::{
 use super::error::{At, File, ModelError, Problem};
 use crate::{
     graph::{Graph, Op},
-    kernels::gemm::{Activation, Epilogue},
+    ops::{Activation, Epilogue},
 };
 
 /// Names that `expect:` can count: all launches, all GEMMs with any epilogue, or one operator by [`Op::name`]. Operators with an

@@ -3,7 +3,7 @@
 use super::{ModelError, Problem, build::Builder, error::At, syntax::Ast};
 use crate::{
     graph::{NodeId, Op, WeightExpr},
-    kernels::gemm::{Activation, Epilogue},
+    ops::{Activation, Epilogue},
 };
 
 /// Output that most modules compute from a description's output `last_hidden_state`.

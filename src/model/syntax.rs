@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     graph::Sinusoid,
-    kernels::{BatchInput, attention::Side, gemm::Activation},
+    ops::{Activation, BatchInput, Side},
 };
 
 /// A parsed description. Each part has its source position.

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::{
     graph::{Graph, GraphError, NodeId, Op},
-    kernels::attention::HeadView,
+    ops::HeadView,
 };
 
 /// `split_heads(y[:, o..])[h, t, c] = y[t, o + h·head + c]`, and the same for `merge_heads`: the

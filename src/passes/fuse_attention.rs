@@ -5,7 +5,7 @@ use super::{
 };
 use crate::{
     graph::{Graph, GraphError, HEAD_STEP, MAX_HEAD, NodeId, Op},
-    kernels::attention::{AttentionProblem, HeadView},
+    ops::{AttentionProblem, HeadView},
 };
 
 /// `context(softmax(s · scores(q, k)), v) = attention{s}(q, k, v)`: the scores, whose size is
@@ -156,7 +156,7 @@ mod tests {
     };
     use crate::{
         graph::{NodeId, Op},
-        kernels::attention::HeadView,
+        ops::HeadView,
     };
 
     /// Adds self-attention of `x` without a scale, which another pass folds.

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::{
     graph::{Graph, GraphError, NodeId, Op},
-    kernels::gemm::Epilogue,
+    ops::Epilogue,
 };
 
 /// `act(x·Wᵀ + b) = linear{b, act}(x, W, b)`: bias and activation are applied to the accumulators
@@ -75,7 +75,7 @@ impl FuseBiasActivation {
 
 enum Step {
     Bias(NodeId),
-    Activation(crate::kernels::gemm::Activation),
+    Activation(crate::ops::Activation),
 }
 
 /// Returns a reader of `id` that `epilogue` can still include.
@@ -96,7 +96,7 @@ fn next(graph: &Graph, id: NodeId, epilogue: Epilogue) -> Option<(NodeId, Step)>
 #[cfg(test)]
 mod tests {
     use super::super::tests::{alone, models::Builder, refusals, story};
-    use crate::{graph::Op, kernels::gemm::Activation};
+    use crate::{graph::Op, ops::Activation};
 
     const PASS: &str = "fuse_bias_activation";
 

@@ -119,7 +119,7 @@ impl Sum {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{alone, models::Builder, refusals, story};
-    use crate::{graph::Op, kernels::BatchInput};
+    use crate::{graph::Op, ops::BatchInput};
 
     /// Returns the LayerNorm of the sum of `n` tables, added from the left.
     fn tables(n: usize) -> Builder {

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     graph::{Graph, GraphError, MAX_WIDTH, NodeId, Op},
-    kernels::gemm::Activation,
+    ops::Activation,
 };
 
 /// `act(x·W₁ᵀ + b₁) ⊙ (x·W₂ᵀ + b₂) = gate{act}(x·[W₁; W₂]ᵀ + [b₁; b₂])`: the two projections of a
@@ -185,7 +185,7 @@ mod tests {
     use super::super::tests::{alone, models::Builder, refusals, story};
     use crate::{
         graph::{NodeId, Op},
-        kernels::gemm::Activation,
+        ops::Activation,
     };
 
     const PASS: &str = "fuse_gate";

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::{
     graph::{Graph, GraphError, NodeId, Op},
-    kernels::gemm::Epilogue,
+    ops::Epilogue,
 };
 
 /// `linear(x, W, b) + r = linear{residual}(x, W, b, r)`, with the residual on either side of the
@@ -88,7 +88,7 @@ mod tests {
     use super::super::tests::{alone, models::Builder, refusals, story};
     use crate::{
         graph::{Graph, Op},
-        kernels::gemm::{Activation, Epilogue},
+        ops::{Activation, Epilogue},
     };
 
     const PASS: &str = "fuse_residual";

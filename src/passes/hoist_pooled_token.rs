@@ -211,7 +211,7 @@ mod tests {
     };
     use crate::{
         graph::{Graph, Op},
-        kernels::gemm::Activation,
+        ops::Activation,
     };
 
     const PASS: &str = "hoist_pooled_token";

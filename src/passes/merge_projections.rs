@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     graph::{Graph, GraphError, MAX_WIDTH, NodeId, Op, WeightExpr},
-    kernels::gemm::Epilogue,
+    ops::Epilogue,
 };
 
 /// `[x·W₁ᵀ + b₁ | x·W₂ᵀ + b₂ | …] = x·[W₁; W₂; …]ᵀ + [b₁; b₂; …]`: projections of one attention

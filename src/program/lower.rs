@@ -21,8 +21,9 @@ use super::{
 };
 use crate::{
     graph::{Graph, NodeId, Op},
-    kernels::{BatchInput, KernelSpec},
+    kernels::KernelSpec,
     machine::Machine,
+    ops::BatchInput,
     select::{Dispatch, Timings},
     tensor::{DType, Element, Shape, Size, Symbol},
 };

@@ -23,7 +23,8 @@ pub use step::{LaunchError, Step};
 
 use crate::{
     graph::{Part, WeightExpr},
-    kernels::{BatchInput, Class, KernelSpec, cache::BLOCK},
+    kernels::{Class, KernelSpec, cache::BLOCK},
+    ops::BatchInput,
     plan::UsageRecord,
     tensor::{DType, Element, Extents, Shape, Size, Symbol},
 };

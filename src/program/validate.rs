@@ -11,10 +11,11 @@ pub(crate) use kernels::check_kernel;
 use crate::{
     graph::WeightExpr,
     kernels::{
-        BatchInput, KernelSpec, Role,
+        KernelSpec, Role,
         attention::{Keys, MhaSplitKeys},
         embedding::Table,
     },
+    ops::BatchInput,
     select::{Batches, Interval},
     tensor::{Shape, Size, Symbol},
 };

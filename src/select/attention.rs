@@ -9,12 +9,13 @@ use crate::{
     kernels::{
         Instructions, KernelSpec,
         attention::{
-            AttentionError, AttentionProblem, MhaLongContext, MhaLongReduce, MhaLongScores,
-            MhaOnline, MhaPrefill, MhaShort, MhaSplitKeys, MhaTile, MhaWgmma,
+            AttentionError, MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline, MhaPrefill,
+            MhaShort, MhaSplitKeys, MhaTile, MhaWgmma,
         },
         chain::Chain,
     },
     machine::Machine,
+    ops::AttentionProblem,
 };
 
 /// Maximum lengths for the short kernel, besides its largest. A smaller maximum loads and masks
@@ -244,8 +245,8 @@ fn within(
 mod tests {
     use super::*;
     use crate::{
-        kernels::attention::HeadView,
         machine::testing,
+        ops::HeadView,
         tensor::{DType, Extents},
     };
 

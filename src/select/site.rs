@@ -3,11 +3,11 @@
 use crate::{
     kernels::{
         elementwise::Gate,
-        gemm::Epilogue,
         layernorm::{BiasResidualLayerNorm, LayerNorm},
         prepare_attention::PrepareAttention,
         rms_norm::RmsNorm,
     },
+    ops::Epilogue,
     tensor::DType,
 };
 

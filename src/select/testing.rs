@@ -4,13 +4,12 @@ use super::{Chain, Link, SelectionInput, Site};
 use crate::{
     kernels::{
         elementwise::Gate,
-        gemm::{Activation, Epilogue},
         layernorm::{BiasResidualLayerNorm, LayerNorm},
         prepare_attention::PrepareAttention,
         rms_norm::RmsNorm,
-        rotary::Rotation,
     },
     machine::Machine,
+    ops::{Activation, Epilogue, Rotation},
     tensor::DType,
 };
 

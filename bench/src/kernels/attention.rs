@@ -6,13 +6,11 @@ use gemmule::{
     cli::bench::sets::{Set, named},
     kernels::{
         Case, Instructions, KernelSpec,
-        attention::{
-            AttentionContext, AttentionProblem, AttentionScores, AttentionSoftmax, HeadView,
-            MhaOnline, PositionBias, default_scale,
-        },
+        attention::{AttentionContext, AttentionScores, AttentionSoftmax, MhaOnline},
         chain::Chain,
     },
     machine::Machine,
+    ops::{AttentionProblem, HeadView, PositionBias, default_scale},
     select::Attention,
     tensor::Extents,
 };

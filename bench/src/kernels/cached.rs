@@ -4,11 +4,12 @@ use gemmule::{
     DType,
     kernels::{
         Case, Instructions, KernelSpec,
-        attention::{DecodeCtas, HeadView, Keys, MhaCached, MhaDecode, MhaPrefill, default_scale},
+        attention::{DecodeCtas, Keys, MhaCached, MhaDecode, MhaPrefill},
         cache::BLOCK,
         chain::Chain,
     },
     machine::Machine,
+    ops::{HeadView, default_scale},
     select::CachedAttention,
     tensor::Extents,
 };

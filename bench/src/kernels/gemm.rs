@@ -7,8 +7,8 @@ use gemmule::{
         Case,
         chain::Chain,
         elementwise::{Activate, AddBias},
-        gemm::{Activation, Epilogue},
     },
+    ops::{Activation, Epilogue},
     select::Site,
 };
 use miette::Report;

@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::json::{Json, check_known};
 use crate::{
     engine::EngineError,
-    kernels::gemm::Activation,
     model::{EMBEDDING, Module, Pooling},
+    ops::Activation,
 };
 
 /// Maximum width of an embedding.

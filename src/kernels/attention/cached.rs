@@ -1,23 +1,24 @@
 //! Attention of new tokens to their sequence's keys in a KV cache.
 
+use crate::kernels::attention::position_bias::PositionBiasCode;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AttentionError, Bias, HeadView, PositionBias,
+    AttentionError,
     operands::{check_head, check_scale},
     params, position_bias,
     softmax::softmax,
     storage,
-    view::{default_scale, heads_word, scale_suffix},
+    view::{heads_word, scale_suffix},
 };
 use crate::{
     kernels::{
-        BatchInput, Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role,
-        Tolerance,
+        Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role, Tolerance,
         cache::{BLOCK, index, pool},
     },
     machine::Machine,
+    ops::{BatchInput, Bias, HeadView, PositionBias, default_scale},
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 

@@ -1,10 +1,10 @@
 //! Decode attention: single tokens attend to their sequences' keys in a KV cache.
 
+use crate::kernels::attention::position_bias::PositionBiasCode;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    AttentionError, HeadView, Keys, MhaCached, PositionBias, storage, view::default_scale,
-};
+use super::{AttentionError, Keys, MhaCached, storage};
+use crate::ops::{HeadView, PositionBias, default_scale};
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Tolerance,

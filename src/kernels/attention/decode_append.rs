@@ -2,15 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AttentionError, HeadView, Keys, MhaDecode, params};
+use super::{AttentionError, Keys, MhaDecode, params};
 use crate::{
     kernels::{
-        BatchInput, Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
-        Role, Tolerance,
+        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
+        Tolerance,
         cache::{AppendCache, index, pool},
         rows::read_meta,
     },
     machine::Machine,
+    ops::{BatchInput, HeadView},
     tensor::{Extents, Shape, Symbol},
 };
 

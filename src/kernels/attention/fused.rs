@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AttentionError, AttentionProblem,
+    AttentionError,
     operands::{Operands, check_head, row_bytes},
 };
+use crate::ops::AttentionProblem;
 use crate::{
     kernels::{Case, Constants, HostTensor, Kernel, Launch, Param, Tolerance},
     machine::Machine,

@@ -1,15 +1,18 @@
 //! Operands of the fused kernels, their checks, and the shared definition of attention.
 
+use crate::kernels::attention::position_bias::PositionBiasCode;
+use crate::kernels::attention::view::ViewCode;
 use rayon::prelude::*;
 
 use super::{
-    AttentionError, AttentionProblem, HeadView,
+    AttentionError,
     fused::Tiling,
     params,
     softmax::softmax,
     storage,
-    view::{default_scale, heads_word, kv_head_of, scale_suffix, views_suffix},
+    view::{heads_word, kv_head_of, scale_suffix, views_suffix},
 };
+use crate::ops::{AttentionProblem, HeadView, default_scale};
 use crate::{
     kernels::{Constants, HostTensor, Param, Tolerance},
     tensor::{DType, Extents, Shape, Size, Symbol},

@@ -1,8 +1,8 @@
 //! Parameters shared by the attention kernels.
 
-use super::HeadView;
 use crate::{
-    kernels::{BatchInput, Fill, Param, Role},
+    kernels::{Fill, Param, Role},
+    ops::{BatchInput, HeadView},
     tensor::{Element, Shape, Size, Symbol},
 };
 

@@ -2,10 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    AttentionError, AttentionProblem, HeadView, Keys, MhaCached, MhaOnline, MhaTile, MhaWgmma,
-    PositionBias, view::default_scale, wgmma::Origin,
-};
+use super::{AttentionError, Keys, MhaCached, MhaOnline, MhaTile, MhaWgmma, wgmma::Origin};
+use crate::ops::{AttentionProblem, HeadView, PositionBias, default_scale};
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, TensorMap,

@@ -1,5 +1,6 @@
 //! Scores of tokens against embeddings of relative positions, as in disentangled attention (DeBERTa).
 
+use crate::ops::Side;
 use serde::{Deserialize, Serialize};
 
 use super::{params, storage, unfused, unfused::rounding};
@@ -10,23 +11,6 @@ use crate::{
     machine::Machine,
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
-
-/// Row of `x` that is multiplied by the table's row: that of a pair's query, or that of its key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Side {
-    Query,
-    Key,
-}
-
-impl Side {
-    /// Name in symbols and descriptions.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Side::Query => "query",
-            Side::Key => "key",
-        }
-    }
-}
 
 /// `x [tokens, heads·head]`, `table [2·reach + 1, heads·head]`, `cu_lens`, `pair_offsets` → `scores [heads, pairs]`: for each head
 /// and each query and key of a sequence, `x · table[distance]`. The row of `x` is the query's or the key's, and the distance is the

@@ -1,14 +1,16 @@
 //! Softmax between the two matrix products of unfused attention, with windows and biases that depend on key distance.
 
+use crate::kernels::attention::position_bias::PositionBiasCode;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    PositionBias, SoftmaxMask, params, position_bias,
+    SoftmaxMask, params, position_bias,
     softmax::softmax,
     storage,
     unfused::{pairs_shape, rounding},
     view::scale_suffix,
 };
+use crate::ops::PositionBias;
 use crate::{
     kernels::{Case, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance},
     machine::Machine,

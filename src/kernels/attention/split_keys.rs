@@ -2,12 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    AttentionError, AttentionProblem, HeadView, MhaOnline,
-    fused::edge_cases,
-    storage,
-    view::{default_scale, scale_log2},
-};
+use super::{AttentionError, MhaOnline, fused::edge_cases, storage, view::scale_log2};
+use crate::ops::{AttentionProblem, HeadView, default_scale};
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,

@@ -7,16 +7,17 @@
 #[cfg(test)]
 mod tests;
 
+use crate::kernels::attention::view::ViewCode;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    HeadView,
     fused::{SHARED_LIMIT, edge_cases},
     long::{ContextPlan, max_tiles, tensor_core_plan, visitor_constants, visitor_launch},
     operands::{check_head, row, row_bytes},
     params, storage,
-    view::{default_scale, heads_word, kv_head_of, scale_suffix, views_suffix},
+    view::{heads_word, kv_head_of, scale_suffix, views_suffix},
 };
+use crate::ops::{HeadView, default_scale};
 use crate::{
     kernels::{
         Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role, Tolerance,

@@ -1,75 +1,21 @@
-use serde::{Deserialize, Serialize};
+//! Forms of views in symbols and sources.
 
-use crate::tensor::{Shape, Size, Symbol};
+use crate::ops::HeadView;
 
-/// Location of element `c` of head `h` of token `t` in a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum HeadView {
-    /// `[heads, tokens, head]`: `(h·tokens + t)·head + c`.
-    HeadMajor,
-    /// Columns of a `[tokens, stride]` tensor: `t·stride + offset + h·head + c`.
-    TokenMajor { offset: u32, stride: u32 },
+pub(super) trait ViewCode {
+    /// CUDA expression (64-bit) for the index of token 0 of a head, where `nth` is the CUDA expression for the head's index.
+    fn origin_of(self, nth: &str, head: u32) -> String;
+
+    /// Part of a symbol that names the view.
+    fn word(self) -> String;
 }
 
-impl HeadView {
-    /// Shape of the whole tensor.
-    pub fn shape(self, heads: u32, head: u32) -> Shape {
-        let tokens = Size::from(Symbol::Tokens);
-        match self {
-            HeadView::HeadMajor => Shape::new([
-                Size::constant(heads.into()),
-                tokens,
-                Size::constant(head.into()),
-            ]),
-            HeadView::TokenMajor { stride, .. } => {
-                Shape::new([tokens, Size::constant(stride.into())])
-            }
-        }
-    }
-
-    /// Index of the first element of the `nth` head of a token. The head's other elements follow it.
-    pub fn index(self, tokens: usize, token: usize, nth: usize, head: u32) -> usize {
-        let head = head as usize;
-        match self {
-            HeadView::HeadMajor => (nth * tokens + token) * head,
-            HeadView::TokenMajor { offset, stride } => {
-                token * stride as usize + offset as usize + nth * head
-            }
-        }
-    }
-
-    /// Elements between consecutive tokens of a head.
-    pub(in crate::kernels) fn stride(self, head: u32) -> u32 {
-        match self {
-            HeadView::HeadMajor => head,
-            HeadView::TokenMajor { stride, .. } => stride,
-        }
-    }
-
-    /// First column of the first head in a token-major view; 0 in a head-major one.
-    pub(in crate::kernels) fn column(self) -> u32 {
-        match self {
-            HeadView::HeadMajor => 0,
-            HeadView::TokenMajor { offset, .. } => offset,
-        }
-    }
-
-    /// CUDA expression (64-bit) for the index of token 0 of a head, where `nth` is the CUDA expression for the head's index.
-    pub(super) fn origin_of(self, nth: &str, head: u32) -> String {
+impl ViewCode for HeadView {
+    fn origin_of(self, nth: &str, head: u32) -> String {
         match self {
             HeadView::HeadMajor => format!("{nth} * {head}ull * tokens"),
             HeadView::TokenMajor { offset: 0, .. } => format!("{nth} * {head}ull"),
             HeadView::TokenMajor { offset, .. } => format!("{offset} + {nth} * {head}ull"),
-        }
-    }
-
-    /// Whether the row of every head starts at a multiple of `elements` elements.
-    pub(crate) fn is_aligned(self, head: u32, elements: u32) -> bool {
-        match self {
-            HeadView::HeadMajor => head.is_multiple_of(elements),
-            HeadView::TokenMajor { offset, stride } => [head, offset, stride]
-                .iter()
-                .all(|n| n.is_multiple_of(elements)),
         }
     }
 
@@ -130,11 +76,6 @@ pub(super) fn scale_suffix(scale: f32, usual: f32) -> String {
     let text = format!("{scale:?}");
     let text = text.strip_suffix(".0").unwrap_or(&text);
     format!("_scale{}", text.replace('.', "p").replace('-', "m"))
-}
-
-/// Returns `1/√head`, the default scale of dot-product attention.
-pub fn default_scale(head: u32) -> f32 {
-    (1.0 / f64::from(head).sqrt()) as f32
 }
 
 /// Returns `scale·log2(e)`, for softmax with base-2 exponentials.

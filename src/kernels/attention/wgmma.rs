@@ -1,12 +1,11 @@
 //! Attention on Hopper with WGMMA. Persistent CTAs are warp-specialised, with TMA producers. With one tile per CTA, all threads
 //! load with `cp.async`.
 
+use crate::kernels::attention::position_bias::PositionBiasCode;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    AttentionError, AttentionProblem, HeadView, MhaOnline, PositionBias, fused::edge_cases,
-    position_bias, storage, view::default_scale,
-};
+use super::{AttentionError, MhaOnline, fused::edge_cases, position_bias, storage};
+use crate::ops::{AttentionProblem, HeadView, PositionBias, default_scale};
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,

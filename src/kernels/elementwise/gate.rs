@@ -2,16 +2,18 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::kernels::{
-    Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
-    gemm::{Activation, activate_f64},
-    rows::{
-        STREAM_THREADS, count, read, rounded_once, rows_by, stream_constants, stream_launch,
-        vector_width, write,
-    },
-};
 use crate::machine::{Machine, SMALL_M};
 use crate::tensor::{DType, Extents, Symbol};
+use crate::{
+    kernels::{
+        Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
+        rows::{
+            STREAM_THREADS, count, read, rounded_once, rows_by, stream_constants, stream_launch,
+            vector_width, write,
+        },
+    },
+    ops::{Activation, activate_f64},
+};
 
 /// `x [rows, 2·width]` → `out [rows, width]`: the activation of the first half of a row's columns, times the second half.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Epilogue, Gemm, GemmWgmma, SplitKTile,
+    Gemm, GemmWgmma, SplitKTile,
     residual_row_stats::{SlicedK, room_to_exchange, row_stats_of, row_stats_shape},
 };
+use crate::ops::Epilogue;
 use crate::{
     kernels::{
         Case, Constants, Fill, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
@@ -244,7 +245,7 @@ pub(crate) fn normalised(
 /// Tiles of several sizes, with and without bias and activation, and depths that include odd multiples of 8.
 pub fn representative() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
-    let gelu = Epilogue::new(true, Some(super::Activation::GeluExact));
+    let gelu = Epilogue::new(true, Some(crate::ops::Activation::GeluExact));
     let mut kernels = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
         for (n, k, epilogue, tiles) in [

@@ -1,4 +1,5 @@
-use super::{Activation, Epilogue, Gemm, Tile};
+use super::{Gemm, Tile};
+use crate::ops::{Activation, Epilogue};
 use crate::{
     kernels::{Instructions, KernelSpec},
     tensor::DType,

@@ -2,15 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Activation, Epilogue, Gemm, GemmWgmma, WgmmaTile};
+use super::{Gemm, GemmWgmma, WgmmaTile};
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
-        RowOrder, TensorMap, Tolerance,
-        prepare_attention::PrepareAttention,
-        rotary::{Rotation, frequencies},
+        RowOrder, TensorMap, Tolerance, prepare_attention::PrepareAttention, rotary::frequencies,
     },
     machine::Machine,
+    ops::{Activation, Epilogue, Rotation},
     tensor::{DType, Extents},
 };
 

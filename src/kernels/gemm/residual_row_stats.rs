@@ -4,9 +4,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Epilogue, Gemm, GemmWgmma, SplitKTile,
+    Gemm, GemmWgmma, SplitKTile,
     split_k::{ALIGNMENT, BLOCK_K, BLOCK_N, PARTIAL_BYTES, SHARED_LIMIT, STEP_BYTES},
 };
+use crate::ops::Epilogue;
 use crate::{
     kernels::{
         Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role, TensorMap,

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Gemm, GemmWgmma, instances::at_odd_sizes};
+use super::{Gemm, GemmWgmma, instances::at_odd_sizes};
+use crate::ops::Epilogue;
 use crate::{
     kernels::{
         Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,

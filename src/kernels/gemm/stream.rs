@@ -12,10 +12,11 @@ pub(crate) use self::reference::{stream_normals, stream_scaled};
 use self::tile::Layout;
 pub use self::{instances::representative, tile::StreamTile};
 use super::{
-    Epilogue, Gemm,
+    Gemm,
     residual_row_stats::{row_stats_of, row_stats_shape},
     split_k::{ALIGNMENT, BLOCK_K},
 };
+use crate::ops::Epilogue;
 use crate::{
     kernels::{
         Case, Constants, Fill, HostTensor, Instructions, Kernel, Launch, Param, Role, RowOrder,

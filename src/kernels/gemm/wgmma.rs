@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Gemm, GemmStream, StreamNorm, StreamTile};
+use super::{Gemm, GemmStream, StreamNorm, StreamTile};
+use crate::ops::Epilogue;
 use crate::{
     kernels::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
@@ -513,7 +514,7 @@ impl Kernel for GemmWgmma {
 /// conversions.
 pub fn representative() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
-    let gelu = Epilogue::new(true, Some(super::Activation::GeluExact));
+    let gelu = Epilogue::new(true, Some(crate::ops::Activation::GeluExact));
     let mut kernels = Vec::new();
     for (dtype, sizes) in [
         (
@@ -548,7 +549,7 @@ pub fn representative() -> Vec<KernelSpec> {
                     n,
                     k,
                     dtype,
-                    epilogue: Epilogue::new(bias, Some(super::Activation::Silu)),
+                    epilogue: Epilogue::new(bias, Some(crate::ops::Activation::Silu)),
                     gated: true,
                     tile,
                 }));

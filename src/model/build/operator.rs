@@ -5,16 +5,11 @@ use std::ops::Range;
 use super::Builder;
 use crate::{
     graph::{Buckets, NodeId, Op, Positions, WeightExpr},
-    kernels::{
-        BatchInput,
-        attention::{Bias, HeadView, PositionBias},
-        gemm::Epilogue,
-        rotary::Rotation,
-    },
     model::{
         error::{At, ModelError, Problem, suggest, words},
         syntax::{self, Operator, Pattern, Table},
     },
+    ops::{BatchInput, Bias, Epilogue, HeadView, PositionBias, Rotation},
     tensor::{SequenceEnd, Shape, Size, Symbol},
 };
 

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use super::Builder;
 use crate::{
-    kernels::BatchInput,
     model::{
         error::{ModelError, Problem},
         syntax::{Operator, Repeat, Statement, When},
     },
+    ops::BatchInput,
 };
 
 /// Maximum number of values. A model of 24 layers has about 700; the limit bounds the time to build a graph.

@@ -3,12 +3,12 @@
 use super::{each, expression, one_or_more, plain, word};
 use crate::{
     graph::{MAX_PARTS, Sinusoid},
-    kernels::{BatchInput, attention::Side, gemm::Activation},
     model::{
         error::{At, Problem, suggest},
         reader::{Args, Piece, Reader},
         syntax::{Decoded, INPUTS, Operator, Pattern, PositionBias, Spelling, Table},
     },
+    ops::{Activation, BatchInput, Side},
 };
 
 /// Names of the primitive operators.

@@ -3,13 +3,8 @@
 use super::{TINY, build, changed, refused};
 use crate::{
     graph::{Graph, Op},
-    kernels::{
-        BatchInput,
-        attention::{AttentionProblem, HeadView, Side},
-        gemm::{Activation, Epilogue},
-        rotary::Rotation,
-    },
     model::expect::counted,
+    ops::{Activation, AttentionProblem, BatchInput, Epilogue, HeadView, Rotation, Side},
 };
 
 macro_rules! refuses {

@@ -7,11 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use self::heads::{Heads, transpose};
 use crate::{
     graph::{Graph, NodeId, Op, WeightExpr, resized_heads_at, slope},
-    kernels::{
-        BatchInput,
-        attention::{AttentionProblem, HeadView, Side},
-        gemm::Activation,
-    },
+    ops::{Activation, AttentionProblem, BatchInput, HeadView, Side},
     tensor::Extents,
 };
 
@@ -429,7 +425,7 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
         }
         Op::L2Normalize { eps } => l2_normalize(reads[0], widths[0], *eps),
         Op::Draw => {
-            let noise = |i: usize| crate::kernels::draw::noise(0, (i % widths[0]) as u32);
+            let noise = |i: usize| crate::ops::noise(0, (i % widths[0]) as u32);
             let all = reads[0].iter().zip(reads[1]).enumerate();
             all.map(|(i, (mean, log_variance))| mean + (0.5 * log_variance).exp() * noise(i))
                 .collect()

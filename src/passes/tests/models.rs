@@ -4,12 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     graph::{Graph, NodeId, Op, WeightExpr},
-    kernels::{
-        BatchInput,
-        attention::HeadView,
-        gemm::{Activation, Epilogue},
-        rotary::Rotation,
-    },
+    ops::{Activation, BatchInput, Epilogue, HeadView, Rotation},
 };
 
 /// A builder of graphs. Shapes in tests are valid, so building does not fail.

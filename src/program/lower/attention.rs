@@ -6,10 +6,11 @@ use super::{LowerError, Lowering, UNPLACED, unsupported};
 use crate::{
     graph::{NodeId, Op},
     kernels::{
-        BatchInput, Fill, KernelSpec,
-        attention::{AttentionError, AttentionProblem, Keys, MhaCached, MhaOnline, MhaShort},
+        Fill, KernelSpec,
+        attention::{AttentionError, Keys, MhaCached, MhaOnline, MhaShort},
         chain::Chain,
     },
+    ops::{AttentionProblem, BatchInput},
     program::{AttentionChoice, TensorIndex},
     select::{Attention, CachedAttention, Dispatch},
 };

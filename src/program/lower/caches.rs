@@ -3,7 +3,8 @@
 use super::{LowerError, Lowering, unsupported, width};
 use crate::{
     graph::{Graph, MAX_HEAD, NodeId, Op},
-    kernels::{BatchInput, KernelSpec, attention::HeadView, cache::AppendCache},
+    kernels::{KernelSpec, cache::AppendCache},
+    ops::{BatchInput, HeadView},
     program::{Cache, Storage, TensorIndex},
     select::Dispatch,
     tensor::{Shape, Symbol},

@@ -1,6 +1,7 @@
 //! Kernels of operators that are not sites of chains.
 
 use super::{Lowering, constant, width};
+use crate::ops::PositionBias;
 use crate::{
     graph::{NodeId, Op},
     kernels::{

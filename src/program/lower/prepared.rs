@@ -6,13 +6,8 @@ use std::collections::{HashMap, HashSet};
 use super::{LowerOptions, Lowering, UNPLACED, width};
 use crate::{
     graph::{Graph, NodeId, Op},
-    kernels::{
-        BatchInput, KernelSpec,
-        attention::{AttentionProblem, HeadView},
-        cache::AppendCache,
-        prepare_attention::PrepareAttention,
-        rotary::Rotation,
-    },
+    kernels::{KernelSpec, cache::AppendCache, prepare_attention::PrepareAttention},
+    ops::{AttentionProblem, BatchInput, HeadView, Rotation},
     program::{Cache, Program, TensorIndex},
     select::{Dispatch, Site},
     tensor::DType,

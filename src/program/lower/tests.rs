@@ -6,13 +6,11 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{LowerOptions, lower};
 use crate::{
     graph::{Graph, NodeId, Op, WeightExpr},
-    kernels::{
-        BatchInput,
-        attention::{AttentionProblem, Bias, HeadView, PositionBias, Side},
-        gemm::{Activation, Epilogue},
-        rotary::Rotation,
-    },
     machine::testing,
+    ops::{
+        Activation, AttentionProblem, BatchInput, Bias, Epilogue, HeadView, PositionBias, Rotation,
+        Side,
+    },
     passes::tests::interpret,
     program::{AttentionChoice, Padding},
     runtime::{

@@ -4,7 +4,7 @@ use super::{MAX_ELEMENTS, MAX_PARTS, MAX_ROWS, MAX_WIDTH};
 use crate::{
     kernels::{
         KernelSpec,
-        attention::{AttentionProblem, HeadView, MhaCached, PositionBias},
+        attention::MhaCached,
         cache::BLOCK,
         elementwise::Concat,
         embedding::Table,
@@ -12,6 +12,7 @@ use crate::{
         layernorm::Teams,
         prepare_attention::PrepareAttention,
     },
+    ops::{AttentionProblem, HeadView, PositionBias},
     tensor::DType,
 };
 

@@ -24,7 +24,8 @@ use super::{
     workspace::{ChunkOwner, NoRoom, Workspace},
 };
 use crate::{
-    kernels::{BatchInput, KernelSpec},
+    kernels::KernelSpec,
+    ops::BatchInput,
     plan::Plan,
     program::{LaunchError, Program, SizeOverflow, Step, Storage, TensorIndex},
     tensor::{DType, Extents},

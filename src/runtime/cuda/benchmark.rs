@@ -13,11 +13,8 @@ use super::{
 };
 use crate::{
     jit::Cubin,
-    kernels::{
-        Kernel, KernelSpec, Tolerance,
-        gemm::{Epilogue, Gemm, activate_f64},
-        trial::Difference,
-    },
+    kernels::{Kernel, KernelSpec, Tolerance, gemm::Gemm, trial::Difference},
+    ops::{Epilogue, activate_f64},
     plan::ALIGNMENT,
     runtime::weights::{decode, encode},
     tensor::{DType, Extents},
@@ -318,7 +315,7 @@ fn with_split_k(tolerance: Tolerance, dtype: DType) -> Tolerance {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::gemm::Activation;
+    use crate::ops::Activation;
 
     #[test]
     fn the_epilogue_on_the_host_adds_bias_by_column_then_activates() {

@@ -5,11 +5,10 @@ use super::{Batches, Dispatch, Entry, Interval, by_rounds};
 use crate::{
     kernels::{
         Instructions, KernelSpec,
-        attention::{
-            DecodeCtas, HeadView, MhaCached, MhaDecode, MhaDecodeAppend, MhaPrefill, MhaTile,
-        },
+        attention::{DecodeCtas, MhaCached, MhaDecode, MhaDecodeAppend, MhaPrefill, MhaTile},
     },
     machine::Machine,
+    ops::HeadView,
 };
 
 /// Ranges of the longest sequence: one token in every sequence (a step), or longer pieces.

@@ -6,9 +6,10 @@ use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
     kernels::{
         Instructions,
-        gemm::{DeferredLayerNormGemm, Epilogue, GemmResidualRowStats, SplitKTile},
+        gemm::{DeferredLayerNormGemm, GemmResidualRowStats, SplitKTile},
     },
     machine::Machine,
+    ops::Epilogue,
     select::site::{Link, Site},
     tensor::DType,
 };

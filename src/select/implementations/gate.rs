@@ -3,8 +3,9 @@
 
 use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
-    kernels::gemm::{Epilogue, GemmStream, GemmWgmma, StreamNorm, StreamTile},
+    kernels::gemm::{GemmStream, GemmWgmma, StreamNorm, StreamTile},
     machine::Machine,
+    ops::Epilogue,
     select::site::{Link, Site},
     tensor::DType,
 };

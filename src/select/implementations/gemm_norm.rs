@@ -5,9 +5,10 @@ use super::{Candidate, Implementation, Launch, Operand, operands};
 use crate::{
     kernels::{
         Instructions,
-        gemm::{Epilogue, GemmResidualNorm, WgmmaTile},
+        gemm::{GemmResidualNorm, WgmmaTile},
     },
     machine::Machine,
+    ops::Epilogue,
     select::site::{Link, Site},
     tensor::DType,
 };

@@ -1,9 +1,10 @@
+use crate::kernels::attention::view::ViewCode;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::{
     super::{
-        AttentionError, HeadView,
+        AttentionError,
         operands::{check_head, check_views, row, row_bytes},
         params, storage,
         view::views_suffix,
@@ -11,6 +12,7 @@ use super::{
     KEY_TILE, Layout, cases, problems, scores_shape, statistics_shape, visitor_constants,
     visitor_launch,
 };
+use crate::ops::HeadView;
 use crate::{
     kernels::{Case, Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance},
     machine::Machine,

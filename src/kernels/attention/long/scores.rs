@@ -1,17 +1,19 @@
+use crate::kernels::attention::view::ViewCode;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::{
     super::{
-        AttentionError, HeadView,
+        AttentionError,
         fused::SHARED_LIMIT,
         operands::{check_head, check_scale, check_views, row, row_bytes},
         params, storage,
-        view::{default_scale, scale_suffix, views_suffix},
+        view::{scale_suffix, views_suffix},
     },
     KEY_TILE, Layout, cases, max_tiles, partials_shape, problems, scores_shape, visitor_constants,
     visitor_launch,
 };
+use crate::ops::{HeadView, default_scale};
 use crate::{
     kernels::{Case, Constants, HostTensor, Kernel, Launch, Param, Tolerance, f32_literal},
     machine::Machine,

@@ -1,5 +1,5 @@
 use super::*;
-use crate::kernels::attention::PositionBias;
+use crate::ops::PositionBias;
 
 fn kernel(head: u32, tile: MhaTile) -> MhaWgmma {
     let column = |i: u32| HeadView::TokenMajor {

@@ -1,7 +1,7 @@
 //! The parts of attention in f64, head by head.
 
 use super::{Batch, softmax};
-use crate::kernels::attention::{Bias, HeadView, PositionBias};
+use crate::ops::{Bias, HeadView, PositionBias};
 
 /// Dimensions of heads, for any layout.
 #[derive(Clone, Copy)]

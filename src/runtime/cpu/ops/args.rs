@@ -1,7 +1,7 @@
 //! Takes a kernel's arguments in order and validates each against the kernel and the batch.
 
 use super::{OpError, Read, linear::Weight};
-use crate::kernels::attention::HeadView;
+use crate::ops::HeadView;
 use crate::tensor::Extents;
 
 /// Arguments of one launch, taken from the front.

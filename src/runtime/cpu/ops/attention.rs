@@ -1,6 +1,7 @@
 //! Attention within each sequence on the packed layout. Every (sequence, head) is a separate small problem, read and written in
 //! place through strides.
 
+use crate::ops::{PositionBias, Side};
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};

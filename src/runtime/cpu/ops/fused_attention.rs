@@ -18,7 +18,10 @@ use super::{
     product::{Operand, add_products, vectors, vectors_mut},
     simd::{self, exp2_of_negative},
 };
-use crate::kernels::attention::{AttentionProblem, MhaOnline, MhaShort};
+use crate::{
+    kernels::attention::{MhaOnline, MhaShort},
+    ops::AttentionProblem,
+};
 
 /// Number of keys in a block. Their scores with three vectors of queries fit the L1 cache.
 const KEYS: usize = 128;

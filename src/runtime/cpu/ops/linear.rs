@@ -27,7 +27,7 @@ use super::{
     parallel::SharedOut,
     simd::{self, Pointwise, with_activation},
 };
-use crate::kernels::gemm::Activation;
+use crate::ops::Activation;
 
 /// A weight `[n, k]` in the format of its matrix multiplication.
 pub struct PackedWeight {

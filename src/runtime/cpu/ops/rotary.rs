@@ -3,7 +3,7 @@
 use super::OpError;
 use super::args::Args;
 use super::parallel::for_row_blocks;
-use crate::kernels::rotary::{Rotary, Rotation};
+use crate::{kernels::rotary::Rotary, ops::Rotation};
 
 pub(super) fn rotary(spec: &Rotary, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let heads = spec.rotation.heads;

@@ -9,13 +9,15 @@ use super::OpError;
 use super::args::Args;
 use super::parallel::for_row_blocks;
 use super::simd::{self, Pointwise, Running, Times, with_activation};
-use crate::kernels::BatchInput;
-use crate::kernels::draw::{Draw, noise, seed_of};
 use crate::kernels::elementwise::*;
 use crate::kernels::embedding::{Embedding, EmbeddingLayerNorm, Table};
 use crate::kernels::layernorm::{BiasResidualLayerNorm, LayerNorm};
 use crate::kernels::log_probability::LogProbability;
 use crate::kernels::rms_norm::RmsNorm;
+use crate::{
+    kernels::draw::Draw,
+    ops::{BatchInput, noise, seed_of},
+};
 
 pub(super) fn add_bias(spec: &AddBias, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (rows, width) = (args.extents.rows, u64::from(spec.width));

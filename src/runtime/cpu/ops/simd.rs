@@ -278,31 +278,31 @@ macro_rules! with_activation {
                 let $f = $crate::runtime::cpu::ops::simd::Identity;
                 $go
             }
-            Some($crate::kernels::gemm::Activation::GeluExact) => {
+            Some($crate::ops::Activation::GeluExact) => {
                 let $f = $crate::runtime::cpu::ops::simd::GeluExact;
                 $go
             }
-            Some($crate::kernels::gemm::Activation::GeluTanh) => {
+            Some($crate::ops::Activation::GeluTanh) => {
                 let $f = $crate::runtime::cpu::ops::simd::GeluTanh;
                 $go
             }
-            Some($crate::kernels::gemm::Activation::Relu) => {
+            Some($crate::ops::Activation::Relu) => {
                 let $f = $crate::runtime::cpu::ops::simd::Relu;
                 $go
             }
-            Some($crate::kernels::gemm::Activation::Tanh) => {
+            Some($crate::ops::Activation::Tanh) => {
                 let $f = $crate::runtime::cpu::ops::simd::Tanh;
                 $go
             }
-            Some($crate::kernels::gemm::Activation::Silu) => {
+            Some($crate::ops::Activation::Silu) => {
                 let $f = $crate::runtime::cpu::ops::simd::Silu;
                 $go
             }
-            Some($crate::kernels::gemm::Activation::QuickGelu) => {
+            Some($crate::ops::Activation::QuickGelu) => {
                 let $f = $crate::runtime::cpu::ops::simd::QuickGelu;
                 $go
             }
-            Some($crate::kernels::gemm::Activation::Log1pRelu) => {
+            Some($crate::ops::Activation::Log1pRelu) => {
                 let $f = $crate::runtime::cpu::ops::simd::Log1pRelu;
                 $go
             }

@@ -5,7 +5,8 @@ use std::{cell::Cell, sync::Arc};
 use cudarc::driver::{CudaEvent, CudaStream};
 
 use crate::{
-    kernels::{BatchInput, upload::Upload},
+    kernels::upload::Upload,
+    ops::BatchInput,
     plan::ALIGNMENT,
     runtime::{
         batch::Batch,

@@ -1,5 +1,6 @@
 use super::*;
 use crate::kernels::attention::*;
+use crate::ops::AttentionProblem;
 
 const HEADS: u32 = 3;
 const HEAD: u32 = 20;

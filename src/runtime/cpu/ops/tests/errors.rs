@@ -1,9 +1,9 @@
 use super::*;
-use crate::kernels::BatchInput;
 use crate::kernels::attention::{AttentionScores, AttentionSoftmax, SoftmaxMask};
 use crate::kernels::elementwise::{BinaryOp, Combine, SliceColumns};
 use crate::kernels::embedding::{Embedding, Table};
 use crate::kernels::pooling::MeanPool;
+use crate::ops::BatchInput;
 
 fn message(result: Result<(), OpError>) -> String {
     result.unwrap_err().to_string()

@@ -1,13 +1,15 @@
 use super::*;
-use crate::kernels::{
-    HostTensor,
-    gemm::{
-        Activation, DeferredLayerNormGemm, Epilogue, Gemm, GemmPrepareAttention, GemmResidualNorm,
-        GemmResidualRowStats, SplitKTile, Tile, WgmmaTile,
+use crate::{
+    kernels::{
+        HostTensor,
+        gemm::{
+            DeferredLayerNormGemm, Gemm, GemmPrepareAttention, GemmResidualNorm,
+            GemmResidualRowStats, SplitKTile, Tile, WgmmaTile,
+        },
+        layernorm::BiasResidualLayerNorm,
+        prepare_attention::PrepareAttention,
     },
-    layernorm::BiasResidualLayerNorm,
-    prepare_attention::PrepareAttention,
-    rotary::Rotation,
+    ops::{Activation, Epilogue, Rotation},
 };
 
 fn spec(n: usize, k: usize, bias: bool, activation: Option<Activation>) -> KernelSpec {

@@ -1,6 +1,7 @@
 use super::*;
 use crate::{
-    kernels::gemm::{Activation, Epilogue, Gemm, Tile},
+    kernels::gemm::{Gemm, Tile},
+    ops::{Activation, Epilogue},
     runtime::cpu::ops::{MatmulPrecision, PackedWeight},
 };
 

@@ -1,10 +1,13 @@
 use super::*;
-use crate::kernels::{
-    HostTensor,
-    attention::{HeadView, MhaLongContext, MhaLongReduce, MhaLongScores, representative},
-    trial::Trial,
-};
 use crate::tensor::Element;
+use crate::{
+    kernels::{
+        HostTensor,
+        attention::{MhaLongContext, MhaLongReduce, MhaLongScores, representative},
+        trial::Trial,
+    },
+    ops::HeadView,
+};
 
 /// Test operands in the types that the operators take.
 enum Held {

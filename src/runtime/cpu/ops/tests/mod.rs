@@ -12,7 +12,7 @@ mod simd;
 
 use super::{OpError, Read, run};
 use crate::kernels::KernelSpec;
-use crate::kernels::attention::HeadView;
+use crate::ops::HeadView;
 use crate::tensor::{DType, Extents};
 
 const F32: DType = DType::F32;

@@ -1,9 +1,8 @@
 use super::*;
-use crate::kernels::BatchInput;
 use crate::kernels::elementwise::*;
 use crate::kernels::embedding::{Embedding, EmbeddingLayerNorm, Table};
-use crate::kernels::gemm::Activation;
 use crate::kernels::layernorm::{BiasResidualLayerNorm, LayerNorm};
+use crate::ops::{Activation, BatchInput};
 
 /// Widths around that of a vector, with and without a tail, and enough rows for several threads.
 const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 7), (5, 16), (4, 33), (7, 384), (200, 400)];

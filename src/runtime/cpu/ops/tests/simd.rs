@@ -3,7 +3,7 @@
 use pulp::{Scalar, Simd, WithSimd};
 
 use super::*;
-use crate::kernels::attention::{Bias, PositionBias};
+use crate::ops::{Bias, PositionBias};
 use crate::runtime::cpu::ops::attention::Distances;
 use crate::runtime::cpu::ops::fused_attention::{Attend, Scratch};
 use crate::runtime::cpu::ops::linear::panels::{PanelCols, Panels};

@@ -1,0 +1,9 @@
+//! Attention of packed sequences to themselves or to a source, before any kernel is chosen.
+
+mod position_bias;
+mod problem;
+mod view;
+
+pub use position_bias::{Bias, DistanceTooLarge, PositionBias};
+pub use problem::AttentionProblem;
+pub use view::{HeadView, Side, default_scale};

@@ -1,0 +1,20 @@
+//! The vocabulary of operators: each item says what is computed, with one meaning in f64, and nothing about kernels.
+//!
+//! The graph, the passes and the kernels share these types. A kernel adds how it computes them: tiles, launches, sources.
+
+mod activation;
+mod attention;
+mod batch;
+mod linear;
+mod noise;
+mod rotation;
+
+pub use activation::{Activation, activate_f64, erf, erfc};
+pub use attention::{
+    AttentionProblem, Bias, DistanceTooLarge, HeadView, PositionBias, Side, default_scale,
+};
+pub use batch::BatchInput;
+pub use linear::Epilogue;
+pub(crate) use noise::LATENT;
+pub use noise::{noise, seed_of};
+pub use rotation::Rotation;
