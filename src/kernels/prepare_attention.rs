@@ -1,6 +1,7 @@
 //! Prepares the inputs of attention from merged projections in one launch: RMS-normalises and rotates the heads of queries
 //! and keys, and stores keys and values in the KV cache if there is one.
 
+use crate::kernels::limits;
 use crate::kernels::rotary::RotationCode;
 use serde::{Deserialize, Serialize};
 
@@ -241,6 +242,14 @@ impl Kernel for PrepareAttention {
 
     /// For many tokens, each CTA takes several whole tokens, limited so that every SM still has its CTAs. For few tokens, each CTA
     /// takes the heads of one token that it processes at once.
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::prepared(self)
+    }
+
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let tokens = extents.tokens.max(1);
         let at_once = u64::from(machine.sms) * Self::CTAS_PER_SM;

@@ -86,7 +86,7 @@ impl Lowering<'_> {
         for launch in chain.launches {
             let operands: Vec<TensorIndex> = launch.operands.iter().map(|&o| tensors[o]).collect();
             let written = operands
-                .get(operands.len() - launch.kernel.n_writes())
+                .get(operands.len() - launch.kernel.as_kernel().n_writes())
                 .copied();
             let (dispatch, max_longest) = match &launches {
                 Launches::One(dispatch, most) => (dispatch.clone(), *most),

@@ -70,7 +70,8 @@ fn check(chain: &[Link], implementation: &Implementation, dtype: DType, machine:
         for (at, candidate) in launch.candidates.iter().enumerate() {
             let kernel = &candidate.kernel;
             let symbol = kernel.as_kernel().symbol();
-            check_kernel(kernel, dtype).unwrap_or_else(|problem| panic!("{symbol}: {problem}"));
+            check_kernel(kernel.as_kernel(), dtype)
+                .unwrap_or_else(|problem| panic!("{symbol}: {problem}"));
             // All candidates of a launch have the same parameters.
             assert_eq!(signature(kernel), first, "{symbol}");
             let needed = kernel.as_kernel().instructions();
