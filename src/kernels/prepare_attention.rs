@@ -50,6 +50,14 @@ struct Lanes {
 }
 
 impl PrepareAttention {
+    /// Name of the parameter that keys are written to.
+    pub fn keys_param(&self) -> &'static str {
+        match self.stride {
+            Some(_) => "cache",
+            None => "keys",
+        }
+    }
+
     /// Max columns per head. A warp keeps a head in registers.
     pub const MAX_HEAD: u32 = 256;
     /// Number of tokens up to which one CTA per token would leave SMs idle.
@@ -218,11 +226,11 @@ impl Kernel for PrepareAttention {
             Some(stride) => vec![
                 read_meta("token_slots", BatchInput::TokenSlots, tokens()),
                 queries,
-                write("cache", self.dtype, pool(stride)),
+                write(self.keys_param(), self.dtype, pool(stride)),
             ],
             None => {
                 let keys = rows(self.kv_heads * self.head);
-                vec![queries, write("keys", self.dtype, keys)]
+                vec![queries, write(self.keys_param(), self.dtype, keys)]
             }
         });
         params.push(count(Symbol::Tokens));
