@@ -170,7 +170,7 @@ fn rooms_use_only_rooms_above_them() {
 fn no_source_branches_on_a_family_of_models() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
-    for src in ["src", "bench/src"] {
+    for src in ["src", "crates/gemmule-cpu/src", "bench/src"] {
         sources(&root.join(src), &mut files);
     }
     for file in files {
@@ -288,6 +288,7 @@ fn comments_and_texts_are_plain_english() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
     sources(&root.join("src"), &mut files);
+    sources(&root.join("crates/gemmule-cpu/src"), &mut files);
     sources(&root.join("bench/src"), &mut files);
     templates(&root.join("templates"), &mut files);
     let (mut wrong, mut n_lines) = (Vec::new(), 0);

@@ -71,6 +71,20 @@ impl Activation {
     }
 }
 
+impl From<Activation> for gemmule_cpu::Activation {
+    fn from(activation: Activation) -> Self {
+        match activation {
+            Activation::GeluExact => Self::GeluExact,
+            Activation::GeluTanh => Self::GeluTanh,
+            Activation::Relu => Self::Relu,
+            Activation::Tanh => Self::Tanh,
+            Activation::Silu => Self::Silu,
+            Activation::QuickGelu => Self::QuickGelu,
+            Activation::Log1pRelu => Self::Log1pRelu,
+        }
+    }
+}
+
 /// Returns the activation of `x`, with a relative error of about 1e-15, including the tails.
 pub fn activate_f64(activation: Activation, x: f64) -> f64 {
     match activation {

@@ -1,6 +1,8 @@
 //! Takes a kernel's arguments in order and validates each against the kernel and the batch.
 
-use super::{OpError, Read, linear::Weight};
+use gemmule_cpu::linear::Weight;
+
+use super::{OpError, Read};
 use crate::ops::HeadView;
 use crate::tensor::Extents;
 

@@ -1,20 +1,20 @@
 //! KV cache operations: appending, and attention to cached keys and values.
 
+use gemmule_cpu::{
+    Running,
+    attention::{MAX_KEYS, OnlineSoftmax, ScaleRows},
+    parallel::{SharedOut, for_row_blocks, with_scratch},
+    product::{Into, Operand, multiply},
+    rows::RmsRows,
+};
+
 use super::OpError;
 use super::args::{Args, Sequence};
-use super::attention::{
-    Distances, MAX_KEYS, OnlineSoftmax, ScaleRows, biases, blocks_of, rows_of, transposed,
-};
-use super::parallel::SharedOut;
-use super::parallel::for_row_blocks;
-use super::product::{Into, Operand, multiply};
+use super::attention::{Distances, biases, blocks_of, rows_of};
 use super::rotary::rotate;
-use super::rows::RmsRows;
-use super::simd::{self, Running};
 use crate::kernels::attention::{Keys as Whose, MhaCached};
 use crate::kernels::cache::{AppendCache, BLOCK, index};
 use crate::kernels::prepare_attention::PrepareAttention;
-use rayon::prelude::*;
 
 pub(super) fn append_cache(spec: &AppendCache, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (op, tokens, batch) = (args.op(), args.extents.tokens, args.extents.batch);
@@ -90,26 +90,27 @@ pub(super) fn prepare_attention(
         let from = token * row + spec.columns[part] as usize;
         let x = &x[from..][..out.len()];
         match (spec.norm, gammas) {
-            (Some(eps), Some(gammas)) => simd::dispatch(RmsRows {
+            (Some(eps), Some(gammas)) => RmsRows {
                 x,
                 gamma: gammas[part],
                 eps,
                 out,
-            }),
+            }
+            .run(),
             _ => out.copy_from_slice(x),
         }
         if let Some(rotation) = &spec.rotation {
             rotate(rotation, head, positions[token], out);
         }
     };
-    for_row_blocks(queries, n * head, |first, out| {
+    for_row_blocks(queries, n * head, &|first, out| {
         for (i, out) in out.chunks_exact_mut(n * head).enumerate() {
             prepare(0, first + i, out);
         }
     });
     let Some(stride) = spec.stride else {
         let keys = args.out(&[tokens, kv as u64, head_size])?;
-        for_row_blocks(keys, kv * head, |first, out| {
+        for_row_blocks(keys, kv * head, &|first, out| {
             for (i, out) in out.chunks_exact_mut(kv * head).enumerate() {
                 prepare(1, first + i, out);
             }
@@ -298,31 +299,37 @@ pub(super) fn mha_cached(
                         (n, tile.len(), head),
                         spec.scale,
                         q,
-                        transposed(rows(&scratch.keys)),
+                        rows(&scratch.keys).transposed(),
                         Into::Overwrite,
                         &SharedOut::new(scores),
                         0,
                         tile.len(),
                     );
                 }
-                simd::dispatch(OnlineSoftmax {
+                OnlineSoftmax {
                     rows: scores,
                     len: tile.len(),
-                    seen: distances.of(first, key, n_keys),
+                    positions: &distances,
+                    query: first,
+                    key,
+                    n_keys,
                     running: &mut scratch.running[nth * n..(nth + 1) * n],
                     corrections: &mut scratch.factors,
-                });
+                }
+                .run();
                 let at = token * width + h * head;
                 let into = match key == first_key {
                     true => Into::Overwrite,
                     false => {
-                        simd::dispatch(ScaleRows {
+                        let rows = ScaleRows {
                             by: &scratch.factors,
                             out,
                             at,
                             cols: head,
                             stride: width,
-                        });
+                        };
+                        // SAFETY: each head has its own columns and each query its own rows.
+                        unsafe { rows.run() };
                         Into::Accumulate
                     }
                 };
@@ -352,30 +359,22 @@ pub(super) fn mha_cached(
             for (factor, running) in scratch.factors.iter_mut().zip(sums) {
                 *factor = 1.0 / running.sum;
             }
-            simd::dispatch(ScaleRows {
+            let rows = ScaleRows {
                 by: &scratch.factors,
                 out,
                 at: token * width + (kv * group + nth) * head,
                 cols: head,
                 stride: width,
-            });
+            };
+            // SAFETY: each head has its own columns and each query its own rows.
+            unsafe { rows.run() };
         }
     };
     let n_tasks = kv_heads * blocks.len();
     let pairs = pairs_of(&all, &sequences);
-    if pairs.saturating_mul(width) < MIN_PARALLEL || rayon::current_num_threads() == 1 {
-        let mut scratch = Scratch::default();
-        (0..n_tasks).for_each(|i| task(&mut scratch, i));
-    } else {
-        (0..n_tasks)
-            .into_par_iter()
-            .for_each_init(Scratch::default, task);
-    }
+    with_scratch(n_tasks, pairs.saturating_mul(width), &task);
     Ok(())
 }
-
-/// Number of multiplications below which one thread is faster than several.
-const MIN_PARALLEL: usize = 1 << 17;
 
 /// Number of pairs of a query and a key.
 fn pairs_of(keys: &[Keys<'_>], sequences: &[Sequence]) -> usize {

@@ -1,7 +1,8 @@
 //! GEMMs `act(x · weightᵀ + bias) + residual` and their fused variants.
 
+use gemmule_cpu::linear::{Finish, Linear, Weight};
+
 use super::args::Args;
-use super::linear::{Finish, Linear};
 use super::{OpError, Read, rows};
 use crate::kernels::gemm::{
     DeferredLayerNormGemm, Gemm, GemmResidualNorm, GemmResidualRowStats, GemmStream, StreamNorm,
@@ -27,7 +28,7 @@ pub(super) fn gemm(spec: &Gemm, mut args: Args<'_, '_>) -> Result<(), OpError> {
     }
     let finish = Finish {
         bias,
-        activation: spec.epilogue.activation,
+        activation: spec.epilogue.activation.map(Into::into),
         residual,
     };
     let (n, k) = (n as usize, k as usize);
@@ -204,4 +205,13 @@ pub(super) fn gemm_stream(
         row_stats.copy_from_slice(&of_stats);
     }
     Ok(())
+}
+
+impl<'a> From<Weight<'a>> for Read<'a> {
+    fn from(weight: Weight<'a>) -> Self {
+        match weight {
+            Weight::Rows(rows) => Read::Real(rows),
+            Weight::Packed(packed) => Read::Packed(packed),
+        }
+    }
 }

@@ -1,13 +1,14 @@
 //! The three kernels of attention as grouped GEMMs, on the same ragged scores as on a device.
 
-use pulp::{Simd, WithSimd};
+use gemmule_cpu::{
+    attention::{MAX_KEYS, PartialReductions, Probabilities},
+    parallel::SharedOut,
+    product::{Into, Operand, multiply},
+};
 
 use super::OpError;
 use super::args::{Args, Sequence};
-use super::attention::{MAX_KEYS, blocks, for_heads_and_blocks, rows_of, transposed, work};
-use super::parallel::SharedOut;
-use super::product::{Into, Operand, multiply};
-use super::simd::{self, Running, Weight};
+use super::attention::{Scratch, blocks, for_heads_and_blocks, rows_of, work};
 use crate::kernels::attention::*;
 use crate::tensor::Extents;
 
@@ -44,71 +45,47 @@ pub(super) fn scores(
     let (heads, head) = (spec.heads as usize, spec.head as usize);
     let (out, partials) = (SharedOut::new(out), SharedOut::new(partials));
     let work = work(&sequences, heads, head);
-    for_heads_and_blocks(heads, &blocks(&sequences), work, |_, h, block| {
-        let Sequence {
-            start, len, pairs, ..
-        } = block.sequence;
-        let (pitch, tiles, n) = (Layout::pitch(len), Layout::tiles(len), block.n_queries);
-        let at = layout.scores(h, pairs, start) + block.query * pitch;
-        let reduced = (layout.partials(h, pairs, start) + block.query * tiles) * 2;
-        let q = rows_of(q, &q_heads, h, start + block.query);
-        let k = transposed(rows_of(k, &k_heads, h, start));
-        // SAFETY: each head and query has its own rows of the scores and of the partials.
-        let (rows, partials) = unsafe {
-            multiply(
-                (n, len, head),
-                spec.scale,
-                q,
-                k,
-                Into::Overwrite,
-                &out,
-                at,
+    for_heads_and_blocks(
+        heads,
+        &blocks(&sequences),
+        work,
+        &|_: &mut Scratch, h, block| {
+            let Sequence {
+                start, len, pairs, ..
+            } = block.sequence;
+            let (pitch, tiles, n) = (Layout::pitch(len), Layout::tiles(len), block.n_queries);
+            let at = layout.scores(h, pairs, start) + block.query * pitch;
+            let reduced = (layout.partials(h, pairs, start) + block.query * tiles) * 2;
+            let q = rows_of(q, &q_heads, h, start + block.query);
+            let k = rows_of(k, &k_heads, h, start).transposed();
+            // SAFETY: each head and query has its own rows of the scores and of the partials.
+            let (rows, partials) = unsafe {
+                multiply(
+                    (n, len, head),
+                    spec.scale,
+                    q,
+                    k,
+                    Into::Overwrite,
+                    &out,
+                    at,
+                    pitch,
+                );
+                (
+                    out.slice(at..at + n * pitch),
+                    partials.slice(reduced..reduced + n * tiles * 2),
+                )
+            };
+            PartialReductions {
+                rows,
+                len,
                 pitch,
-            );
-            (
-                out.slice(at..at + n * pitch),
-                partials.slice(reduced..reduced + n * tiles * 2),
-            )
-        };
-        simd::dispatch(PartialReductions {
-            rows,
-            len,
-            pitch,
-            partials,
-        });
-    });
-    Ok(())
-}
-
-/// Computes the maximum and the sum of exponentials of each tile of keys of each row. The padding up to the pitch becomes 0.
-struct PartialReductions<'a> {
-    rows: &'a mut [f32],
-    /// Row length. Neither `len` nor `pitch` is 0.
-    len: usize,
-    pitch: usize,
-    partials: &'a mut [f32],
-}
-
-impl WithSimd for PartialReductions<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let mut numerators = [0.0; KEY_TILE];
-        let mut partials = self.partials.chunks_exact_mut(2);
-        for row in self.rows.chunks_exact_mut(self.pitch) {
-            let (row, rest) = row.split_at_mut(self.len);
-            rest.fill(0.0);
-            // The layout has one pair of partials per tile.
-            for (tile, partial) in row.chunks(KEY_TILE).zip(&mut partials) {
-                let numerators = &mut numerators[..tile.len()];
-                numerators.copy_from_slice(tile);
-                let mut running = Running::START;
-                simd::softmax_numerators(simd, numerators, 1.0, &mut running);
-                partial.copy_from_slice(&[running.max, running.sum]);
+                numerators: &mut [0.0; KEY_TILE],
+                partials,
             }
-        }
-    }
+            .run();
+        },
+    );
+    Ok(())
 }
 
 pub(super) fn reduce(spec: &MhaLongReduce, mut args: Args<'_, '_>) -> Result<(), OpError> {
@@ -122,24 +99,29 @@ pub(super) fn reduce(spec: &MhaLongReduce, mut args: Args<'_, '_>) -> Result<(),
     let out = SharedOut::new(out);
     // One exponential per tile of keys.
     let work = work(&sequences, heads, 1);
-    for_heads_and_blocks(heads, &blocks(&sequences), work, |_, h, block| {
-        let Sequence {
-            start, len, pairs, ..
-        } = block.sequence;
-        let n = block.n_queries;
-        let tiles = Layout::tiles(len);
-        let from = (layout.partials(h, pairs, start) + block.query * tiles) * 2;
-        let to = (h * tokens + start + block.query) * 2;
-        // SAFETY: each head and query has its own location.
-        let out = unsafe { out.slice(to..to + n * 2) };
-        let rows = partials[from..from + n * tiles * 2].chunks_exact(tiles * 2);
-        for (row, to) in rows.zip(out.chunks_exact_mut(2)) {
-            let tiles = || row.chunks_exact(2);
-            let max = tiles().map(|t| t[0]).fold(f32::NEG_INFINITY, f32::max);
-            let sum: f32 = tiles().map(|t| t[1] * (t[0] - max).exp()).sum();
-            to.copy_from_slice(&[max, sum]);
-        }
-    });
+    for_heads_and_blocks(
+        heads,
+        &blocks(&sequences),
+        work,
+        &|_: &mut Scratch, h, block| {
+            let Sequence {
+                start, len, pairs, ..
+            } = block.sequence;
+            let n = block.n_queries;
+            let tiles = Layout::tiles(len);
+            let from = (layout.partials(h, pairs, start) + block.query * tiles) * 2;
+            let to = (h * tokens + start + block.query) * 2;
+            // SAFETY: each head and query has its own location.
+            let out = unsafe { out.slice(to..to + n * 2) };
+            let rows = partials[from..from + n * tiles * 2].chunks_exact(tiles * 2);
+            for (row, to) in rows.zip(out.chunks_exact_mut(2)) {
+                let tiles = || row.chunks_exact(2);
+                let max = tiles().map(|t| t[0]).fold(f32::NEG_INFINITY, f32::max);
+                let sum: f32 = tiles().map(|t| t[1] * (t[0] - max).exp()).sum();
+                to.copy_from_slice(&[max, sum]);
+            }
+        },
+    );
     Ok(())
 }
 
@@ -158,72 +140,47 @@ pub(super) fn context(spec: &MhaLongContext, mut args: Args<'_, '_>) -> Result<(
     let width = heads * head;
     let out = SharedOut::new(out);
     let work = work(&sequences, heads, head);
-    for_heads_and_blocks(heads, &blocks(&sequences), work, |scratch, h, block| {
-        let Sequence {
-            start, len, pairs, ..
-        } = block.sequence;
-        let (pitch, n) = (Layout::pitch(len), block.n_queries);
-        let from = layout.scores(h, pairs, start) + block.query * pitch;
-        let first = (h * tokens + start + block.query) * 2;
-        let statistics = &statistics[first..first + n * 2];
-        let at = (start + block.query) * width + h * head;
-        // The memory only grows, and each part of the keys overwrites its share.
-        let largest = scratch.scores.len().max(n * len.min(MAX_KEYS));
-        scratch.scores.resize(largest, 0.0);
-        for key in (0..len).step_by(MAX_KEYS) {
-            let n_keys = MAX_KEYS.min(len - key);
-            let weights = &mut scratch.scores[..n * n_keys];
-            simd::dispatch(Weights {
-                scores: &scores[from + key..from + (n - 1) * pitch + key + n_keys],
-                pitch,
-                statistics,
-                weights,
-                len: n_keys,
-            });
-            let weights = Operand {
-                data: weights,
-                row: n_keys,
-                col: 1,
-            };
-            let into = match key {
-                0 => Into::Overwrite,
-                _ => Into::Accumulate,
-            };
-            let v = rows_of(v, &v_heads, h, start + key);
-            // SAFETY: each head has its own columns and each query its own rows.
-            unsafe { multiply((n, head, n_keys), 1.0, weights, v, into, &out, at, width) };
-        }
-    });
+    for_heads_and_blocks(
+        heads,
+        &blocks(&sequences),
+        work,
+        &|scratch: &mut Scratch, h, block| {
+            let Sequence {
+                start, len, pairs, ..
+            } = block.sequence;
+            let (pitch, n) = (Layout::pitch(len), block.n_queries);
+            let from = layout.scores(h, pairs, start) + block.query * pitch;
+            let first = (h * tokens + start + block.query) * 2;
+            let statistics = &statistics[first..first + n * 2];
+            let at = (start + block.query) * width + h * head;
+            // The memory only grows, and each part of the keys overwrites its share.
+            let largest = scratch.scores.len().max(n * len.min(MAX_KEYS));
+            scratch.scores.resize(largest, 0.0);
+            for key in (0..len).step_by(MAX_KEYS) {
+                let n_keys = MAX_KEYS.min(len - key);
+                let weights = &mut scratch.scores[..n * n_keys];
+                Probabilities {
+                    scores: &scores[from + key..from + (n - 1) * pitch + key + n_keys],
+                    pitch,
+                    statistics,
+                    probabilities: weights,
+                    len: n_keys,
+                }
+                .run();
+                let weights = Operand {
+                    data: weights,
+                    row: n_keys,
+                    col: 1,
+                };
+                let into = match key {
+                    0 => Into::Overwrite,
+                    _ => Into::Accumulate,
+                };
+                let v = rows_of(v, &v_heads, h, start + key);
+                // SAFETY: each head has its own columns and each query its own rows.
+                unsafe { multiply((n, head, n_keys), 1.0, weights, v, into, &out, at, width) };
+            }
+        },
+    );
     Ok(())
-}
-
-/// Computes `exp(score − maximum) / sum` for some keys of each row.
-struct Weights<'a> {
-    /// Rows of scores, `pitch` apart.
-    scores: &'a [f32],
-    pitch: usize,
-    /// Maximum and sum of each row.
-    statistics: &'a [f32],
-    weights: &'a mut [f32],
-    /// Number of keys, not 0.
-    len: usize,
-}
-
-impl WithSimd for Weights<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let rows = self
-            .scores
-            .chunks(self.pitch)
-            .zip(self.statistics.chunks_exact(2));
-        for ((row, of_row), weights) in rows.zip(self.weights.chunks_exact_mut(self.len)) {
-            let weight = Weight {
-                max: of_row[0],
-                factor: 1.0 / of_row[1],
-            };
-            simd::map(simd, weight, &row[..self.len], weights);
-        }
-    }
 }

@@ -9,22 +9,17 @@ mod attention;
 mod cached;
 mod fused_attention;
 mod gemm;
-mod linear;
-mod lines;
 mod long_attention;
-mod parallel;
 mod pooling;
-mod product;
 mod rotary;
 mod rows;
-mod simd;
 #[cfg(test)]
 mod tests;
 
 use args::Args;
-use attention::MAX_QUERIES;
+use gemmule_cpu::attention::MAX_QUERIES;
 
-pub use linear::{MatmulPrecision, PackedWeight};
+pub use gemmule_cpu::linear::{MatmulPrecision, PackedWeight};
 
 use crate::kernels::{KernelSpec, gemm::GemmPrepareAttention};
 use crate::tensor::Extents;

@@ -8,7 +8,6 @@ mod long_attention;
 mod pooling;
 mod prepared;
 mod rows;
-mod simd;
 
 use super::{OpError, Read, run};
 use crate::kernels::KernelSpec;

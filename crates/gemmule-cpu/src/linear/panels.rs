@@ -5,13 +5,11 @@
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::{
-    super::{
-        lines::Lines,
-        product::{add_products_ahead, vectors, vectors_mut},
-        simd,
-    },
-    Block, Linear, SharedOut,
+use super::{Block, Linear, SharedOut};
+use crate::{
+    lines::Lines,
+    product::{add_products_ahead, vectors, vectors_mut},
+    simd,
 };
 
 /// Number of columns of a block: whole panels on every instruction set.
@@ -29,7 +27,7 @@ const FEW: usize = 4;
 const MANY: usize = 32;
 
 /// A weight `[n, k]` as consecutive panels `[k, columns]`. The last panel is padded with zeros.
-pub(in super::super) struct Panels {
+pub(crate) struct Panels {
     values: Lines,
 }
 
@@ -102,7 +100,7 @@ impl Panels {
 
 /// Number of columns of a panel: as many vectors of sums, times the rows of a tile, as fit the registers together with the
 /// operands.
-pub(in super::super) struct PanelCols;
+pub(crate) struct PanelCols;
 
 impl WithSimd for PanelCols {
     type Output = usize;
@@ -114,7 +112,7 @@ impl WithSimd for PanelCols {
 }
 
 /// The products of a block.
-pub(in super::super) struct Tiles<'a> {
+pub(crate) struct Tiles<'a> {
     panels: &'a [f32],
     layer: Linear<'a>,
     block: Block,

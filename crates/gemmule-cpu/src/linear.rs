@@ -11,7 +11,7 @@ mod bf16;
 #[cfg(target_arch = "x86_64")]
 mod groups;
 mod int8;
-pub(super) mod panels;
+pub(crate) mod panels;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 
@@ -22,12 +22,10 @@ use panels::Panels;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::{
-    Read,
+use crate::{
     parallel::SharedOut,
-    simd::{self, Pointwise, with_activation},
+    simd::{self, Activation, Pointwise, with_activation},
 };
-use crate::ops::Activation;
 
 /// A weight `[n, k]` in the format of its matrix multiplication.
 pub struct PackedWeight {
@@ -106,7 +104,7 @@ impl PackedWeight {
     }
 
     /// Packs like [`MatmulPrecision::Int8`] on a CPU for which this crate has no format of its own.
-    #[cfg(test)]
+    #[doc(hidden)]
     pub fn int8_of_crate(weight: &[f32], n: usize, k: usize) -> Self {
         let form = Form::Int8(int8::Int8::for_crate(weight, n, k));
         Self { n, k, form }
@@ -134,25 +132,16 @@ impl PackedWeight {
 }
 
 /// Weight of a linear layer as an operand.
-#[derive(Clone, Copy)]
-pub(super) enum Weight<'a> {
+#[derive(Clone, Copy, Debug)]
+pub enum Weight<'a> {
     /// Row-major, as stored.
     Rows(&'a [f32]),
     Packed(&'a PackedWeight),
 }
 
-impl<'a> From<Weight<'a>> for Read<'a> {
-    fn from(weight: Weight<'a>) -> Self {
-        match weight {
-            Weight::Rows(rows) => Read::Real(rows),
-            Weight::Packed(packed) => Read::Packed(packed),
-        }
-    }
-}
-
 /// Operands of the epilogue.
-#[derive(Clone, Copy)]
-pub(super) struct Finish<'a> {
+#[derive(Clone, Copy, Debug)]
+pub struct Finish<'a> {
     pub bias: Option<&'a [f32]>,
     pub activation: Option<Activation>,
     /// Tensor of the same size as the result.
@@ -160,8 +149,8 @@ pub(super) struct Finish<'a> {
 }
 
 /// A linear layer for all rows of a batch: `x [rows, k]` and a non-empty `out [rows, n]`.
-#[derive(Clone, Copy)]
-pub(super) struct Linear<'a> {
+#[derive(Clone, Copy, Debug)]
+pub struct Linear<'a> {
     pub x: &'a [f32],
     pub n: usize,
     pub k: usize,

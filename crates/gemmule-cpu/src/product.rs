@@ -4,17 +4,28 @@ use gemm_common::Parallelism;
 use gemm_f32::gemm::f32::get_gemm_fn;
 use pulp::Simd;
 
-use super::parallel::SharedOut;
+use crate::parallel::SharedOut;
 
 /// A strided matrix operand: element `(i, j)` is at `i·row + j·col`.
-#[derive(Clone, Copy)]
-pub(super) struct Operand<'a> {
+#[derive(Clone, Copy, Debug)]
+pub struct Operand<'a> {
     pub data: &'a [f32],
     pub row: usize,
     pub col: usize,
 }
 
-impl Operand<'_> {
+impl<'a> Operand<'a> {
+    /// Returns the transpose, which has the same elements.
+    #[inline]
+    #[must_use]
+    pub fn transposed(self) -> Operand<'a> {
+        Operand {
+            data: self.data,
+            row: self.col,
+            col: self.row,
+        }
+    }
+
     fn check(&self, rows: usize, cols: usize) {
         let end = match (rows.checked_sub(1), cols.checked_sub(1)) {
             (Some(i), Some(j)) => i * self.row + j * self.col + 1,
@@ -28,8 +39,8 @@ impl Operand<'_> {
 }
 
 /// Treatment of the previous contents of the output block in [`multiply`].
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Into {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Into {
     Overwrite,
     Accumulate,
 }
@@ -41,7 +52,7 @@ pub(super) enum Into {
 ///
 /// Nothing else may read or write the block in the meantime.
 #[expect(clippy::too_many_arguments, reason = "a GEMM has this many sizes")]
-pub(super) unsafe fn multiply(
+pub unsafe fn multiply(
     (m, n, k): (usize, usize, usize),
     scale: f32,
     a: Operand<'_>,
@@ -85,7 +96,7 @@ pub(super) unsafe fn multiply(
 /// Adds products to a register tile of sums: `M` rows, each with one element per row of `b`, times `b`. Products are added in the
 /// order of the elements.
 #[inline(always)]
-pub(super) fn add_products<S: Simd, const M: usize, const N: usize>(
+pub(crate) fn add_products<S: Simd, const M: usize, const N: usize>(
     simd: S,
     rows: [&[f32]; M],
     b: &[[S::f32s; N]],
@@ -97,7 +108,7 @@ pub(super) fn add_products<S: Simd, const M: usize, const N: usize>(
 /// Like [`add_products`], and prefetches `ahead` in the meantime: `AHEAD` cache lines per element, evenly distributed. If `ahead`
 /// has fewer lines, some are requested twice; if it has more, the rest is skipped.
 #[inline(always)]
-pub(super) fn add_products_ahead<S: Simd, const M: usize, const N: usize, const AHEAD: usize>(
+pub(crate) fn add_products_ahead<S: Simd, const M: usize, const N: usize, const AHEAD: usize>(
     simd: S,
     mut rows: [&[f32]; M],
     b: &[[S::f32s; N]],
@@ -162,11 +173,11 @@ impl Requests {
 
 /// Splits a slice into rows of `N` vectors.
 #[inline(always)]
-pub(super) fn vectors<S: Simd, const N: usize>(x: &[f32]) -> &[[S::f32s; N]] {
+pub(crate) fn vectors<S: Simd, const N: usize>(x: &[f32]) -> &[[S::f32s; N]] {
     pulp::as_arrays::<N, _>(S::as_simd_f32s(x).0).0
 }
 
 #[inline(always)]
-pub(super) fn vectors_mut<S: Simd, const N: usize>(x: &mut [f32]) -> &mut [[S::f32s; N]] {
+pub(crate) fn vectors_mut<S: Simd, const N: usize>(x: &mut [f32]) -> &mut [[S::f32s; N]] {
     pulp::as_arrays_mut::<N, _>(S::as_mut_simd_f32s(x).0).0
 }

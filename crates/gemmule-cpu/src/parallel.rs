@@ -1,4 +1,7 @@
-//! Partitioning of work for the thread pool.
+//! Partitioning of work for the thread pool of the caller.
+//!
+//! The bodies are trait objects, so that the code of the thread pool is compiled once rather than for every caller. They are
+//! called for blocks of rows or whole tasks, never for an element.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -8,13 +11,12 @@ use rayon::prelude::*;
 /// Number of elements of pointwise work below which waking another thread costs more than it saves.
 const MIN_ELEMENTS: usize = 16 * 1024;
 
+/// Number of multiplications below which one thread is faster than several.
+pub const MIN_MULTIPLICATIONS: usize = 1 << 17;
+
 /// Calls `body(first_row, rows)` on blocks of whole rows of `out`, in parallel if there are enough of them. `out` is a whole
 /// number of rows. Nothing is called if it is empty.
-pub(super) fn for_row_blocks(
-    out: &mut [f32],
-    width: usize,
-    body: impl Fn(usize, &mut [f32]) + Sync,
-) {
+pub fn for_row_blocks(out: &mut [f32], width: usize, body: &(dyn Fn(usize, &mut [f32]) + Sync)) {
     if out.is_empty() {
         return;
     }
@@ -30,9 +32,24 @@ pub(super) fn for_row_blocks(
         .for_each(|(i, rows)| body(i * block, rows));
 }
 
+/// Calls `body` with scratch memory and every number below `n`, in parallel if there are enough multiplications (`work`). Scratch
+/// memory is reused for the tasks of a thread, with its previous contents.
+pub fn with_scratch<Scratch: Default>(
+    n: usize,
+    work: usize,
+    body: &(dyn Fn(&mut Scratch, usize) + Sync),
+) {
+    if work < MIN_MULTIPLICATIONS || rayon::current_num_threads() == 1 {
+        let mut scratch = Scratch::default();
+        (0..n).for_each(|i| body(&mut scratch, i));
+        return;
+    }
+    (0..n).into_par_iter().for_each_init(Scratch::default, body);
+}
+
 /// A slice that several tasks write to. Each task has its own elements, which need not be contiguous.
-#[derive(Clone, Copy)]
-pub(super) struct SharedOut<'a> {
+#[derive(Clone, Copy, Debug)]
+pub struct SharedOut<'a> {
     start: *mut f32,
     len: usize,
     borrow: PhantomData<&'a mut [f32]>,

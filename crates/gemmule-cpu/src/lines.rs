@@ -8,7 +8,7 @@ struct Line([u32; 16]);
 
 /// Numbers that start at a cache line.
 #[derive(Default)]
-pub(super) struct Lines(Vec<Line>);
+pub(crate) struct Lines(Vec<Line>);
 
 impl Lines {
     /// Allocates `len` zeros, rounded up to whole lines.

@@ -1,15 +1,69 @@
 //! Tests the vector code on every instruction set of this machine, not only the widest.
 
+use std::ops::Range;
+
 use pulp::{Scalar, Simd, WithSimd};
 
-use super::*;
-use crate::ops::{Bias, PositionBias};
-use crate::runtime::cpu::ops::attention::Distances;
-use crate::runtime::cpu::ops::fused_attention::{Attend, Scratch};
-use crate::runtime::cpu::ops::linear::panels::{PanelCols, Panels};
-use crate::runtime::cpu::ops::parallel::SharedOut;
-use crate::runtime::cpu::ops::product::Operand;
-use crate::runtime::cpu::ops::simd::{self, GeluExact, GeluTanh, Pointwise, Running, Silu, Tanh};
+use crate::{
+    attention::{Attend, Positions, Scratch},
+    linear::panels::{PanelCols, Panels},
+    parallel::SharedOut,
+    product::Operand,
+    simd::{self, GeluExact, GeluTanh, Pointwise, Running, Silu, Tanh},
+};
+
+/// Numbers in (−1, 1) that depend only on the seed.
+fn noise(n: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x2545_F491_4F6C_DD1D;
+    (0..n)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+/// Checks `|got − want| ≤ tolerance · (1 + |want|)` everywhere.
+#[track_caller]
+fn assert_close(got: &[f32], want: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), want.len());
+    for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
+        let error = (f64::from(got) - want).abs();
+        assert!(
+            error <= tolerance * (1.0 + want.abs()),
+            "element {i}: got {got}, want {want}"
+        );
+    }
+}
+
+fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|&x| f64::from(x)).collect()
+}
+
+/// `erf` by the series whose terms all have the same sign, to avoid cancellation.
+fn erf(x: f64) -> f64 {
+    if x.abs() >= 6.0 {
+        return x.signum();
+    }
+    // 2/√π · e^(−x²) · Σ 2ⁿ x^(2n+1) / (1·3·5···(2n+1))
+    let (mut term, mut sum, mut n) = (x, x, 1.0);
+    while term.abs() > 1e-17 * sum.abs() {
+        term *= 2.0 * x * x / (2.0 * n + 1.0);
+        sum += term;
+        n += 1.0;
+    }
+    2.0 / std::f64::consts::PI.sqrt() * (-x * x).exp() * sum
+}
+
+fn gelu_exact(x: f64) -> f64 {
+    0.5 * x * (1.0 + erf(x / 2.0_f64.sqrt()))
+}
+
+fn gelu_tanh(x: f64) -> f64 {
+    0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+}
 
 fn on_every_instruction_set<Op: WithSimd + Clone>(op: Op) -> Vec<(&'static str, Op::Output)> {
     let mut results = vec![("scalar", Scalar::new().vectorize(op.clone()))];
@@ -272,6 +326,64 @@ fn panels_give_the_product_on_every_instruction_set() {
     }
 }
 
+/// Bias by the distance of a key from its query.
+#[derive(Clone, Copy)]
+enum Bias<'a> {
+    /// Biases at distances −reach to reach. Keys farther away use the outermost value on their side.
+    Table(&'a [f32]),
+    /// A slope that is multiplied by the distance and subtracted.
+    Slope(f32),
+}
+
+impl Bias<'_> {
+    fn at(self, distance: i64) -> f64 {
+        match self {
+            Bias::Table(values) => {
+                let reach = values.len() as i64 / 2;
+                f64::from(values[(distance.clamp(-reach, reach) + reach) as usize])
+            }
+            Bias::Slope(slope) => -f64::from(slope) * distance.unsigned_abs() as f64,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct By<'a> {
+    window: Option<usize>,
+    bias: Option<Bias<'a>>,
+    causal: bool,
+}
+
+impl Positions for By<'_> {
+    fn seen(&self, query: usize, n_keys: usize) -> Range<usize> {
+        let first = self.window.map_or(0, |window| query.saturating_sub(window));
+        let end = match (self.causal, self.window) {
+            (true, _) => query + 1,
+            (false, Some(window)) => n_keys.min(query + window + 1),
+            (false, None) => n_keys,
+        };
+        first..end
+    }
+
+    fn has_biases(&self) -> bool {
+        self.bias.is_some()
+    }
+
+    fn add_biases(
+        &self,
+        query: usize,
+        keys: Range<usize>,
+        factor: f32,
+        scores: &mut [f32],
+        stride: usize,
+    ) {
+        let Some(bias) = self.bias else { return };
+        for (key, score) in keys.zip(scores.iter_mut().step_by(stride)) {
+            *score += factor * bias.at(key as i64 - query as i64) as f32;
+        }
+    }
+}
+
 /// One head of one sequence.
 #[derive(Clone)]
 struct Attention<'a> {
@@ -279,9 +391,7 @@ struct Attention<'a> {
     k: &'a [f32],
     v: &'a [f32],
     head: usize,
-    by: PositionBias,
-    biases: &'a [f32],
-    causal: bool,
+    by: By<'a>,
 }
 
 impl WithSimd for Attention<'_> {
@@ -304,12 +414,7 @@ impl WithSimd for Attention<'_> {
             head,
             len,
             queries: 0..len,
-            distances: Distances {
-                by: self.by,
-                causal: self.causal,
-                biases: self.biases,
-                head: 0,
-            },
+            positions: &self.by,
             scratch: &mut Scratch::default(),
             out: SharedOut::new(&mut out),
             at: 0,
@@ -325,12 +430,12 @@ impl Attention<'_> {
         let (head, len) = (self.head, self.q.len() / self.head);
         let mut out = Vec::new();
         for query in 0..len {
-            let keys = self.by.seen(self.causal, query, len);
+            let keys = self.by.seen(query, len);
             let score = |key: usize| {
                 let pairs = (self.q[query * head..][..head].iter()).zip(&self.k[key * head..]);
                 let product: f64 = pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
                 let distance = key as i64 - query as i64;
-                let bias = self.by.bias.map(|b| b.at(self.biases, 0, distance));
+                let bias = self.by.bias.map(|bias| bias.at(distance));
                 (1.5 * product + bias.unwrap_or(0.0)).exp()
             };
             let weights: Vec<f64> = keys.clone().map(score).collect();
@@ -357,9 +462,11 @@ fn attention_is_its_definition_on_every_instruction_set() {
                 k: &k,
                 v: &v,
                 head,
-                by: PositionBias { window, bias: None },
-                biases: &[],
-                causal,
+                by: By {
+                    window,
+                    bias: None,
+                    causal,
+                },
             };
             let want = op.defined();
             for (_, got) in on_every_instruction_set(op) {
@@ -384,12 +491,11 @@ fn attention_to_huge_scores_neither_overflows_nor_vanishes() {
         k: &k,
         v: &v,
         head,
-        by: PositionBias {
+        by: By {
             window: Some(30),
             bias: None,
+            causal: true,
         },
-        biases: &[],
-        causal: true,
     };
     for (set, got) in on_every_instruction_set(op) {
         assert!(got.iter().all(|x| x.abs() <= 1.0), "{set}");
@@ -398,26 +504,22 @@ fn attention_to_huge_scores_neither_overflows_nor_vanishes() {
 
 #[test]
 fn attention_with_position_biases_is_its_definition_on_every_instruction_set() {
-    let (table, slope) = (noise(2 * 20 + 1, 4), [0.5]);
-    let biases = [
-        (Bias::Table { reach: 20 }, &table[..]),
-        (Bias::Slopes, &slope),
-    ];
+    let table = noise(2 * 20 + 1, 4);
+    let biases = [Bias::Table(&table), Bias::Slope(0.5)];
     for (len, head) in [(1, 8), (17, 32), (50, 5), (300, 16)] {
         let [q, k, v] = [1, 2, 3].map(|seed| noise(len * head, seed));
-        for ((bias, biases), causal) in biases.into_iter().flat_map(|b| [(b, false), (b, true)]) {
+        for (bias, causal) in biases.into_iter().flat_map(|b| [(b, false), (b, true)]) {
             for window in [None, Some(7)] {
                 let op = Attention {
                     q: &q,
                     k: &k,
                     v: &v,
                     head,
-                    by: PositionBias {
+                    by: By {
                         window,
                         bias: Some(bias),
+                        causal,
                     },
-                    biases,
-                    causal,
                 };
                 let want = op.defined();
                 for (_, got) in on_every_instruction_set(op) {
@@ -439,9 +541,7 @@ fn attention_to_nan_gives_nan() {
             k,
             v,
             head,
-            by: PositionBias::default(),
-            biases: &[],
-            causal: false,
+            by: By::default(),
         };
         for (set, got) in on_every_instruction_set(op) {
             for (query, row) in got.chunks_exact(head).enumerate() {

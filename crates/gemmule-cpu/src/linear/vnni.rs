@@ -4,10 +4,10 @@
 use std::{arch::x86_64::_mm512_dpbusd_epi32, iter::zip};
 
 use super::{
-    super::lines::Lines,
     amx,
     groups::{COLS, Group, LANES, Panels, TILE_ROWS, VECTOR_ROWS, VECTORS, tiles},
 };
+use crate::lines::Lines;
 
 /// Returns whether this CPU has the instruction.
 pub(super) fn is_supported() -> bool {

@@ -10,10 +10,10 @@ use std::{
 use pulp::{Simd, WithSimd};
 
 use super::{
-    super::simd,
     Linear, amx,
     groups::{COLS, Group, LANES, Panels, TILE_ROWS, VECTOR_ROWS, VECTORS, tiles},
 };
+use crate::simd;
 
 /// Number of rows in a block, whose activations stay in cache.
 const ROWS: usize = 256;

@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::super::lines::Lines;
+use crate::lines::Lines;
 
 /// Number of lanes of a vector of sums.
 pub(super) const LANES: usize = 16;

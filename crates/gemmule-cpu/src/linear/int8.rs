@@ -16,11 +16,11 @@ use rten_gemm::{GemmExecutor, GemmInputA, GemmInputB, GemmUninitOptions, PackedB
 use rten_tensor::{NdTensorView, storage::Alloc};
 
 #[cfg(target_arch = "x86_64")]
-use super::{
-    super::lines::Lines,
-    vnni::{self, Quads},
-};
-use super::{super::simd, Block, Linear, SharedOut};
+use super::vnni::{self, Quads};
+use super::{Block, Linear, SharedOut};
+#[cfg(target_arch = "x86_64")]
+use crate::lines::Lines;
+use crate::simd;
 
 /// Number of columns of a panel of `rten-gemm`: whole tiles of its kernels.
 const COLS: usize = 96;
@@ -88,7 +88,6 @@ impl Int8 {
     }
 
     /// Quantizes like on a CPU without AVX-512 VNNI.
-    #[cfg(test)]
     pub fn for_crate(weight: &[f32], n: usize, k: usize) -> Self {
         Self::of_form(weight, n, k, |integers, _, k| Form::for_crate(integers, k))
     }

@@ -9,7 +9,7 @@ use std::iter::zip;
 use pulp::{Arch, Simd, WithSimd};
 
 /// Runs `op` with the widest vectors of this machine.
-pub(super) fn dispatch<Op: WithSimd>(op: Op) -> Op::Output {
+pub(crate) fn dispatch<Op: WithSimd>(op: Op) -> Op::Output {
     Arch::new().dispatch(op)
 }
 
@@ -19,7 +19,7 @@ pub(super) fn dispatch<Op: WithSimd>(op: Op) -> Op::Output {
 /// Uses `x = n·ln 2 + r` with `|r| ≤ ln 2 / 2`, a polynomial of degree 6 for `eʳ` (Cephes `expf`), and `2ⁿ` assembled from
 /// exponent bits.
 #[inline(always)]
-pub(super) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+pub(crate) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     // Adding this constant leaves the nearest integer in the low bits of the mantissa.
     const ROUND: f32 = 12_582_912.0;
     let x = clamp(simd, x, -87.3, 88.3);
@@ -56,7 +56,7 @@ pub(super) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 ///
 /// Uses a polynomial for the fraction of `x` between −½ and ½, times `2ⁿ` assembled from exponent bits.
 #[inline(always)]
-pub(super) fn exp2_of_negative<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+pub(crate) fn exp2_of_negative<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     // Adding this constant leaves the nearest integer, with the exponent bias, in the low bits of the mantissa.
     const ROUND: f32 = 12_582_912.0 + 127.0;
     let low = simd.splat_f32s(-126.0);
@@ -83,7 +83,7 @@ pub(super) fn exp2_of_negative<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 
 /// Computes `tanh x` with an absolute error of at most 1e-6, as an odd polynomial divided by an even one, like Eigen's `ptanh`.
 #[inline(always)]
-pub(super) fn tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+pub(crate) fn tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let x = clamp(simd, x, -7.905_311, 7.905_311);
     let x2 = simd.mul_f32s(x, x);
     let p = polynomial(
@@ -109,7 +109,7 @@ pub(super) fn tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 
 /// Computes `erf x` to about f32 precision, as an odd polynomial divided by an even one, like Eigen's `perf`.
 #[inline(always)]
-pub(super) fn erf<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+pub(crate) fn erf<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let x = clamp(simd, x, -4.0, 4.0);
     let x2 = simd.mul_f32s(x, x);
     let p = polynomial(
@@ -195,7 +195,7 @@ fn polynomial<S: Simd, const N: usize>(simd: S, x: S::f32s, coefficients: &[f32;
 }
 
 /// A function of one value, for vectors of any width.
-pub(super) trait Pointwise: Copy {
+pub(crate) trait Pointwise: Copy {
     fn apply<S: Simd>(self, simd: S, x: S::f32s) -> S::f32s;
 }
 
@@ -203,7 +203,7 @@ macro_rules! pointwise {
     ($($(#[$doc:meta])* $name:ident($simd:ident, $x:ident) = $body:expr;)*) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy)]
-        pub(super) struct $name;
+        pub(crate) struct $name;
         impl Pointwise for $name {
             #[inline(always)]
             fn apply<S: Simd>(self, $simd: S, $x: S::f32s) -> S::f32s {
@@ -245,7 +245,7 @@ pointwise! {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Times(pub f32);
+pub(crate) struct Times(pub f32);
 
 impl Pointwise for Times {
     #[inline(always)]
@@ -256,7 +256,7 @@ impl Pointwise for Times {
 
 /// Softmax weight `exp(x − max) · factor`.
 #[derive(Clone, Copy)]
-pub(super) struct Weight {
+pub(crate) struct Weight {
     pub max: f32,
     pub factor: f32,
 }
@@ -269,51 +269,68 @@ impl Pointwise for Weight {
     }
 }
 
+/// A pointwise function, selected at run time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x·Φ(x)` with the error function.
+    GeluExact,
+    /// The tanh approximation of GELU.
+    GeluTanh,
+    Relu,
+    Tanh,
+    /// `x / (1 + exp(−x))`.
+    Silu,
+    /// `x / (1 + exp(−1.702 x))`.
+    QuickGelu,
+    /// `ln(1 + max(x, 0))`.
+    Log1pRelu,
+}
+
 /// Calls `$go` with the [`Pointwise`] of an activation, or with [`Identity`] without one, so that the selection is made once
 /// rather than per element.
 macro_rules! with_activation {
     ($activation:expr, $f:ident => $go:expr) => {
         match $activation {
             None => {
-                let $f = $crate::runtime::cpu::ops::simd::Identity;
+                let $f = $crate::simd::Identity;
                 $go
             }
-            Some($crate::ops::Activation::GeluExact) => {
-                let $f = $crate::runtime::cpu::ops::simd::GeluExact;
+            Some($crate::Activation::GeluExact) => {
+                let $f = $crate::simd::GeluExact;
                 $go
             }
-            Some($crate::ops::Activation::GeluTanh) => {
-                let $f = $crate::runtime::cpu::ops::simd::GeluTanh;
+            Some($crate::Activation::GeluTanh) => {
+                let $f = $crate::simd::GeluTanh;
                 $go
             }
-            Some($crate::ops::Activation::Relu) => {
-                let $f = $crate::runtime::cpu::ops::simd::Relu;
+            Some($crate::Activation::Relu) => {
+                let $f = $crate::simd::Relu;
                 $go
             }
-            Some($crate::ops::Activation::Tanh) => {
-                let $f = $crate::runtime::cpu::ops::simd::Tanh;
+            Some($crate::Activation::Tanh) => {
+                let $f = $crate::simd::Tanh;
                 $go
             }
-            Some($crate::ops::Activation::Silu) => {
-                let $f = $crate::runtime::cpu::ops::simd::Silu;
+            Some($crate::Activation::Silu) => {
+                let $f = $crate::simd::Silu;
                 $go
             }
-            Some($crate::ops::Activation::QuickGelu) => {
-                let $f = $crate::runtime::cpu::ops::simd::QuickGelu;
+            Some($crate::Activation::QuickGelu) => {
+                let $f = $crate::simd::QuickGelu;
                 $go
             }
-            Some($crate::ops::Activation::Log1pRelu) => {
-                let $f = $crate::runtime::cpu::ops::simd::Log1pRelu;
+            Some($crate::Activation::Log1pRelu) => {
+                let $f = $crate::simd::Log1pRelu;
                 $go
             }
         }
     };
 }
-pub(super) use with_activation;
+pub(crate) use with_activation;
 
 /// Computes `out = f(x)`.
 #[inline(always)]
-pub(super) fn map<S: Simd, F: Pointwise>(simd: S, f: F, x: &[f32], out: &mut [f32]) {
+pub(crate) fn map<S: Simd, F: Pointwise>(simd: S, f: F, x: &[f32], out: &mut [f32]) {
     let (x, x_tail) = S::as_simd_f32s(x);
     let (out, out_tail) = S::as_mut_simd_f32s(out);
     for (out, &x) in zip(out, x) {
@@ -327,7 +344,7 @@ pub(super) fn map<S: Simd, F: Pointwise>(simd: S, f: F, x: &[f32], out: &mut [f3
 
 /// Computes `x = f(x)`.
 #[inline(always)]
-pub(super) fn map_in_place<S: Simd, F: Pointwise>(simd: S, f: F, x: &mut [f32]) {
+pub(crate) fn map_in_place<S: Simd, F: Pointwise>(simd: S, f: F, x: &mut [f32]) {
     let (x, tail) = S::as_mut_simd_f32s(x);
     for x in x {
         *x = f.apply(simd, *x);
@@ -340,7 +357,7 @@ pub(super) fn map_in_place<S: Simd, F: Pointwise>(simd: S, f: F, x: &mut [f32]) 
 
 /// Computes `x = f(x + bias)`.
 #[inline(always)]
-pub(super) fn add_map_in_place<S: Simd, F: Pointwise>(simd: S, f: F, bias: &[f32], x: &mut [f32]) {
+pub(crate) fn add_map_in_place<S: Simd, F: Pointwise>(simd: S, f: F, bias: &[f32], x: &mut [f32]) {
     let (bias, bias_tail) = S::as_simd_f32s(bias);
     let (x, tail) = S::as_mut_simd_f32s(x);
     for (x, &bias) in zip(x, bias) {
@@ -355,7 +372,7 @@ pub(super) fn add_map_in_place<S: Simd, F: Pointwise>(simd: S, f: F, bias: &[f32
 
 /// Computes `out = a + b`.
 #[inline(always)]
-pub(super) fn add<S: Simd>(simd: S, a: &[f32], b: &[f32], out: &mut [f32]) {
+pub(crate) fn add<S: Simd>(simd: S, a: &[f32], b: &[f32], out: &mut [f32]) {
     let (a, a_tail) = S::as_simd_f32s(a);
     let (b, b_tail) = S::as_simd_f32s(b);
     let (out, out_tail) = S::as_mut_simd_f32s(out);
@@ -373,13 +390,13 @@ pub(super) fn add<S: Simd>(simd: S, a: &[f32], b: &[f32], out: &mut [f32]) {
 
 /// Computes `sum += x`.
 #[inline(always)]
-pub(super) fn accumulate<S: Simd>(simd: S, x: &[f32], sum: &mut [f32]) {
+pub(crate) fn accumulate<S: Simd>(simd: S, x: &[f32], sum: &mut [f32]) {
     add_map_in_place(simd, Identity, x, sum);
 }
 
 /// Sums the elements in four vectors of partial sums.
 #[inline(always)]
-pub(super) fn sum<S: Simd>(simd: S, x: &[f32]) -> f32 {
+pub(crate) fn sum<S: Simd>(simd: S, x: &[f32]) -> f32 {
     let (x, tail) = S::as_simd_f32s(x);
     let (quads, rest) = pulp::as_arrays::<4, _>(x);
     let mut sums = [simd.splat_f32s(0.0); 4];
@@ -396,7 +413,7 @@ pub(super) fn sum<S: Simd>(simd: S, x: &[f32]) -> f32 {
 
 /// Sums the squares of `x − shift`.
 #[inline(always)]
-pub(super) fn sum_of_squares<S: Simd>(simd: S, x: &[f32], shift: f32) -> f32 {
+pub(crate) fn sum_of_squares<S: Simd>(simd: S, x: &[f32], shift: f32) -> f32 {
     let (x, tail) = S::as_simd_f32s(x);
     let (quads, rest) = pulp::as_arrays::<4, _>(x);
     let shifts = simd.splat_f32s(shift);
@@ -423,7 +440,7 @@ fn reduce<S: Simd>(simd: S, sums: [S::f32s; 4]) -> f32 {
 /// Replaces `row` by its LayerNorm with the biased variance. A second pass sums the variance around the mean, which avoids
 /// cancellation for rows far from zero.
 #[inline(always)]
-pub(super) fn normalize<S: Simd>(simd: S, row: &mut [f32], gamma: &[f32], beta: &[f32], eps: f32) {
+pub(crate) fn normalize<S: Simd>(simd: S, row: &mut [f32], gamma: &[f32], beta: &[f32], eps: f32) {
     let n = row.len() as f32;
     let mean = sum(simd, row) / n;
     let variance = sum_of_squares(simd, row, mean) / n;
@@ -442,8 +459,8 @@ pub(super) fn normalize<S: Simd>(simd: S, row: &mut [f32], gamma: &[f32], beta: 
 }
 
 /// Maximum scaled score of a row so far, and the sum of `e^(score − max)`.
-#[derive(Clone, Copy)]
-pub(super) struct Running {
+#[derive(Clone, Copy, Debug)]
+pub struct Running {
     pub max: f32,
     pub sum: f32,
 }
@@ -459,7 +476,7 @@ impl Running {
 /// `e^(scale·x − max)`, where the maximum now includes this part. Returns the factor that rescales the numerators of the earlier
 /// parts to the new maximum. The softmax is the numerators divided by the sum.
 #[inline(always)]
-pub(super) fn softmax_numerators<S: Simd>(
+pub(crate) fn softmax_numerators<S: Simd>(
     simd: S,
     row: &mut [f32],
     scale: f32,

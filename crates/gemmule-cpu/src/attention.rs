@@ -1,0 +1,207 @@
+//! Softmax of attention scores between matrix products, and the effect of positions on scores.
+
+use std::ops::Range;
+
+use pulp::{Simd, WithSimd};
+
+use crate::parallel::SharedOut;
+use crate::simd::{self, Running, Times, Weight};
+
+pub use crate::fused_attention::{Attend, Scratch};
+
+/// Maximum number of queries per task and of keys per tile. The scores of a tile stay in the L2 cache, whatever the length of the
+/// sequence. Fused attention asserts that the number of queries is a multiple of its panels on every instruction set: 48, 32, 16
+/// or 12 queries, and 2.
+pub const MAX_QUERIES: usize = 240;
+pub const MAX_KEYS: usize = 256;
+
+/// Effect of positions on the scores of one head: which keys a query attends to, and the biases of scores.
+pub trait Positions: Sync {
+    /// Range of keys, out of `n_keys`, that the query at position `query` attends to. Neither end decreases with the query.
+    fn seen(&self, query: usize, n_keys: usize) -> Range<usize>;
+
+    fn has_biases(&self) -> bool;
+
+    /// Adds `factor` times the biases of `keys` to the scores of a query. The first score is that of the first key, and scores
+    /// are `stride` apart.
+    fn add_biases(
+        &self,
+        query: usize,
+        keys: Range<usize>,
+        factor: f32,
+        scores: &mut [f32],
+        stride: usize,
+    );
+}
+
+/// Computes the softmax of `scale · row` over the first `valid` elements of each row, and sets the rest to 0.
+pub struct SoftmaxRows<'a> {
+    pub rows: &'a mut [f32],
+    /// Row length, not 0.
+    pub len: usize,
+    /// From 1 to `len`.
+    pub valid: usize,
+    /// Query of the first row, if attention is causal.
+    pub causal: Option<usize>,
+    pub scale: f32,
+}
+
+impl WithSimd for SoftmaxRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        for (i, row) in self.rows.chunks_exact_mut(self.len).enumerate() {
+            let valid = self.causal.map_or(self.valid, |first| first + i + 1);
+            let (row, masked) = row.split_at_mut(valid);
+            let mut running = Running::START;
+            simd::softmax_numerators(simd, row, self.scale, &mut running);
+            simd::map_in_place(simd, Times(1.0 / running.sum), row);
+            masked.fill(0.0);
+        }
+    }
+}
+
+/// Applies one step of the online softmax to each row of scores, which becomes its numerators.
+pub struct OnlineSoftmax<'a> {
+    pub rows: &'a mut [f32],
+    /// Row length, not 0.
+    pub len: usize,
+    /// Which keys each row attends to, and the biases of their scores.
+    pub positions: &'a dyn Positions,
+    /// Query of the first row, key of the first column, and number of keys of the sequence.
+    pub query: usize,
+    pub key: usize,
+    pub n_keys: usize,
+    pub running: &'a mut [Running],
+    /// Receives the factors for the results of the previous steps.
+    pub corrections: &'a mut [f32],
+}
+
+impl WithSimd for OnlineSoftmax<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let (positions, has_biases) = (self.positions, self.positions.has_biases());
+        let state = self.running.iter_mut().zip(self.corrections);
+        let rows = self.rows.chunks_exact_mut(self.len).zip(state);
+        for (i, (row, (running, correction))) in rows.enumerate() {
+            let query = self.query + i;
+            let keys = positions.seen(query, self.n_keys);
+            let column = |key: usize| key.saturating_sub(self.key).min(self.len);
+            let seen = column(keys.start)..column(keys.end);
+            row[seen.end..].fill(0.0);
+            row[..seen.start].fill(0.0);
+            let row = &mut row[seen.clone()];
+            if has_biases {
+                let keys = self.key + seen.start..self.key + seen.end;
+                positions.add_biases(query, keys, 1.0, row, 1);
+            }
+            *correction = match row {
+                [] => 1.0,
+                row => simd::softmax_numerators(simd, row, 1.0, running),
+            };
+        }
+    }
+}
+
+/// Multiplies each row of a block by its own factor.
+pub struct ScaleRows<'a> {
+    pub by: &'a [f32],
+    /// The rows of the block belong to the caller.
+    pub out: SharedOut<'a>,
+    pub at: usize,
+    pub cols: usize,
+    pub stride: usize,
+}
+
+impl WithSimd for ScaleRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        for (i, &by) in self.by.iter().enumerate() {
+            let start = self.at + i * self.stride;
+            // SAFETY: rows of the block, which only this task writes.
+            let row = unsafe { self.out.slice(start..start + self.cols) };
+            simd::map_in_place(simd, Times(by), row);
+        }
+    }
+}
+
+/// Computes the maximum and the sum of exponentials of each tile of keys of each row. The padding up to the pitch becomes 0.
+pub struct PartialReductions<'a> {
+    pub rows: &'a mut [f32],
+    /// Row length. Neither `len` nor `pitch` is 0.
+    pub len: usize,
+    pub pitch: usize,
+    /// Scratch memory for a tile, as long as a tile.
+    pub numerators: &'a mut [f32],
+    /// A pair for each tile of each row.
+    pub partials: &'a mut [f32],
+}
+
+impl WithSimd for PartialReductions<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let mut partials = self.partials.chunks_exact_mut(2);
+        for row in self.rows.chunks_exact_mut(self.pitch) {
+            let (row, rest) = row.split_at_mut(self.len);
+            rest.fill(0.0);
+            // The layout has one pair of partials per tile.
+            for (tile, partial) in row.chunks(self.numerators.len()).zip(&mut partials) {
+                let numerators = &mut self.numerators[..tile.len()];
+                numerators.copy_from_slice(tile);
+                let mut running = Running::START;
+                simd::softmax_numerators(simd, numerators, 1.0, &mut running);
+                partial.copy_from_slice(&[running.max, running.sum]);
+            }
+        }
+    }
+}
+
+/// Computes `exp(score − maximum) / sum` for some keys of each row.
+pub struct Probabilities<'a> {
+    /// Rows of scores, `pitch` apart.
+    pub scores: &'a [f32],
+    pub pitch: usize,
+    /// Maximum and sum of each row.
+    pub statistics: &'a [f32],
+    pub probabilities: &'a mut [f32],
+    /// Number of keys, not 0.
+    pub len: usize,
+}
+
+impl WithSimd for Probabilities<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let rows = self
+            .scores
+            .chunks(self.pitch)
+            .zip(self.statistics.chunks_exact(2));
+        for ((row, of_row), to) in rows.zip(self.probabilities.chunks_exact_mut(self.len)) {
+            let weight = Weight {
+                max: of_row[0],
+                factor: 1.0 / of_row[1],
+            };
+            simd::map(simd, weight, &row[..self.len], to);
+        }
+    }
+}
+
+impl ScaleRows<'_> {
+    /// Runs with the widest vectors of this machine.
+    ///
+    /// # Safety
+    /// Nothing else may read or write the rows of the block in the meantime.
+    pub unsafe fn run(self) {
+        simd::dispatch(self);
+    }
+}
+
+crate::runs!(SoftmaxRows, OnlineSoftmax, PartialReductions, Probabilities);
