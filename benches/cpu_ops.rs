@@ -62,6 +62,7 @@ fn gemm(c: &mut Criterion) {
                 n,
                 k,
                 dtype: DType::F32,
+                weight: DType::F32.into(),
                 epilogue: Epilogue::new(true, activation),
                 // Ignored on the CPU.
                 tile: Tile {

@@ -71,7 +71,7 @@ pub use engine::{Builder, DeviceChoice, Engine, EngineError, Outputs, Session};
 pub use plan::ChunkPolicy;
 pub use program::AttentionChoice;
 pub use runtime::{AllocatorChoice, GraphChoice, Output, batch::Batch};
-pub use tensor::DType;
+pub use tensor::{DType, Format};
 
 /// Compiles the Rust code of the README as doctests.
 #[cfg(doctest)]

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use common::{Folder, difference, nvrtc, run, tiny_compiled, tiny_tensors};
 use gemmule::{
-    DType, DeviceChoice, Engine,
-    engine::{Artifact, Sealed, emit},
+    DType, DeviceChoice, Engine, Format,
+    engine::{Artifact, Precision, Sealed, emit},
     graph::WeightExpr,
     jit::{DiskCache, Jit, Source, Target},
     kernels::{KernelSpec, gemm::Tile},
@@ -215,6 +215,59 @@ fn another_storage_type_than_the_artifacts_is_refused() {
     assert_snapshot!(folder.text(&from_file(&file, &folder).err().expect("an error")), @"the CPU executor computes in f32, but the program stores f16; use f32, or a CUDA device");
 }
 
+/// The tiny model with its linear layers in 8-bit integers, without code.
+fn quantized() -> gemmule::engine::Compiled {
+    let mut options = common::options(DType::F32);
+    options.quantize = Some(Format::INT8);
+    common::tiny_compiled_with(&options)
+}
+
+#[test]
+fn an_artifact_keeps_the_format_of_the_weights() {
+    let folder = Folder::whole(&tiny_tensors(DType::F32));
+    let file = folder.file("tiny");
+    let artifact = Artifact::of(quantized(), Vec::new());
+    artifact.write(&file).expect("it is written");
+    assert!(Artifact::read(&file).expect("it is sound") == artifact);
+    let engine = from_file(&file, &folder).expect("it loads");
+    assert_eq!(engine.precision(), Precision::Int8);
+    let plain = folder.load().expect("it loads");
+    assert_eq!(plain.precision(), Precision::F32);
+    let off = difference(&run(&engine), &run(&plain));
+    assert!(off > 0.0 && off < 0.1, "{off}");
+    let asked = Engine::builder("bert")
+        .checkpoint(folder.path())
+        .device(DeviceChoice::Cpu)
+        .quantize(Format::INT8);
+    let asked = asked.build().expect("it loads");
+    assert_eq!(difference(&run(&engine), &run(&asked)), 0.0);
+}
+
+#[test]
+fn another_format_than_the_artifacts_is_refused() {
+    let folder = Folder::whole(&tiny_tensors(DType::F32));
+    let file = folder.file("tiny");
+    without_code(DType::F32)
+        .write(&file)
+        .expect("it is written");
+    let asked = Engine::from_artifact(&file)
+        .checkpoint(folder.path())
+        .device(DeviceChoice::Cpu)
+        .quantize(Format::INT8)
+        .build();
+    assert_snapshot!(folder.text(&asked.err().expect("an error")), @"");
+}
+
+#[test]
+fn a_format_that_a_gpu_does_not_compute_with_has_no_source() {
+    let error = emit(&CudaModel::kernels(&quantized().program)).expect_err("it has no source");
+    let error = format!("{error}");
+    assert!(
+        error.contains("has no CUDA source: its weight is stored in int8, its input in f32; run it on a CPU, or compile without quantisation"),
+        "{error}"
+    );
+}
+
 #[test]
 fn a_file_that_cannot_be_written_is_named() {
     let folder = Folder::new();
@@ -340,7 +393,7 @@ fn impossible_kernels_are_refused() {
     assert_snapshot!(refused(|a| kernel!(a, MhaOnline).of.heads = u32::MAX), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a width of 4294967295, expected 1 to 16777216; compile the model again");
     assert_snapshot!(refused(|a| kernel!(a, MhaOnline).of.head = 0), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a width of 0, expected 1 to 16777216; compile the model again");
     assert_snapshot!(refused(|a| kernel!(a, MhaShort).max_len = 1 << 20), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: the longest sequence of a short kernel is 1048576; with head size 8 in f32 it is from 1 to 256, use the online kernel; compile the model again");
-    assert_snapshot!(refused(|a| a.program.kernels.push(KernelSpec::runtime()[1].clone())), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a program cannot contain upload and packing kernels, which belong to the runtime; compile the model again");
+    assert_snapshot!(refused(|a| a.program.kernels.push(KernelSpec::runtime()[1].clone())), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a program cannot contain `pack_scan`, which belongs to the runtime; compile the model again");
 }
 
 #[test]
@@ -537,7 +590,6 @@ fn ran(artifact: Artifact, batch: &gemmule::Batch) -> bool {
     let Ok(model) = CpuModel::load(
         program,
         gemmule::engine::Threads::usual().unwrap(),
-        Default::default(),
         &Any,
         &|_, _| (),
     ) else {

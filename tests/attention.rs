@@ -301,7 +301,6 @@ fn run(program: &Program, lens: &[u32], allocator: &AllocatorChoice) -> Vec<Outp
     let model = CpuModel::load(
         program.clone(),
         gemmule::engine::Threads::usual().unwrap(),
-        Default::default(),
         &WEIGHTS,
         &|_, _| (),
     )

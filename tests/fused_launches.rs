@@ -250,7 +250,6 @@ fn session(program: &Program) -> CpuSession {
     let model = CpuModel::load(
         in_f32(program),
         gemmule::engine::Threads::usual().unwrap(),
-        Default::default(),
         &WEIGHTS,
         &|_, _| (),
     )

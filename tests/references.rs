@@ -5,9 +5,9 @@
 use std::path::{Path, PathBuf};
 
 use gemmule::{
-    Batch, DType, DeviceChoice, Engine,
-    engine::{Bound, Comparison, MatmulPrecision, Reference, TextEncoder},
-    runtime::weights::RandomWeights,
+    Batch, DType, DeviceChoice, Engine, Format,
+    engine::{Bound, Comparison, Reference, TextEncoder},
+    runtime::{cpu::computes_with, weights::RandomWeights},
 };
 
 /// As in `scripts/reference.py`.
@@ -42,15 +42,10 @@ fn minilm() -> PathBuf {
 }
 
 fn compare(name: &str, description: &str, without: &[&str]) -> Vec<Comparison> {
-    compare_in(MatmulPrecision::F32, name, description, without)
+    compare_in(Format::Plain(DType::F32), name, description, without)
 }
 
-fn compare_in(
-    products: MatmulPrecision,
-    name: &str,
-    description: &str,
-    without: &[&str],
-) -> Vec<Comparison> {
+fn compare_in(format: Format, name: &str, description: &str, without: &[&str]) -> Vec<Comparison> {
     let reference =
         Reference::read(&folder().join(format!("{name}.safetensors"))).expect("a reference");
     let engine = Engine::builder(description)
@@ -59,7 +54,7 @@ fn compare_in(
         .outputs(reference.names())
         .without(without.iter().copied())
         .device(DeviceChoice::Cpu)
-        .products(products)
+        .quantize(format)
         .build()
         .expect("the model loads");
     let mut session = engine.session().expect("a session");
@@ -237,9 +232,9 @@ fn texts_are_as_long_as_32768_tokens() {
 /// What the products of linear layers are rounded to, and the bounds that are said of it.
 #[test]
 fn rounded_products_are_within_the_bounds_of_their_precision() {
-    for products in [MatmulPrecision::Bf16, MatmulPrecision::Int8] {
-        if !products.is_supported() {
-            eprintln!("this CPU has no products in {products}: they were not tested");
+    for format in [Format::Plain(DType::BF16), Format::INT8] {
+        if !computes_with(format) {
+            eprintln!("this CPU has no products in {format}: they were not tested");
             continue;
         }
         for (name, description) in [
@@ -251,18 +246,18 @@ fn rounded_products_are_within_the_bounds_of_their_precision() {
             ("modernbert_h320a5", "modernbert"),
             ("nomic_bert_h320a5", "nomic_bert"),
         ] {
-            let comparisons = compare_in(products, name, description, &[]);
+            let comparisons = compare_in(format, name, description, &[]);
             for c in &comparisons {
                 println!(
-                    "{products} {name} {}: {:.1e} of {:.1}, cosine {:.5}",
+                    "{format} {name} {}: {:.1e} of {:.1}, cosine {:.5}",
                     c.name, c.max, c.largest, c.cosine
                 );
             }
             let bad: Vec<_> = comparisons
                 .iter()
-                .filter(|c| !Bound::of(products).holds(c))
+                .filter(|c| !Bound::of(format).holds(c))
                 .collect();
-            assert!(bad.is_empty(), "{products}: {bad:#?}");
+            assert!(bad.is_empty(), "{format}: {bad:#?}");
         }
     }
 }

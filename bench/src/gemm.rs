@@ -185,6 +185,7 @@ fn kernels(
         n,
         k,
         dtype,
+        weight: dtype.into(),
         epilogue,
     };
     let picked = launched.kernel(&site, rows)?;

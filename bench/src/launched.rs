@@ -121,6 +121,7 @@ mod tests {
             n: 768,
             k: 768,
             dtype: DType::F16,
+            weight: DType::F16.into(),
             epilogue: Epilogue::default(),
         }
     }

@@ -1,10 +1,11 @@
+use crate::tensor::Format;
 use std::{path::PathBuf, process::ExitCode};
 
 use miette::{IntoDiagnostic, Report, miette};
 
 use super::{
     Outcome, human,
-    model::{Card, Model, Tuning, stage_name},
+    model::{Card, Model, Quantize, Tuning, stage_name},
     print,
     progress::Bars,
 };
@@ -27,8 +28,12 @@ const DEFAULT_TARGETS: [Target; 4] = [Target::Sm80, Target::Sm86, Target::Sm89, 
 pub(super) struct Args {
     #[command(flatten)]
     model: Model,
-    #[arg(long, default_value = "f16")]
-    dtype: DType,
+    /// f32, f16 or bf16; by default f16, and f32 with --quantize
+    #[arg(long)]
+    dtype: Option<DType>,
+    /// Compile for a CPU alone, with the weights of linear layers in this format
+    #[arg(long, value_enum, value_name = "KIND", conflicts_with_all = ["arch", "card", "tune", "timings"])]
+    quantize: Option<Quantize>,
     /// Targets to include code for (sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120); by default the first four, or that of --card. All
     /// share one program, so Hopper's instructions are used only with sm_90a alone
     #[arg(long, value_delimiter = ',')]
@@ -46,6 +51,9 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
+    if let Some(quantize) = args.quantize {
+        return args.for_cpu(quantize.format());
+    }
     let jit = Jit::open().into_diagnostic()?;
     let bars = Bars::new();
     let device = args.device()?;
@@ -61,7 +69,9 @@ pub(super) fn run(args: Args) -> Outcome {
         Some(device) => device.info().machine().into_diagnostic()?.0,
         None => args.card.machine_of(&targets, timed_on)?,
     };
-    let mut compiled = args.model.compile_for(args.dtype, machine)?;
+    let mut compiled = args
+        .model
+        .compile_for(args.dtype.unwrap_or(DType::F16), machine)?;
     let is_tuned = device.is_some() || args.tuning.timings.is_some();
     if compiled.options.invariant && is_tuned {
         return Err(EngineError::TuneInvariant.into());
@@ -102,6 +112,28 @@ pub(super) fn run(args: Args) -> Outcome {
 }
 
 impl Args {
+    /// Writes an artifact without code for a GPU.
+    fn for_cpu(&self, format: Format) -> Outcome {
+        let dtype = self.dtype.unwrap_or(DType::F32);
+        if dtype != DType::F32 {
+            return Err(miette!(
+                "the CPU executor stores activations in f32, not {dtype}; omit --dtype, or --quantize"
+            ));
+        }
+        let machine = self.card.machine_of(&DEFAULT_TARGETS, None)?;
+        let compiled = self.model.compile_in(dtype, Some(format), machine)?;
+        let artifact = Artifact::of(compiled, Vec::new());
+        let bytes = artifact.write(&self.out)?;
+        print(&format!(
+            "{}: {} steps of {} kernels in {dtype}, weights of linear layers in {format}, for a CPU, {}\n",
+            self.out.display(),
+            artifact.program.steps.len(),
+            artifact.program.kernels.len(),
+            human(bytes)
+        ))?;
+        Ok(ExitCode::SUCCESS)
+    }
+
     /// Returns the device to time kernels on, if any.
     fn device(&self) -> Result<Option<Device>, Report> {
         if self.tuning.tune == TuneMode::Off {

@@ -2,8 +2,12 @@ use std::process::ExitCode;
 
 use miette::IntoDiagnostic;
 
-use super::{Outcome, model::Model, print};
-use crate::{DType, tensor::Extents};
+use super::{
+    Outcome,
+    model::{Model, Quantize},
+    print,
+};
+use crate::{DType, EngineError, machine::Machine, tensor::Extents};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -14,10 +18,15 @@ pub(super) struct Args {
     lens: Vec<u32>,
     #[arg(long, default_value = "f16")]
     dtype: DType,
+    /// Format that the weights of linear layers are stored in
+    #[arg(long, value_enum, value_name = "KIND")]
+    quantize: Option<Quantize>,
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let compiled = args.model.compile(args.dtype)?;
+    let machine = Machine::usual().map_err(EngineError::from)?;
+    let format = args.quantize.map(Quantize::format);
+    let compiled = args.model.compile_in(args.dtype, format, machine)?;
     let extents = Extents::of(&args.lens).into_diagnostic()?;
     print(&compiled.report.explain(extents, args.dtype).to_string())?;
     Ok(ExitCode::SUCCESS)

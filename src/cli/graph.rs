@@ -51,13 +51,16 @@ fn graph_after(
     without: std::collections::BTreeSet<String>,
 ) -> Result<Graph, miette::Report> {
     let mut wanted = None;
-    let (last, _) =
-        passes::optimize_observed(graph, &passes::Options { without }, |name, graph| {
-            if name == after {
-                wanted = Some(graph.clone());
-            }
-        })
-        .into_diagnostic()?;
+    let options = passes::Options {
+        without,
+        quantize: None,
+    };
+    let (last, _) = passes::optimize_observed(graph, &options, |name, graph| {
+        if name == after {
+            wanted = Some(graph.clone());
+        }
+    })
+    .into_diagnostic()?;
     if after == "all" {
         return Ok(last);
     }

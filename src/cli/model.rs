@@ -1,5 +1,6 @@
 //! Arguments that select a model, shared by the subcommands.
 
+use crate::tensor::Format;
 use std::{
     cell::OnceCell,
     collections::BTreeSet,
@@ -19,7 +20,7 @@ use crate::{
     jit::Target,
     machine::Machine,
     program::AttentionChoice,
-    runtime::{GraphChoice, cpu::ops::MatmulPrecision, weights::RandomWeights},
+    runtime::{GraphChoice, weights::RandomWeights},
 };
 
 use super::{memory::Memory, progress::Bars};
@@ -207,14 +208,22 @@ impl Model {
         self.opened()?.clone().description()
     }
 
-    /// Compiles for the default card.
-    pub(super) fn compile(&self, dtype: DType) -> Result<Compiled, Report> {
-        self.compile_for(dtype, Machine::usual().map_err(EngineError::from)?)
-    }
-
     /// Compiles for `machine`.
     pub(super) fn compile_for(&self, dtype: DType, machine: Machine) -> Result<Compiled, Report> {
-        let options = self.options(dtype, machine)?;
+        self.compile_in(dtype, None, machine)
+    }
+
+    /// Compiles for `machine`, with the weights of linear layers in the format `quantize`.
+    pub(super) fn compile_in(
+        &self,
+        dtype: DType,
+        quantize: Option<Format>,
+        machine: Machine,
+    ) -> Result<Compiled, Report> {
+        let options = CompileOptions {
+            quantize,
+            ..self.options(dtype, machine)?
+        };
         Ok(compile(&self.description()?, &self.config()?, &options)?)
     }
 }
@@ -289,8 +298,17 @@ pub struct Runnable {
 
 /// Formats of `--quantize`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Quantize {
+pub(super) enum Quantize {
     Int8,
+}
+
+impl Quantize {
+    /// Returns the format of the weights of linear layers.
+    pub(super) fn format(self) -> Format {
+        match self {
+            Self::Int8 => Format::INT8,
+        }
+    }
 }
 
 /// Argument for [`GraphChoice`].
@@ -347,8 +365,8 @@ impl Runnable {
         if let Some(dtype) = self.dtype {
             builder = builder.dtype(dtype);
         }
-        if let Some(Quantize::Int8) = self.quantize {
-            builder = builder.products(MatmulPrecision::Int8);
+        if let Some(quantize) = self.quantize {
+            builder = builder.quantize(quantize.format());
         }
         if let Some(n) = self.threads {
             builder = builder.threads(n);

@@ -5,6 +5,7 @@
 
 mod canonical;
 
+use crate::tensor::Values;
 use std::borrow::Cow;
 
 use include_dir::{Dir, include_dir};
@@ -52,6 +53,10 @@ pub enum CodegenError {
         #[source]
         source: tera::Error,
     },
+    #[error(
+        "the kernel `{symbol}` has no CUDA source: {reason}; run it on a CPU, or compile without quantisation"
+    )]
+    CpuOnly { symbol: String, reason: String },
 }
 
 /// The template environment. Its construction parses all templates.
@@ -128,6 +133,9 @@ impl Codegen {
     /// Returns an error for a template with an undefined value.
     pub fn source(&self, kernel: &dyn Kernel) -> Result<Source, CodegenError> {
         let symbol = kernel.symbol();
+        if let Some(reason) = kernel.cpu_only() {
+            return Err(CodegenError::CpuOnly { symbol, reason });
+        }
         let template = format!("{}.cu.tera", kernel.template());
         let mut context = Context::new();
         for (name, value) in kernel.constants() {
@@ -170,6 +178,9 @@ pub fn c_type(element: Element) -> &'static str {
         Element::Value(DType::F32) => "float",
         Element::Value(DType::F16) => "f16",
         Element::Value(DType::BF16) => "bf16",
+        Element::Scaled(scaled) => match scaled.values {
+            Values::Int8 => "signed char",
+        },
         Element::I32 => "int",
         Element::I64 => "long long",
     }

@@ -1,6 +1,7 @@
 mod pooling;
 mod start;
 
+use crate::tensor::Format;
 use std::{
     collections::BTreeSet,
     num::NonZeroUsize,
@@ -31,7 +32,7 @@ use crate::{
     runtime::{
         AllocatorChoice, GraphChoice, Planner,
         batch::Limits,
-        cpu::{CpuModel, Threads, ops::MatmulPrecision},
+        cpu::{CpuModel, Threads},
         cuda::{CudaModel, Device},
         weights::{Checkpoint, RandomWeights, WeightSource},
     },
@@ -88,7 +89,7 @@ pub struct Builder {
     without: BTreeSet<String>,
     device: DeviceChoice,
     dtype: Option<DType>,
-    products: Option<MatmulPrecision>,
+    quantize: Option<Format>,
     tune: TuneMode,
     timings: Option<PathBuf>,
     allocator: AllocatorChoice,
@@ -117,7 +118,7 @@ impl Builder {
             without: BTreeSet::new(),
             device: DeviceChoice::Auto,
             dtype: None,
-            products: None,
+            quantize: None,
             tune: TuneMode::Off,
             timings: None,
             allocator: AllocatorChoice::default(),
@@ -183,15 +184,16 @@ impl Builder {
     }
 
     /// Sets the storage type of weights and activations. The default is f16 on CUDA and f32 on the CPU; on the CPU, bf16
-    /// selects [`MatmulPrecision::Bf16`].
+    /// stores the weights of linear layers in bf16, and computes in f32.
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = Some(dtype);
         self
     }
 
-    /// Sets the precision of matrix products on a CPU. By default it follows from the storage type.
-    pub fn products(mut self, products: MatmulPrecision) -> Self {
-        self.products = Some(products);
+    /// Sets the format that the weights of linear layers are stored in, and their products computed in, on a CPU. By default
+    /// it is the storage type.
+    pub fn quantize(mut self, format: Format) -> Self {
+        self.quantize = Some(format);
         self
     }
 
@@ -293,7 +295,6 @@ impl Builder {
             Some(n) => Threads::of(n)?,
             None => Threads::usual()?,
         };
-        let (_, products) = self.computes_in(&device)?;
         match &mut device {
             DeviceName::Cpu { n_threads } => *n_threads = threads.count(),
             DeviceName::Cuda(_) => self.check_for_cuda(&device)?,
@@ -344,7 +345,7 @@ impl Builder {
         let backend = match &device {
             DeviceName::Cpu { .. } => {
                 let began = Instant::now();
-                let model = CpuModel::load(program, threads, products, &*source, &weights_done)?;
+                let model = CpuModel::load(program, threads, &*source, &weights_done)?;
                 times.weights = began.elapsed();
                 Backend::Cpu(model.into())
             }
@@ -375,24 +376,27 @@ impl Builder {
         })
     }
 
-    /// Returns the storage type of the program and the precision of products on a CPU.
-    fn computes_in(&self, device: &DeviceName) -> Result<(DType, MatmulPrecision), EngineError> {
+    /// Returns the storage type of the program, and the format of the weights of linear layers if it is another.
+    fn computes_in(&self, device: &DeviceName) -> Result<(DType, Option<Format>), EngineError> {
+        const BF16: Format = Format::Plain(DType::BF16);
         let dtype = self.dtype.unwrap_or_else(|| default_dtype(device));
-        match (device, dtype, self.products) {
-            (DeviceName::Cuda(_), ..) => Ok((dtype, MatmulPrecision::F32)),
-            (DeviceName::Cpu { .. }, DType::BF16, None | Some(MatmulPrecision::Bf16)) => {
-                Ok((DType::F32, MatmulPrecision::Bf16))
+        match (device, dtype, self.quantize) {
+            (DeviceName::Cuda(_), ..) => Ok((dtype, None)),
+            (DeviceName::Cpu { .. }, DType::BF16, None | Some(BF16)) => {
+                Ok((DType::F32, Some(BF16)))
             }
-            (DeviceName::Cpu { .. }, DType::BF16, Some(products)) => {
-                Err(EngineError::TwoPrecisions { products })
+            (DeviceName::Cpu { .. }, DType::BF16, Some(format)) => {
+                Err(EngineError::TwoFormats { format })
             }
-            (DeviceName::Cpu { .. }, ..) => Ok((dtype, self.products.unwrap_or_default())),
+            (DeviceName::Cpu { .. }, DType::F32 | DType::F16, format) => {
+                Ok((dtype, format.filter(|&format| format != dtype.into())))
+            }
         }
     }
 
     /// Refuses options that apply only to a CPU.
     fn check_for_cuda(&self, device: &DeviceName) -> Result<(), EngineError> {
-        let option = match (self.threads, self.products) {
+        let option = match (self.threads, self.quantize) {
             (Some(_), _) => "--threads",
             (None, Some(_)) => "--quantize",
             (None, None) => return Ok(()),
@@ -423,13 +427,22 @@ impl Builder {
                 return Err(EngineError::ArtifactAttention { file, asked });
             }
             let mut artifact = read.map_or_else(|| Artifact::read(file), |a| Ok(a.clone()))?;
-            let (asked, _) = self.computes_in(device)?;
-            let asked = self.dtype.map(|_| asked);
+            let (dtype, format) = self.computes_in(device)?;
+            let asked = self.dtype.map(|_| dtype);
             if let Some(asked) = asked.filter(|&d| d != artifact.program.dtype) {
                 return Err(EngineError::ArtifactDType {
                     file: file.clone(),
                     stored: artifact.program.dtype.to_string(),
                     asked: asked.to_string(),
+                });
+            }
+            let stored = artifact.program.weight_format();
+            if (self.dtype.is_some() || self.quantize.is_some()) && format != stored {
+                let shown = |format: Option<Format>| format.unwrap_or(dtype.into()).to_string();
+                return Err(EngineError::ArtifactFormat {
+                    file: file.clone(),
+                    stored: shown(stored),
+                    asked: shown(format),
                 });
             }
             if self.invariant && !artifact.program.invariant {
@@ -458,12 +471,14 @@ impl Builder {
             served,
             timings: 0,
         };
+        let (dtype, quantize) = self.computes_in(device)?;
         let options = CompileOptions {
             outputs: self.outputs.clone(),
             intermediates: self.intermediates.clone(),
             modules: modules_of(folder),
             without: self.without.clone(),
-            dtype: self.computes_in(device)?.0,
+            dtype,
+            quantize,
             timings: None,
             padding: self.padding,
             attention: self.attention.unwrap_or_default(),

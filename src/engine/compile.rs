@@ -1,3 +1,4 @@
+use crate::tensor::Format;
 use std::collections::BTreeSet;
 
 use serde_json::Value;
@@ -28,6 +29,9 @@ pub struct CompileOptions {
     /// Modules after the transformer in a sentence-transformers folder; empty for other folders.
     pub modules: Vec<Module>,
     pub dtype: DType,
+    /// Format that the weights of linear layers are stored in; `None` for the storage type. Only a CPU computes with a
+    /// format other than the storage type.
+    pub quantize: Option<Format>,
     /// Measured kernel times, which correct the cost model.
     pub timings: Option<Timings>,
     pub padding: Padding,
@@ -53,6 +57,7 @@ impl CompileOptions {
             without: BTreeSet::new(),
             modules: Vec::new(),
             dtype,
+            quantize: None,
             timings: None,
             padding: Padding::Removed,
             attention: AttentionChoice::Auto,
@@ -153,6 +158,7 @@ pub fn compile(
     let model = description.build_with(config, outputs.as_deref(), &options.modules)?;
     let passes = passes::Options {
         without: options.without.clone(),
+        quantize: options.quantize,
     };
     let unfused = match options.cached {
         true if !model.graph.has_caches() => {

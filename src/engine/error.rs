@@ -1,3 +1,4 @@
+use crate::tensor::Format;
 use std::path::PathBuf;
 
 use super::{
@@ -17,7 +18,7 @@ use crate::{
     runtime::{
         PlannerError,
         batch::BatchError,
-        cpu::{CpuError, ThreadsError, ops::MatmulPrecision},
+        cpu::{CpuError, ThreadsError},
         cuda::CudaError,
         weights::CheckpointError,
     },
@@ -79,6 +80,15 @@ pub enum EngineError {
         "the artifact `{file}` stores {stored}, not {asked}; omit the storage type, or compile the model for it"
     )]
     ArtifactDType {
+        file: PathBuf,
+        stored: String,
+        asked: String,
+    },
+    #[error(
+        "`{}` stores the weights of linear layers in {stored}, but {asked} was requested; compile the model with that format, or omit it",
+        .file.display()
+    )]
+    ArtifactFormat {
         file: PathBuf,
         stored: String,
         asked: String,
@@ -276,9 +286,9 @@ pub enum EngineError {
     )]
     Threads { problem: String },
     #[error(
-        "the storage type is bf16 and the precision of products {products}; on a CPU, the storage type bf16 sets the precision of products: give one of the two"
+        "the storage type is bf16 and the weights of linear layers are to be stored in {format}; on a CPU, the storage type bf16 sets the format of these weights: give one of the two"
     )]
-    TwoPrecisions { products: MatmulPrecision },
+    TwoFormats { format: Format },
     #[error(
         "{option} applies only to a CPU, and the engine is for {device}; omit it, or select the device `cpu`"
     )]

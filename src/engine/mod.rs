@@ -72,10 +72,7 @@ pub use tune::{TuneMode, Tuner};
 pub use verify::{Bound, Comparison, Precision, Reference, ReferenceCase};
 pub use weights::{open_checkpoint, unread};
 
-pub use crate::{
-    program::Padding,
-    runtime::cpu::{Threads, ops::MatmulPrecision},
-};
+pub use crate::{program::Padding, runtime::cpu::Threads};
 
 use self::session::SessionBackend;
 use crate::{
@@ -260,10 +257,14 @@ impl Engine {
 
     /// Returns the precision to which the factors of matrix products are rounded.
     pub fn precision(&self) -> Precision {
-        match &self.backend {
-            Backend::Cpu(model) => model.products().into(),
-            Backend::Cuda(model) => model.program().dtype.into(),
-        }
+        let program = match &self.backend {
+            Backend::Cpu(model) => model.program(),
+            Backend::Cuda(model) => model.program(),
+        };
+        program
+            .weight_format()
+            .unwrap_or(program.dtype.into())
+            .into()
     }
 
     /// Returns the checkpoint folder of the weights, if there is one.

@@ -4,6 +4,8 @@
 //! If `rows` (I64) is present, values with a row for each token contain only these rows, and their last dimension may be cut.
 //! Several cases are distinguished by a prefix and a dot, such as `tiny.ids`.
 
+use crate::tensor::Format;
+use crate::tensor::Values;
 use std::{collections::BTreeMap, fmt, path::Path};
 
 use safetensors::{Dtype, SafeTensors};
@@ -11,12 +13,7 @@ use safetensors::{Dtype, SafeTensors};
 use super::{EngineError, Session};
 use crate::{
     files::{self, Kind},
-    runtime::{
-        Output,
-        batch::Batch,
-        cpu::ops::{MatmulPrecision, PackedWeight},
-        weights::decode,
-    },
+    runtime::{Output, batch::Batch, cpu::ops::PackedWeight, weights::decode},
     tensor::DType,
 };
 
@@ -74,12 +71,13 @@ impl From<DType> for Precision {
     }
 }
 
-impl From<MatmulPrecision> for Precision {
-    fn from(products: MatmulPrecision) -> Self {
-        match products {
-            MatmulPrecision::F32 => Self::F32,
-            MatmulPrecision::Bf16 => Self::Bf16,
-            MatmulPrecision::Int8 => Self::Int8,
+impl From<Format> for Precision {
+    fn from(format: Format) -> Self {
+        match format {
+            Format::Plain(dtype) => dtype.into(),
+            Format::Scaled(scaled) => match scaled.values {
+                Values::Int8 => Self::Int8,
+            },
         }
     }
 }

@@ -64,6 +64,10 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
     match op {
         Op::Input(_) => Ok(Shape::new([tokens()])),
         Op::Weight(expr) => Ok(Shape::fixed(&expr.dims())),
+        Op::Quantize(_) => match of[0].0.as_slice() {
+            [_, _] => Ok(of[0].clone()),
+            _ => Err(format!("expected a matrix, found {}", of[0])),
+        },
         Op::Embedding { .. } => {
             ids(of[0])?;
             Ok(Shape(vec![tokens(), table_width(of[1])?.into()]))

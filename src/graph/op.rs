@@ -9,6 +9,7 @@ use crate::ops::{
     Activation, AttentionProblem, BatchInput, Bias, Epilogue, HeadView, PositionBias, Rotation,
     Side,
 };
+use crate::tensor::Format;
 
 /// An operator. Descriptions use the operators of the first block; passes create those of the
 /// second. Operands are listed in slot order.
@@ -121,12 +122,18 @@ pub enum Op {
     Attention(AttentionProblem),
     /// `[tokens, width]` → `[batch, width]`: L2-normalised mean over each sequence.
     MeanPoolNormalize { eps: f32 },
+    /// `weight` → the matrix stored in this format, when the model is loaded. Only linear layers read it. They compute
+    /// their products in the format: their kernels round the input likewise.
+    Quantize(Format),
 }
 
 impl Op {
     /// Whether the operator launches a kernel, rather than naming data that is there.
     pub fn is_compute(&self) -> bool {
-        !matches!(self, Op::Input(_) | Op::Weight(_) | Op::CrossCache { .. })
+        !matches!(
+            self,
+            Op::Input(_) | Op::Weight(_) | Op::Quantize(_) | Op::CrossCache { .. }
+        )
     }
 
     /// Returns the operator's name in the textual form, in `expect:` lines and in reports.
@@ -177,6 +184,7 @@ impl Op {
             Op::BiasResidualLayerNorm { bias: false, .. } => "residual_layer_norm",
             Op::Attention(_) => "attention",
             Op::MeanPoolNormalize { .. } => "mean_pool_normalize",
+            Op::Quantize(_) => "quantize",
         };
         name.into()
     }
@@ -228,6 +236,7 @@ impl Op {
             ]),
             Op::Concat { parts } => (0..*parts).map(|i| format!("x_{i}").into()).collect(),
             Op::LogProbability => named(&["logits"]),
+            Op::Quantize(_) => named(&["weight"]),
             Op::Rotary { .. }
             | Op::Cache { .. }
             | Op::Activate(_)
@@ -259,6 +268,7 @@ impl fmt::Display for Op {
             Op::Input(meta) => write!(f, "({meta:?})"),
             Op::Embedding { offset } if *offset > 0 => write!(f, "(offset={offset})"),
             Op::Scale { by } => write!(f, "(by={by})"),
+            Op::Quantize(format) => write!(f, "({format})"),
             Op::LayerNorm { eps }
             | Op::BiasResidualLayerNorm { eps, .. }
             | Op::L2Normalize { eps }

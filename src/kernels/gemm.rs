@@ -34,7 +34,7 @@ pub(crate) use {
 
 use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};
 use crate::machine::Machine;
-use crate::tensor::{DType, Extents, Shape, Size, Symbol};
+use crate::tensor::{DType, Extents, Format, Shape, Size, Symbol};
 
 /// CTA tile `m × n × k`, computed by `warps_m × warps_n` warps with a pipeline of `stages` k tiles in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -53,6 +53,9 @@ pub struct Gemm {
     pub n: u32,
     pub k: u32,
     pub dtype: DType,
+    /// Storage of the weight. If it differs from `dtype`, `x` is rounded to the format too, and only the CPU executor runs
+    /// the kernel.
+    pub weight: Format,
     pub epilogue: Epilogue,
     pub tile: Tile,
 }
@@ -68,9 +71,15 @@ impl Gemm {
             n,
             k,
             dtype,
+            weight: dtype.into(),
             epilogue,
             tile: Tile::candidates(dtype)[0],
         }
+    }
+
+    /// Returns whether the weight is stored like the activations.
+    fn is_plain(&self) -> bool {
+        self.weight == Format::Plain(self.dtype)
     }
 
     fn on_tensor_cores(&self) -> bool {
@@ -101,7 +110,11 @@ impl Kernel for Gemm {
 
     fn definition(&self) -> String {
         let epilogue = self.epilogue.name();
-        format!("{epilogue}_{}_n{}_k{}", self.dtype, self.n, self.k)
+        let weight = match self.is_plain() {
+            true => String::new(),
+            false => format!("_weight_{}", self.weight),
+        };
+        format!("{epilogue}_{}{weight}_n{}_k{}", self.dtype, self.n, self.k)
     }
 
     fn template(&self) -> &'static str {
@@ -160,7 +173,14 @@ impl Kernel for Gemm {
         };
         let mut params = vec![
             read("x", Shape::new([rows.clone(), k.into()]), Fill::ACTIVATION),
-            read("weight", Shape::fixed(&[n, k]), weights),
+            Param {
+                name: "weight",
+                role: Role::Read {
+                    element: self.weight.into(),
+                    shape: Shape::fixed(&[n, k]),
+                    fill: weights,
+                },
+            },
         ];
         if self.epilogue.bias {
             params.push(read("bias", Shape::fixed(&[n]), Fill::ACTIVATION));
@@ -195,6 +215,12 @@ impl Kernel for Gemm {
         Some([self.n, self.k])
     }
 
+    fn cpu_only(&self) -> Option<String> {
+        let (weight, dtype) = (self.weight, self.dtype);
+        (!self.is_plain())
+            .then(|| format!("its weight is stored in {weight}, its input in {dtype}"))
+    }
+
     fn validate(&self) -> Result<(), String> {
         limits::gemm(self)
     }
@@ -219,7 +245,17 @@ impl Kernel for Gemm {
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (n, k) = (self.n as usize, self.k as usize);
-        let (x, weight) = (reads[0].real(), reads[1].real());
+        let (rounded_x, rounded_weight);
+        let (mut x, mut weight) = (reads[0].real(), reads[1].real());
+        if !self.is_plain() {
+            let rounded = |matrix: &[f32]| -> Vec<f32> {
+                let matrix: Vec<f64> = matrix.iter().map(|&v| v.into()).collect();
+                let rounded = self.weight.round(&matrix, k).into_iter();
+                rounded.map(|v| v as f32).collect()
+            };
+            (rounded_x, rounded_weight) = (rounded(x), rounded(weight));
+            (x, weight) = (&rounded_x, &rounded_weight);
+        }
         let bias = self.epilogue.bias.then(|| reads[2].real());
         let residual = 2 + usize::from(self.epilogue.bias);
         let residual = self.epilogue.residual.then(|| reads[residual].real());

@@ -411,6 +411,11 @@ pub trait Kernel {
         ))
     }
 
+    /// Reason that the kernel has no CUDA source, if only the CPU executor runs it.
+    fn cpu_only(&self) -> Option<String> {
+        None
+    }
+
     /// Parameters that are passed as tensor maps.
     fn tensor_maps(&self) -> Vec<TensorMap> {
         Vec::new()

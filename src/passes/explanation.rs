@@ -54,10 +54,11 @@ impl fmt::Display for Explanation<'_> {
         }
         let is_fused = |entry: &&Entry| matches!(entry, Entry::Fused { .. });
         let n_fused = entries.iter().filter(is_fused).count();
+        let is_refused = |entry: &&Entry| matches!(entry, Entry::Refused { .. });
         writeln!(
             f,
             "{n_fused} fused, {} refused: {}, {} for {} tokens in {} ({})",
-            entries.len() - n_fused,
+            entries.iter().filter(is_refused).count(),
             launches(self.report.launches_saved()),
             bytes(self.report.bytes_saved(&self.extents, self.dtype)),
             self.extents.tokens,
@@ -98,7 +99,9 @@ impl Alike<'_> {
 fn alike(entries: &[Entry]) -> Vec<Alike<'_>> {
     let mut all: Vec<(Entry, Alike<'_>)> = Vec::new();
     for entry in entries {
-        let (Entry::Fused { anchor: name, .. } | Entry::Refused { at: name, .. }) = entry;
+        let (Entry::Fused { anchor: name, .. }
+        | Entry::Refused { at: name, .. }
+        | Entry::Quantized { at: name, .. }) = entry;
         let (prefix, index) = iteration(name).unzip();
         let prefix = prefix.unwrap_or_default();
         // Indices relative to the entry's own.
@@ -198,6 +201,7 @@ fn renamed(entry: &Entry, name: impl Fn(&str) -> String) -> Entry {
             *at = name(at);
             *condition = name(condition);
         }
+        Entry::Quantized { at, .. } => *at = name(at),
     }
     entry
 }

@@ -294,7 +294,14 @@ mod tests {
         let graph = Encoder::SMALL.pooled();
         let n = |without: &[&str]| {
             let without = without.iter().map(|&name| name.to_owned()).collect();
-            let (fused, _) = optimize(graph.clone(), &Options { without }).unwrap();
+            let (fused, _) = optimize(
+                graph.clone(),
+                &Options {
+                    without,
+                    quantize: None,
+                },
+            )
+            .unwrap();
             fused.n_launches()
         };
         // Two pools replace one: a pool of the attention's result and a pool of the residual.

@@ -25,6 +25,7 @@ mod fuse_residual;
 mod hoist_pooled_token;
 mod matching;
 mod merge_projections;
+mod quantize_linear;
 mod report;
 
 use std::collections::BTreeSet;
@@ -32,7 +33,10 @@ use std::collections::BTreeSet;
 pub use explanation::Explanation;
 pub use report::{Entry, Moved, Part, Report};
 
-use crate::graph::{Graph, GraphError};
+use crate::{
+    graph::{Graph, GraphError},
+    tensor::Format,
+};
 
 /// A rewrite of the graph that preserves the values of the outputs.
 pub trait Pass: Sync {
@@ -85,6 +89,8 @@ pub fn all() -> &'static [&'static dyn Pass] {
 pub struct Options {
     /// Names of the passes to skip.
     pub without: BTreeSet<String>,
+    /// Format that the weights of linear layers are stored in; `None` for the program's storage type.
+    pub quantize: Option<Format>,
 }
 
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -143,6 +149,13 @@ pub fn optimize_observed(
         graph.prune();
         graph.verify().map_err(broken)?;
         after(name, &graph);
+    }
+    if let Some(format) = options.quantize {
+        let pass = quantize_linear::NAME;
+        let broken = |source| PassError::Broken { pass, source };
+        quantize_linear::run(&mut graph, format, &mut report).map_err(broken)?;
+        graph.verify().map_err(broken)?;
+        after(pass, &graph);
     }
     Ok((graph, report))
 }

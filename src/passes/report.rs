@@ -38,6 +38,13 @@ pub enum Entry {
         /// Description of the failed condition.
         condition: String,
     },
+    Quantized {
+        pass: &'static str,
+        /// Name of the linear layer.
+        at: String,
+        /// Name of its weight's format.
+        format: String,
+    },
 }
 
 /// An operator and the name of its result.
@@ -92,7 +99,7 @@ impl Report {
             .iter()
             .map(|entry| match entry {
                 Entry::Fused { launches_saved, .. } => *launches_saved,
-                Entry::Refused { .. } => 0,
+                Entry::Refused { .. } | Entry::Quantized { .. } => 0,
             })
             .sum()
     }
@@ -103,7 +110,7 @@ impl Report {
         self.entries.iter().try_fold(0i64, |sum, entry| {
             sum.checked_add(match entry {
                 Entry::Fused { moved, .. } => moved.bytes_saved(extents, dtype)?,
-                Entry::Refused { .. } => 0,
+                Entry::Refused { .. } | Entry::Quantized { .. } => 0,
             })
         })
     }
@@ -161,6 +168,10 @@ pub(super) fn write_entry(f: &mut fmt::Formatter<'_>, entry: &Entry, n: usize) -
         } => writeln!(
             f,
             "refused `{at}` by {pass}{times}\n    because {condition}"
+        ),
+        Entry::Quantized { pass, at, format } => writeln!(
+            f,
+            "quantized `{at}` by {pass}{times}\n    its weight is stored in {format}, and its products are computed in {format}"
         ),
     }
 }

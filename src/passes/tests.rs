@@ -22,6 +22,7 @@ fn names() -> Vec<&'static str> {
 fn without(names: impl IntoIterator<Item = &'static str>) -> Options {
     Options {
         without: names.into_iter().map(str::to_owned).collect(),
+        quantize: None,
     }
 }
 
@@ -180,7 +181,9 @@ fn each_pass_switched_off_keeps_the_values() {
         let (fused, report) = optimize(graph.clone(), &without([name])).unwrap();
         assert_same_values(graph, &fused);
         let ran = |entry: &Entry| match entry {
-            Entry::Fused { pass, .. } | Entry::Refused { pass, .. } => *pass == name,
+            Entry::Fused { pass, .. }
+            | Entry::Refused { pass, .. }
+            | Entry::Quantized { pass, .. } => *pass == name,
         };
         assert!(!report.entries.iter().any(ran), "{name}");
     }
@@ -215,6 +218,7 @@ fn layers_that_share_weights_share_the_stacked_ones() {
 fn an_unknown_pass_is_an_error_that_lists_the_passes() {
     let options = Options {
         without: BTreeSet::from(["fuse_everything".to_owned()]),
+        quantize: None,
     };
     let error = optimize(Encoder::SMALL.build(), &options).unwrap_err();
     insta::assert_snapshot!(error, @"no pass is named `fuse_everything`; the passes are hoist_pooled_token, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize");

@@ -112,6 +112,15 @@ impl<'a> Lowering<'a> {
                 node.shape.clone(),
                 Storage::Weight(expr.clone()),
             ),
+            Op::Quantize(format) => {
+                let weight = self.graph.operand(id, "weight");
+                let Some(Op::Weight(expr)) = weight.map(|weight| self.graph.op(weight)) else {
+                    let problem = "only weights are stored in another format".to_owned();
+                    return Err(unsupported(self.graph, id, &node.op, problem));
+                };
+                let place = Storage::Weight(expr.clone());
+                self.tensor(&node.name, *format, node.shape.clone(), place)
+            }
             _ if self.prepared.holds(id) => {
                 self.prepared(id);
                 return Ok(());

@@ -10,6 +10,7 @@ mod print;
 mod step;
 mod validate;
 
+use crate::tensor::Format;
 use serde::{Deserialize, Serialize};
 
 pub use attention::{AttentionChoice, UnknownAttention};
@@ -126,6 +127,19 @@ impl Program {
         let vocabulary = u32::try_from(vocabulary.as_constant()?).ok()?;
         let is_one = rows.as_symbol() == Some(Symbol::Batch) && !self.caches.is_empty();
         is_one.then_some((*tensor, vocabulary))
+    }
+
+    /// Returns the format of the weights of linear layers, if it is not that of the other tensors.
+    pub fn weight_format(&self) -> Option<Format> {
+        let mut others = self.tensors.iter().filter_map(|tensor| match tensor.place {
+            Storage::Weight(_) => match tensor.element {
+                Element::Value(dtype) => Some(Format::Plain(dtype)),
+                Element::Scaled(scaled) => Some(Format::Scaled(scaled)),
+                Element::I32 | Element::I64 => None,
+            },
+            Storage::Batch(_) | Storage::Planned { .. } | Storage::Cached(_) => None,
+        });
+        others.find(|&format| format != self.dtype.into())
     }
 
     /// Returns the number of leading steps that are needed to fill the caches. Later steps only

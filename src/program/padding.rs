@@ -53,6 +53,7 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         // Each row depends on its own row, or on the first token, which is never padding.
         Op::Input(_)
         | Op::Weight(_)
+        | Op::Quantize(_)
         | Op::Linear { .. }
         | Op::Embedding { .. }
         | Op::EmbeddingLayerNorm { .. }

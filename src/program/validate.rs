@@ -10,7 +10,7 @@ use crate::{
     kernels::{Kernel, KernelSpec, MAX_ELEMENTS, Role, attention::Keys, embedding::Table},
     ops::MAX_WIDTH,
     select::{Batches, Interval},
-    tensor::{DType, Shape, Size, Symbol},
+    tensor::{DType, Element, Shape, Size, Symbol},
 };
 
 /// Maximum dimensions of a tensor, terms of a size and factors of a term. A lowered program has
@@ -114,11 +114,15 @@ impl Program {
                     }
                 }
                 Storage::Weight(expr) => {
-                    if tensor.element != self.dtype.into() {
-                        return Err(format!(
-                            "the weight `{name}` is stored as {}",
-                            tensor.element
-                        ));
+                    // The parameters of the kernels that read it say in which format; see `step`.
+                    match tensor.element {
+                        Element::Value(_) | Element::Scaled(_) => {}
+                        Element::I32 | Element::I64 => {
+                            return Err(format!(
+                                "the weight `{name}` is stored as {}",
+                                tensor.element
+                            ));
+                        }
                     }
                     let dims = weight_dims(expr)
                         .map_err(|problem| format!("the weight `{name}` {problem}"))?;

@@ -1,13 +1,16 @@
 //! Conversion between tensors and little-endian bytes of every element type.
 
 use super::weights::{decode, decode_into, encode};
-use crate::{kernels::HostTensor, tensor::Element};
+use crate::{
+    kernels::HostTensor,
+    tensor::{Element, Values},
+};
 
 /// Encodes a tensor as `element`. Values are rounded to that type.
 pub fn encode_tensor(tensor: &HostTensor, element: Element) -> Vec<u8> {
     match (tensor, element) {
         (HostTensor::Real(values), Element::Value(dtype)) => encode(values, dtype),
-        (HostTensor::Real(values), Element::I32 | Element::I64) => {
+        (HostTensor::Real(values), Element::Scaled(_) | Element::I32 | Element::I64) => {
             let indices = values.iter().map(|&value| value.round() as i64);
             encode_indices(indices, element)
         }
@@ -18,6 +21,9 @@ pub fn encode_tensor(tensor: &HostTensor, element: Element) -> Vec<u8> {
 fn encode_indices(values: impl Iterator<Item = i64>, element: Element) -> Vec<u8> {
     match element {
         Element::Value(dtype) => encode(&values.map(|v| v as f32).collect::<Vec<f32>>(), dtype),
+        Element::Scaled(scaled) => match scaled.values {
+            Values::Int8 => values.flat_map(|v| (v as i8).to_le_bytes()).collect(),
+        },
         Element::I32 => values.flat_map(|v| (v as i32).to_le_bytes()).collect(),
         Element::I64 => values.flat_map(i64::to_le_bytes).collect(),
     }
@@ -34,7 +40,7 @@ pub fn decode_values(bytes: &[u8], element: Element) -> Vec<f32> {
 pub fn extend_values(values: &mut Vec<f32>, bytes: &[u8], element: Element) {
     match element {
         Element::Value(dtype) => decode_into(values, bytes, dtype),
-        Element::I32 | Element::I64 => {
+        Element::Scaled(_) | Element::I32 | Element::I64 => {
             let indices = decode_indices(bytes, element);
             values.extend(indices.into_iter().map(|index| index as f32));
         }
@@ -48,6 +54,9 @@ pub fn decode_indices(bytes: &[u8], element: Element) -> Vec<i64> {
             let values = decode(bytes, dtype);
             values.into_iter().map(|value| value as i64).collect()
         }
+        Element::Scaled(scaled) => match scaled.values {
+            Values::Int8 => bytes.iter().map(|&b| i64::from(b as i8)).collect(),
+        },
         Element::I32 => {
             let (elements, _) = bytes.as_chunks::<4>();
             elements

@@ -8,7 +8,7 @@ use crate::{
         rms_norm::RmsNorm,
     },
     ops::Epilogue,
-    tensor::DType,
+    tensor::{DType, Format},
 };
 
 /// The problem of one node.
@@ -19,6 +19,8 @@ pub enum Site {
         n: u32,
         k: u32,
         dtype: DType,
+        /// Storage of the weight.
+        weight: Format,
         epilogue: Epilogue,
     },
     /// RMSNorm of whole rows, created by [`RmsNorm::of_rows`].

@@ -21,6 +21,7 @@ pub(super) fn encoder(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize
             n,
             k,
             dtype,
+            weight: dtype.into(),
             epilogue: Epilogue::new(bias, activation),
         },
         is_private: true,
@@ -60,6 +61,7 @@ pub(super) fn pre_norm(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usiz
             n,
             k,
             dtype,
+            weight: dtype.into(),
             epilogue: Epilogue::new(bias, activation),
         })
     };
@@ -82,6 +84,7 @@ pub(super) fn writer(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)
         n,
         k,
         dtype,
+        weight: dtype.into(),
         epilogue,
     };
     let plain = Epilogue::default();
@@ -136,6 +139,7 @@ pub(super) fn attended(width: u32, dtype: DType) -> Vec<(Chain, usize)> {
         n: kernel.row,
         k: width,
         dtype,
+        weight: dtype.into(),
         epilogue: Epilogue::default(),
     };
     let prepare = Site::Prepare {

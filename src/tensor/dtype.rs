@@ -2,6 +2,8 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
+use super::Scaled;
+
 /// Storage type of values: weights, activations and logits. Arithmetic is always accumulated in f32.
 ///
 /// A match over storage types names each of them, so that the compiler finds every place that a new one concerns.
@@ -63,6 +65,8 @@ impl DType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Element {
     Value(DType),
+    /// Values of few bits with scales: the weight of a linear layer.
+    Scaled(Scaled),
     I32,
     I64,
 }
@@ -72,6 +76,7 @@ impl Element {
     pub const fn bytes(self) -> u64 {
         match self {
             Element::Value(dtype) => dtype.bytes(),
+            Element::Scaled(scaled) => scaled.bytes(),
             Element::I32 => 4,
             Element::I64 => 8,
         }
@@ -80,16 +85,17 @@ impl Element {
     pub const fn name(self) -> &'static str {
         match self {
             Element::Value(dtype) => dtype.name(),
+            Element::Scaled(scaled) => scaled.name(),
             Element::I32 => "i32",
             Element::I64 => "i64",
         }
     }
 
-    /// `value` after it was stored in this type.
+    /// `value` after it was stored in this type: an integer for scaled elements, whose scale is stored apart.
     pub fn round(self, value: f32) -> f32 {
         match self {
             Element::Value(dtype) => dtype.round(value),
-            Element::I32 | Element::I64 => value.round(),
+            Element::Scaled(_) | Element::I32 | Element::I64 => value.round(),
         }
     }
 }

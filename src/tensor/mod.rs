@@ -6,12 +6,14 @@
 
 mod dtype;
 mod extents;
+mod format;
 mod size;
 
 use serde::{Deserialize, Serialize};
 
 pub use dtype::{DType, Element, UnknownDType};
 pub use extents::{Extents, LengthsError};
+pub use format::{Format, Group, Scaled, Values};
 pub use size::{Shape, Size, Symbol};
 
 /// The end of a sequence, for models that pool at the end token.

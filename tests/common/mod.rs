@@ -68,8 +68,12 @@ pub fn options(dtype: DType) -> CompileOptions {
 }
 
 pub fn tiny_compiled(dtype: DType) -> Compiled {
+    tiny_compiled_with(&options(dtype))
+}
+
+pub fn tiny_compiled_with(options: &CompileOptions) -> Compiled {
     let bert = description("bert").expect("it is shipped");
-    compile(&bert, &tiny_config(), &options(dtype)).expect("it compiles")
+    compile(&bert, &tiny_config(), options).expect("it compiles")
 }
 
 /// A tensor as a safetensors file stores it.

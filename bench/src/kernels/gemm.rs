@@ -100,6 +100,7 @@ impl Gemms<'_> {
             n,
             k,
             dtype: self.dtype,
+            weight: self.dtype.into(),
             epilogue,
         };
         let kernel = self.launched.kernel(&site, rows.into())?;

@@ -17,6 +17,7 @@ pub fn representative() -> Vec<KernelSpec> {
                 n,
                 k,
                 dtype,
+                weight: dtype.into(),
                 epilogue,
                 tile,
             }));

@@ -64,6 +64,7 @@ fn a_launch_covers_every_output_once() {
                 n: 1003,
                 k: 320,
                 dtype,
+                weight: dtype.into(),
                 epilogue: GELU,
                 tile,
             };
@@ -121,6 +122,7 @@ fn symbols_are_equal_if_and_only_if_kernels_are_equal() {
                             n: 768,
                             k: 320,
                             dtype,
+                            weight: dtype.into(),
                             epilogue,
                             tile,
                         };

@@ -262,6 +262,7 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
         Op::Input(meta) => batch.ids(*meta),
         Op::Weight(expr) => weight(expr),
         Op::CrossCache { .. } => unreachable!("it is read before"),
+        Op::Quantize(format) => format.round(reads[0], widths[0]),
         Op::Embedding { offset } => embedding(reads[0], reads[1], widths[1], *offset),
         Op::Linear { epilogue } => {
             let k = widths[0];

@@ -154,6 +154,10 @@ fn site(graph: &Graph, id: NodeId, dtype: DType) -> Result<Option<Site>, String>
             n: width(graph.shape(id))?,
             k: first_width()?,
             dtype,
+            weight: match graph.operand(id, "weight").map(|weight| graph.op(weight)) {
+                Some(Op::Quantize(format)) => *format,
+                _ => dtype.into(),
+            },
             epilogue,
         }),
         Op::RmsNorm {

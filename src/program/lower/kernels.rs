@@ -21,9 +21,11 @@ impl Lowering<'_> {
         let operand_width = |slot: usize| width(self.graph.shape(operands[slot]));
         let one = |kernel: KernelSpec| Ok(Dispatch::always(kernel));
         match op {
-            Op::Input(_) | Op::Weight(_) | Op::Cache { .. } | Op::CrossCache { .. } => {
-                Err("names data and computes nothing".to_owned())
-            }
+            Op::Input(_)
+            | Op::Weight(_)
+            | Op::Quantize(_)
+            | Op::Cache { .. }
+            | Op::CrossCache { .. } => Err("names data and computes nothing".to_owned()),
             Op::Linear { .. }
             | Op::Gate(_)
             | Op::Attention(_)

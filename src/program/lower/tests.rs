@@ -16,7 +16,7 @@ use crate::{
     runtime::{
         AllocatorChoice,
         batch::Batch,
-        cpu::{CpuModel, CpuSession, Threads, ops::MatmulPrecision},
+        cpu::{CpuModel, CpuSession, Threads},
         weights::{CheckpointError, WeightSource},
     },
     tensor::DType,
@@ -339,14 +339,7 @@ fn every_accepted_shape_lowers_and_matches_the_interpreter() {
     }
     let program = lower(&graph, &options(DType::F32, &usual)).expect("it lowers");
     let threads = Threads::usual().expect("threads");
-    let model = CpuModel::load(
-        program,
-        threads,
-        MatmulPrecision::F32,
-        &Interpreted,
-        &|_, _| (),
-    )
-    .expect("it loads");
+    let model = CpuModel::load(program, threads, &Interpreted, &|_, _| ()).expect("it loads");
     let mut session =
         CpuSession::new(Arc::new(model), &AllocatorChoice::default()).expect("a session");
     let plain = interpret::Batch::new(&LENS);

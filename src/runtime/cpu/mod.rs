@@ -6,6 +6,7 @@ pub mod ops;
 mod threads;
 mod weights;
 
+use crate::tensor::Format;
 pub use threads::{Threads, ThreadsError};
 
 use std::{
@@ -28,7 +29,7 @@ use crate::{
     ops::BatchInput,
     plan::Plan,
     program::{LaunchError, Program, SizeOverflow, Step, Storage, TensorIndex},
-    tensor::{DType, Extents},
+    tensor::{DType, Element, Extents},
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +42,10 @@ pub enum CpuError {
         "this CPU has no instructions for products in {0} (expected AVX-512 BF16); compute in f32 or int8"
     )]
     MatmulPrecision(MatmulPrecision),
+    #[error(
+        "a linear layer has a weight in {0}, which the CPU executor does not compute with; expected f32, bf16 or int8"
+    )]
+    WeightFormat(Element),
     #[error(transparent)]
     Weights(#[from] CheckpointError),
     #[error(transparent)]
@@ -77,12 +82,16 @@ fn copied(output: &str, values: &[f32]) -> Result<Vec<f32>, CpuError> {
     Ok(copy)
 }
 
+/// Returns whether the executor computes with weights of linear layers in this format, on this CPU.
+pub fn computes_with(format: Format) -> bool {
+    weights::precision(format.into()).is_ok()
+}
+
 /// A program with its weights in host memory.
 pub struct CpuModel {
     program: Program,
     weights: Weights,
     threads: Threads,
-    products: MatmulPrecision,
     /// Roles of the operands of each kernel of the program.
     operands: Vec<OperandRoles>,
 }
@@ -112,23 +121,18 @@ impl CpuModel {
     pub fn load(
         program: Program,
         threads: Threads,
-        products: MatmulPrecision,
         source: &dyn WeightSource,
         progress: &dyn Fn(usize, usize),
     ) -> Result<Self, CpuError> {
         if program.dtype != DType::F32 {
             return Err(CpuError::DType(program.dtype));
         }
-        if !products.is_supported() {
-            return Err(CpuError::MatmulPrecision(products));
-        }
-        let weights = Weights::load(&program, products, &threads, source, progress)?;
+        let weights = Weights::load(&program, &threads, source, progress)?;
         let operands = program.kernels.iter().map(OperandRoles::new).collect();
         Ok(Self {
             program,
             weights,
             threads,
-            products,
             operands,
         })
     }
@@ -136,11 +140,6 @@ impl CpuModel {
     /// Bytes of the weights, packed and unpacked.
     pub fn weight_bytes(&self) -> u64 {
         self.weights.bytes()
-    }
-
-    /// Precision of the products in linear layers.
-    pub fn products(&self) -> MatmulPrecision {
-        self.products
     }
 
     /// The threads that sessions of this model run on.

@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 
 use super::{
-    super::weights::{CheckpointError, WeightSource, evaluate},
-    Threads,
+    super::weights::{WeightSource, evaluate},
+    CpuError, Threads,
     ops::{MatmulPrecision, PackedWeight, Read},
 };
 use crate::{
     graph::WeightExpr,
     program::{Program, Storage},
+    tensor::{DType, Element, Group, Values},
 };
 
 /// One weight. If only linear layers read it, it is held in packed form only.
@@ -38,20 +39,20 @@ impl Weights {
     /// Reads and packs the weights of `program`. `progress` receives the number of finished tensors and the total.
     ///
     /// # Errors
-    /// Returns the errors of [`WeightSource::read`].
+    /// Returns the errors of [`WeightSource::read`], and an error for a weight in a format that this CPU does not compute
+    /// with.
     pub fn load(
         program: &Program,
-        products: MatmulPrecision,
         threads: &Threads,
         source: &dyn WeightSource,
         progress: &dyn Fn(usize, usize),
-    ) -> Result<Self, CheckpointError> {
-        let mut places: HashMap<&WeightExpr, usize> = HashMap::new();
+    ) -> Result<Self, CpuError> {
+        let mut places: HashMap<(&WeightExpr, Element), usize> = HashMap::new();
         let mut at = vec![0; program.tensors.len()];
         for (tensor, at) in program.tensors.iter().zip(&mut at) {
             if let Storage::Weight(expr) = &tensor.place {
                 let next = places.len() + 1;
-                *at = *places.entry(expr).or_insert(next);
+                *at = *places.entry((expr, tensor.element)).or_insert(next);
             }
         }
         let mut readers = vec![Readers::default(); places.len() + 1];
@@ -74,14 +75,15 @@ impl Weights {
         let n_tensors = program.tensors.len();
         for (done, (tensor, &at)) in program.tensors.iter().zip(&at).enumerate() {
             if let Storage::Weight(expr) = &tensor.place
-                && places.remove(expr).is_some()
+                && places.remove(&(expr, tensor.element)).is_some()
             {
                 let rows = evaluate(expr, source)?;
                 let readers = readers[at];
-                let pack = |[n, k]: [u32; 2]| {
-                    threads.run(|| PackedWeight::new(&rows, n as usize, k as usize, products))
-                };
-                held[at].packed = readers.multiplied.map(pack);
+                if let Some([n, k]) = readers.multiplied {
+                    let precision = precision(tensor.element)?;
+                    let pack = || PackedWeight::new(&rows, n as usize, k as usize, precision);
+                    held[at].packed = Some(threads.run(pack));
+                }
                 if readers.otherwise {
                     held[at].rows = rows;
                 }
@@ -107,5 +109,23 @@ impl Weights {
                 + held.packed.as_ref().map_or(0, PackedWeight::bytes)
         };
         self.held.iter().map(bytes).sum()
+    }
+}
+
+/// Returns the precision of the products with a weight in this format.
+pub(super) fn precision(element: Element) -> Result<MatmulPrecision, CpuError> {
+    let precision = match element {
+        Element::Value(DType::F32) => MatmulPrecision::F32,
+        Element::Value(DType::BF16) => MatmulPrecision::Bf16,
+        Element::Scaled(scaled) => match (scaled.values, scaled.group) {
+            (Values::Int8, Group::Row) => MatmulPrecision::Int8,
+        },
+        Element::Value(DType::F16) | Element::I32 | Element::I64 => {
+            return Err(CpuError::WeightFormat(element));
+        }
+    };
+    match precision.is_supported() {
+        true => Ok(precision),
+        false => Err(CpuError::MatmulPrecision(precision)),
     }
 }

@@ -1,3 +1,4 @@
+use crate::tensor::Values;
 use std::{collections::HashMap, ffi::c_void, sync::Arc};
 
 use cudarc::{
@@ -269,6 +270,10 @@ impl Matrix {
             Element::Value(DType::F32) => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
             Element::Value(DType::F16) => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             Element::Value(DType::BF16) => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            // Tensor maps have no type for signed bytes; the bits are the same.
+            Element::Scaled(scaled) => match scaled.values {
+                Values::Int8 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            },
             Element::I32 => Type::CU_TENSOR_MAP_DATA_TYPE_INT32,
             Element::I64 => Type::CU_TENSOR_MAP_DATA_TYPE_INT64,
         };

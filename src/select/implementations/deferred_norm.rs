@@ -11,7 +11,7 @@ use crate::{
     machine::Machine,
     ops::Epilogue,
     select::site::{Link, Site},
-    tensor::DType,
+    tensor::{DType, Format},
 };
 
 /// Maximum number of rows that was measured.
@@ -36,12 +36,14 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             n,
             k,
             dtype,
+            weight,
             epilogue: none,
         },
         Site::SumLayerNorm(norm),
         &Site::Linear {
             n: n_after,
             epilogue,
+            weight: weight_after,
             ..
         },
     ) = (&before.site, &norm.site, &after.site)
@@ -51,6 +53,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     let hopper = machine.costs.hopper.as_ref()?;
     let serves = machine.instructions == Instructions::Hopper
         && before.is_private
+        && [weight, weight_after] == [Format::Plain(dtype); 2]
         && none == Epilogue::default()
         && !epilogue.residual;
     if !serves {

@@ -7,7 +7,7 @@ use crate::{
     machine::Machine,
     ops::Epilogue,
     select::site::{Link, Site},
-    tensor::DType,
+    tensor::{DType, Format},
 };
 
 pub(super) fn alone(chain: &[Link], _: &Machine) -> Option<Implementation> {
@@ -56,6 +56,7 @@ pub(super) fn gated(chain: &[Link]) -> Option<GemmStream> {
             n,
             k,
             dtype,
+            weight,
             epilogue,
         },
         Site::Gate(gate),
@@ -63,7 +64,10 @@ pub(super) fn gated(chain: &[Link]) -> Option<GemmStream> {
     else {
         return None;
     };
-    let serves = linear.is_private && epilogue.activation.is_none() && n == 2 * gate.width;
+    let serves = linear.is_private
+        && weight == Format::Plain(dtype)
+        && epilogue.activation.is_none()
+        && n == 2 * gate.width;
     serves.then(|| {
         let mut kernel = GemmStream {
             n: gate.width,

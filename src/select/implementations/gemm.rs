@@ -8,6 +8,7 @@ use crate::{
     kernels::gemm::{Gemm, GemmSplitK, GemmWgmma, SplitKTile, StreamTile, Tile},
     machine::Machine,
     select::site::{Link, Site},
+    tensor::Format,
 };
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
@@ -15,6 +16,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         n,
         k,
         dtype,
+        weight,
         epilogue,
     } = chain.first()?.site
     else {
@@ -23,19 +25,24 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     let on = machine.instructions;
     // `mma.sync` has about half the throughput of `wgmma`, so on Hopper it is used only if `wgmma`
     // does not support the shape.
-    let any = match GemmWgmma::tiles(n, k, dtype, on).is_empty() {
-        true => Tile::fitting(n, dtype),
-        false => Vec::new(),
+    let is_plain = weight == Format::Plain(dtype);
+    let any = match is_plain && !GemmWgmma::tiles(n, k, dtype, on).is_empty() {
+        true => Vec::new(),
+        false => Tile::fitting(n, dtype),
     };
     let any = any.into_iter().map(|tile| {
         Candidate::new(Gemm {
             n,
             k,
             dtype,
+            weight,
             epilogue,
             tile,
         })
     });
+    if !is_plain {
+        return Some(implementation(any.collect()));
+    }
     let persistent = GemmWgmma::tiles(n, k, dtype, on).into_iter();
     let persistent = persistent.filter(|tile| tile.has_registers(n, epilogue));
     let persistent = persistent.map(|tile| {
@@ -70,23 +77,28 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             max_rows: Some(most),
         })
     });
+    let all = any
+        .chain(persistent)
+        .chain(split_k)
+        .chain(streaming(
+            &streamed(n, k, dtype, epilogue),
+            machine,
+            streams,
+        ))
+        .collect();
+    Some(implementation(all))
+}
+
+fn implementation(candidates: Vec<Candidate>) -> Implementation {
     let launch = Launch {
         site: 0,
         bindings: Bindings::to_operands_of(&[0]).with("out", Operand::Value(0)),
-        candidates: any
-            .chain(persistent)
-            .chain(split_k)
-            .chain(streaming(
-                &streamed(n, k, dtype, epilogue),
-                machine,
-                streams,
-            ))
-            .collect(),
+        candidates,
     };
-    Some(Implementation {
+    Implementation {
         name: "gemm",
         sites: 1,
         launches: vec![launch],
         saved: 0.0,
-    })
+    }
 }

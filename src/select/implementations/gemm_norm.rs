@@ -10,7 +10,7 @@ use crate::{
     machine::Machine,
     ops::Epilogue,
     select::site::{Link, Site},
-    tensor::DType,
+    tensor::{DType, Format},
 };
 
 /// Implements the norm of a sum that is a separate node of the graph.
@@ -23,6 +23,7 @@ pub(super) fn after_linear(chain: &[Link], machine: &Machine) -> Option<Implemen
             n,
             k,
             dtype,
+            weight,
             epilogue,
         },
         Site::SumLayerNorm(norm),
@@ -32,6 +33,7 @@ pub(super) fn after_linear(chain: &[Link], machine: &Machine) -> Option<Implemen
     };
     let serves = machine.instructions == Instructions::Hopper
         && linear.is_private
+        && weight == Format::Plain(dtype)
         && epilogue == Epilogue::default();
     if !serves {
         return None;
@@ -68,6 +70,7 @@ pub(super) fn after_sum(chain: &[Link], machine: &Machine) -> Option<Implementat
         n,
         k,
         dtype,
+        weight,
         epilogue,
     } = &linear.site
     else {
@@ -79,6 +82,7 @@ pub(super) fn after_sum(chain: &[Link], machine: &Machine) -> Option<Implementat
         _ => return None,
     };
     let serves = machine.instructions == Instructions::Hopper
+        && weight == Format::Plain(dtype)
         && epilogue == Epilogue::new(epilogue.bias, None).with_residual();
     if !serves {
         return None;

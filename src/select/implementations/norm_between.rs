@@ -10,7 +10,7 @@ use crate::{
     kernels::gemm::{GemmResidualRowStats, GemmStream, StreamNorm},
     machine::Machine,
     select::site::{Link, Site},
-    tensor::DType,
+    tensor::{DType, Format},
 };
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
@@ -22,12 +22,14 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             n,
             k,
             dtype,
+            weight,
             epilogue,
         },
         &Site::Linear {
             n: n_after,
             k: width,
             epilogue: epilogue_after,
+            weight: weight_after,
             ..
         },
     ) = (&before.site, &after.site)
@@ -39,7 +41,8 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         Site::RmsNorm(norm) => (norm.eps, false),
         _ => return None,
     };
-    if !epilogue.residual || !norm.is_private || width != n {
+    let is_plain = [weight, weight_after] == [Format::Plain(dtype); 2];
+    if !epilogue.residual || !norm.is_private || width != n || !is_plain {
         return None;
     }
     let gate = gated(&chain[2..]);

@@ -6,6 +6,7 @@ use crate::{
     kernels::gemm::GemmPrepareAttention,
     machine::Machine,
     select::site::{Link, Site},
+    tensor::Format,
 };
 
 pub(super) fn alone(chain: &[Link], _: &Machine) -> Option<Implementation> {
@@ -37,6 +38,7 @@ pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementa
             n,
             k,
             dtype,
+            weight,
             epilogue,
         },
         Site::Prepare {
@@ -47,7 +49,8 @@ pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementa
     else {
         return None;
     };
-    if epilogue.activation.is_some()
+    if weight != Format::Plain(dtype)
+        || epilogue.activation.is_some()
         || epilogue.residual
         || (kernel.row, kernel.dtype) != (n, dtype)
     {

@@ -17,6 +17,7 @@ fn spec(n: usize, k: usize, bias: bool, activation: Option<Activation>) -> Kerne
         n: n as u32,
         k: k as u32,
         dtype: F32,
+        weight: F32.into(),
         epilogue: Epilogue::new(bias, activation),
         // Ignored on the CPU.
         tile: Tile {

@@ -34,6 +34,7 @@ impl Layer {
             n: self.n as u32,
             k: self.k as u32,
             dtype: F32,
+            weight: F32.into(),
             epilogue: Epilogue::new(true, Some(Activation::Relu)).with_residual(),
             // Ignored on the CPU.
             tile: Tile {

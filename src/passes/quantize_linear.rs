@@ -1,0 +1,114 @@
+//! Storage of the weights of linear layers in another format.
+
+use super::{Entry, Report};
+use crate::{
+    graph::{Graph, GraphError, NodeId, Op},
+    tensor::Format,
+};
+
+/// Name in reports.
+pub(super) const NAME: &str = "quantize_linear";
+
+/// Stores the weight of every linear layer in `format`: `linear(x, w)` becomes `linear(x, quantize(w))`. Other readers of
+/// a weight, such as the embedding of a tied head, keep it as it is.
+///
+/// This changes results, so it is not one of [`all`](super::all): it runs after them, and only on request.
+pub(super) fn run(
+    graph: &mut Graph,
+    format: Format,
+    report: &mut Report,
+) -> Result<(), GraphError> {
+    for id in graph.topological() {
+        let Op::Linear { epilogue } = *graph.op(id) else {
+            continue;
+        };
+        let mut operands = graph.operands(id);
+        let Some(weight) = graph.operand(id, "weight") else {
+            continue;
+        };
+        if !matches!(graph.op(weight), Op::Weight(_)) {
+            continue;
+        }
+        let quantized = quantized(graph, weight, format)?;
+        for operand in operands.iter_mut().filter(|o| **o == weight) {
+            *operand = quantized;
+        }
+        graph.rewrite(id, Op::Linear { epilogue }, &operands)?;
+        report.entries.push(Entry::Quantized {
+            pass: NAME,
+            at: graph.node(id).name.clone(),
+            format: format.to_string(),
+        });
+    }
+    Ok(())
+}
+
+/// Returns the node of the weight in this format, and adds it if it is new.
+fn quantized(graph: &mut Graph, weight: NodeId, format: Format) -> Result<NodeId, GraphError> {
+    let op = Op::Quantize(format);
+    let known = graph
+        .consumers(weight)
+        .into_iter()
+        .find(|&reader| *graph.op(reader) == op);
+    match known {
+        Some(known) => Ok(known),
+        None => graph.add(
+            format!("{}.{format}", graph.node(weight).name),
+            op,
+            &[weight],
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{
+        Options, optimize,
+        tests::{
+            interpret::{Batch, evaluate},
+            models::Encoder,
+        },
+    };
+    use crate::{
+        graph::Op,
+        tensor::{DType, Format},
+    };
+
+    #[test]
+    fn the_weights_of_linear_layers_are_rounded_and_no_others() {
+        let graph = Encoder::SMALL.build();
+        let (plain, fusions) = optimize(graph.clone(), &Options::default()).unwrap();
+        let batch = Batch::new(&[3, 1, 5]);
+        let want = evaluate(&plain, &batch);
+        for (format, bound) in [(Format::INT8, 0.03), (Format::Plain(DType::BF16), 0.03)] {
+            let options = Options {
+                quantize: Some(format),
+                ..Options::default()
+            };
+            let (graph, report) = optimize(graph.clone(), &options).unwrap();
+            let linear = |op: &Op| matches!(op, Op::Linear { .. });
+            let nodes = graph.topological();
+            let layers: Vec<_> = nodes.iter().filter(|&&id| linear(graph.op(id))).collect();
+            assert!(!layers.is_empty());
+            for &&id in &layers {
+                let weight = graph.operand(id, "weight").unwrap();
+                assert_eq!(*graph.op(weight), Op::Quantize(format));
+            }
+            for id in &nodes {
+                let reads = graph.operands(*id);
+                let quantized = |id| matches!(graph.op(id), Op::Quantize(_));
+                assert!(linear(graph.op(*id)) || !reads.into_iter().any(quantized));
+            }
+            assert_eq!(report.entries.len() - fusions.entries.len(), layers.len());
+            let got = evaluate(&graph, &batch);
+            for &(_, output) in plain.outputs() {
+                let name = &plain.node(output).name;
+                let (want, got) = (&want[name], &got[name]);
+                let largest = want.iter().fold(0.0f64, |most, v| most.max(v.abs()));
+                let off = want.iter().zip(got).map(|(a, b)| (a - b).abs());
+                let off = off.fold(0.0f64, f64::max) / largest;
+                assert!(off > 0.0 && off < bound, "{name} in {format}: {off}");
+            }
+        }
+    }
+}
