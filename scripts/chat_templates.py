@@ -14,6 +14,8 @@ from pathlib import Path
 
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
+import compact_json
+
 VARIABLES = {
     "messages": [
         {"role": "system", "content": "Be brief."},
@@ -685,7 +687,7 @@ def main() -> None:
             case["error"] = f"{type(error).__name__}: {error}"[:200]
         conversations.append(case)
     target = Path(__file__).parent.parent / "tests" / "references" / "chat_templates.json"
-    target.write_text(json.dumps({"variables": VARIABLES, "cases": cases, "conversations": conversations}, ensure_ascii=False, indent=1) + "\n")
+    target.write_text(compact_json.dumps({"variables": VARIABLES, "cases": cases, "conversations": conversations}))
     print(len(cases), "templates")
 
 

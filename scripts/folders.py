@@ -43,6 +43,8 @@ from collections import Counter
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 import numpy as np, safetensors.torch, torch, transformers as tf
 import sentence_transformers as st
+
+import compact_json
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -217,8 +219,7 @@ def read(*path):
 
 def write(value, *path):
     with open(os.path.join(*path), "w") as f:
-        json.dump(value, f, indent=2, ensure_ascii=False)
-        f.write("\n")
+        f.write(compact_json.dumps(value))
 
 
 def retensor(folder, change):

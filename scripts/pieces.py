@@ -16,6 +16,8 @@ os.environ |= {"HF_HUB_OFFLINE": "1"}
 import sentencepiece as spm, transformers as tf
 from sentencepiece import sentencepiece_model_pb2 as proto
 
+import compact_json
+
 LINES = """
 A river runs from the hills to the sea, and boats carry grain along it in summer.
 The train to the coast leaves at eight and arrives before noon unless it rains.
@@ -70,7 +72,7 @@ def train(path, kind, size, rule, seed, **more):
 
 def write(value, *path):
     with open(os.path.join(*path), "w", encoding="utf-8") as file:
-        json.dump(value, file, ensure_ascii=False, indent=0)
+        file.write(compact_json.dumps(value))
 
 
 def texts(n, seed):

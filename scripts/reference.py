@@ -13,6 +13,8 @@ import numpy as np, torch
 from safetensors.numpy import save_file
 import transformers as tf
 
+import compact_json
+
 SEED, DEVIATION, TRANSLATOR_DEVIATION = 20, 0.1, 0.3
 LENS = {"one_token": [1], "tiny": [5, 1, 17], "mixed": [512, 1, 100, 33, 64, 65, 129], "long": [4500, 1, 700]}
 PREFIXES = ("deberta.", "bert.", "roberta.", "mpnet.", "distilbert.", "albert.", "model.", "text_model.")
@@ -147,8 +149,7 @@ def random_model(out, name, family, lens_names, **sizes):
         if family == "modernbert":
             # transformers 5 keeps these keys of published files in others.
             keep |= {k: v for k, v in sizes.items() if k.startswith("global_") or k.startswith("local_")}
-        json.dump(keep | {"id2label": {str(i): f"LABEL_{i}" for i in range(3)}}, f, indent=1, sort_keys=True)
-        f.write("\n")
+        f.write(compact_json.dumps(dict(sorted((keep | {"id2label": {str(i): f"LABEL_{i}" for i in range(3)}}).items()))))
     print(name, {k: v.shape for k, v in tensors.items() if k.startswith("tiny")})
 
 
@@ -259,8 +260,7 @@ def common(s):
 def write_config(out, name, cfg, **more):
     with open(os.path.join(out, f"{name}.json"), "w") as f:
         keep = {k: v for k, v in cfg.to_dict().items() if isinstance(v, (int, float, str, bool, dict)) and k not in ("transformers_version", "dtype", "_attn_implementation", "task_specific_params", "id2label", "label2id")}
-        json.dump(keep | more, f, indent=1, sort_keys=True)
-        f.write("\n")
+        f.write(compact_json.dumps(dict(sorted((keep | more).items()))))
 
 
 def store_least(written, kind, i, prompt, ends, o, tokens):
@@ -456,15 +456,13 @@ def nomic(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503, thet
                      rotary_emb_scale_base=None, activation_function="swiglu", qkv_proj_bias=False, mlp_fc1_bias=False, mlp_fc2_bias=False,
                      prenorm=False, parallel_block=False, causal=False, use_rms_norm=False, max_trained_positions=2048)
     with open(os.path.join(out, f"{name}.json"), "w") as f:
-        json.dump(published, f, indent=1, sort_keys=True)
-        f.write("\n")
+        f.write(compact_json.dumps(dict(sorted(published.items()))))
 
 
 def written(out, name, tensors, published):
     save_file(tensors, os.path.join(out, f"{name}.safetensors"))
     with open(os.path.join(out, f"{name}.json"), "w") as f:
-        json.dump(published, f, indent=1, sort_keys=True)
-        f.write("\n")
+        f.write(compact_json.dumps(dict(sorted(published.items()))))
     print(name, {k: v.shape for k, v in tensors.items() if k.startswith("tiny")})
 
 
@@ -795,8 +793,7 @@ def minilm(out, folder):
                "rows": rows}
     save_file(tensors, os.path.join(out, "minilm.safetensors"))
     with open(os.path.join(out, "minilm_sentences.json"), "w") as f:
-        json.dump(SENTENCES, f, indent=1, ensure_ascii=False)
-        f.write("\n")
+        f.write(compact_json.dumps(SENTENCES))
     print("minilm", tensors["sentence_embedding"].shape, tensors["lens"])
 
 

@@ -19,6 +19,8 @@ import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
+import compact_json
+
 STEPS, ROWS, RATE, POSITIONS = 2500, 64, 2e-3, 64
 SOURCES = ["7", "42", "300", "1001", "4217", "90000", "123456", "870015", "999999"]
 ONES = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -114,8 +116,7 @@ if __name__ == "__main__":
             o = stored.generate(tok(str(n), return_tensors="pt")["input_ids"], num_beams=1, max_new_tokens=30)
             right += tok.decode(o[0], skip_special_tokens=True) == " ".join(words(n))
     with open(os.path.join(a.out, "written.json"), "w") as f:
-        json.dump(results, f, indent=1)
-        f.write("\n")
+        f.write(compact_json.dumps(results))
     for r in results:
         print(r["source"], "→", r["text"], round(r["score"], 4), round(r["margin"], 3))
     print(f"{right} of 200 right")

@@ -15,7 +15,7 @@ use gemmule::{
     engine::{CompileOptions, compile, description, shipped_configs},
     jit::Target,
     machine::{Fit, Instructions, Machine},
-    program::Program,
+    program::{NEXT_LOGITS, Program},
     select::Batches,
     tensor::Extents,
 };
@@ -64,6 +64,22 @@ fn programs(machine: &Machine, model: &str, config: &serde_json::Value) -> [Prog
     })
 }
 
+/// The program that generates text with a KV cache; `None` for models that do not.
+fn decoding_program(machine: &Machine, model: &str, config: &serde_json::Value) -> Option<Program> {
+    let description = description(model).expect("it is shipped");
+    let outputs = vec![NEXT_LOGITS.to_owned()];
+    let options = CompileOptions {
+        cached: true,
+        outputs: Some(outputs.clone()),
+        ..CompileOptions::new(DType::F16, machine.clone())
+    };
+    let generates = description.output_names().contains(&outputs[0].as_str());
+    generates.then(|| {
+        let compiled = compile(&description, config, &options);
+        compiled.expect("shipped models compile").program
+    })
+}
+
 #[test]
 fn tables_are_as_reviewed() {
     let mut settings = insta::Settings::clone_current();
@@ -77,6 +93,16 @@ fn tables_are_as_reviewed() {
     for machine in Machine::all().expect("the cards are described") {
         let is_read = machine.fit == Fit::Timings || machine.name == common::usual().name;
         for (model, name, config) in shipped_configs().expect("they are shipped") {
+            if is_read && let Some(program) = decoding_program(machine, name, &config) {
+                let name = format!("{}.{model}.decode", machine.name);
+                let text = format!(
+                    "f16, {} kernels\n{}",
+                    program.kernels.len(),
+                    table(&program)
+                );
+                settings.bind(|| insta::assert_snapshot!(name.clone(), text));
+                names.insert(format!("{name}.snap"));
+            }
             // The tables of models in parts are long, and of the same kernels.
             let whole = description(name).expect("it is shipped");
             if whole.outputs_without_source() != whole.output_names() {

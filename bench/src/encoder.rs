@@ -203,7 +203,12 @@ fn weights(program: &Program, set: &Set) -> Result<Vec<[u32; 2]>, Report> {
             continue;
         };
         let of_tokens = rows.rows == batch.tokens;
-        all.extend(program.kernels[kernel].weight().filter(|_| of_tokens));
+        all.extend(
+            program.kernels[kernel]
+                .as_kernel()
+                .weight()
+                .filter(|_| of_tokens),
+        );
     }
     Ok(all)
 }

@@ -78,7 +78,8 @@ pub(super) fn on_device(
     warm_up: usize,
     runs: usize,
 ) -> Result<(Timing, Vec<Timing>), EngineError> {
-    let holds = Class::ALL.map(|class| move |kernel: &KernelSpec| kernel.class() == class);
+    let holds =
+        Class::ALL.map(|class| move |kernel: &KernelSpec| kernel.as_kernel().class() == class);
     let all: Part<'_> = &|_| true;
     let parts: Vec<Part<'_>> = std::iter::once(all)
         .chain(holds.iter().map(|part| part as Part<'_>))
@@ -102,7 +103,7 @@ pub(super) fn on_cpu(
         let began = Instant::now();
         session.run_observed(batch, cache.as_deref_mut(), |kernel, time| {
             for (sum, class) in spent.iter_mut().zip(Class::ALL) {
-                if class == kernel.class() {
+                if class == kernel.as_kernel().class() {
                     *sum += time;
                 }
             }

@@ -95,7 +95,7 @@ fn cycles(program: &Program, machine: &Machine, batch: &Extents) -> Result<f64, 
             continue;
         }
         let peak = f64::from(machine.sms) * machine.rates.tensor * 2.0;
-        let flop = spec.flop().eval(&extents).unwrap_or(u64::MAX) as f64;
+        let flop = spec.as_kernel().flop().eval(&extents).unwrap_or(u64::MAX) as f64;
         let mut bytes = 0.0;
         for &operand in &step.operands {
             let tensor = &program.tensors[operand];

@@ -2,15 +2,14 @@
 
 use super::{Graph, GraphError, NodeId, Op};
 use crate::{
-    ops::{AttentionProblem, HeadView, PositionBias},
+    ops::{self, AttentionProblem, HeadView, PositionBias},
     tensor::{Shape, Size, Symbol},
 };
 
-/// Maximum elements of a row, so that the kernels' 32-bit products do not overflow (heads by head
-/// size, merged projections).
-pub const MAX_WIDTH: u64 = 1 << 24;
-/// Maximum rows of a table: ids are signed 32-bit integers.
-const MAX_ROWS: u64 = i32::MAX as u64;
+/// Maximum elements of a row.
+pub const MAX_WIDTH: u64 = ops::MAX_WIDTH as u64;
+/// Maximum rows of a table.
+const MAX_ROWS: u64 = ops::MAX_ROWS as u64;
 /// Maximum number of values that one operator concatenates.
 pub const MAX_PARTS: usize = 16;
 

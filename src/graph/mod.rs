@@ -176,6 +176,12 @@ impl Graph {
         self.nodes.operands(id).to_vec()
     }
 
+    /// Returns the operand of this name ([`Op::slots`]).
+    pub fn operand(&self, id: NodeId, slot: &str) -> Option<NodeId> {
+        let place = self.op(id).slots().iter().position(|name| name == slot)?;
+        self.operands(id).get(place).copied()
+    }
+
     /// Returns the distinct nodes that read `id`, in index order.
     pub fn consumers(&self, id: NodeId) -> Vec<NodeId> {
         let mut nodes = self.nodes.readers(id).to_vec();

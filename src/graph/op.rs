@@ -181,28 +181,73 @@ impl Op {
         name.into()
     }
 
+    /// Returns the names of the operands, in slot order. A kernel's parameter of the same name reads the operand.
+    pub fn slots(&self) -> Vec<Cow<'static, str>> {
+        let named = |names: &[&'static str]| names.iter().map(|&name| name.into()).collect();
+        let optional = |names: &[(&'static str, bool)]| {
+            let there = names.iter().filter(|(_, there)| *there);
+            there.map(|&(name, _)| name.into()).collect()
+        };
+        match self {
+            Op::Input(_) | Op::Weight(_) | Op::CrossCache { .. } => Vec::new(),
+            Op::Embedding { .. } => named(&["ids", "table"]),
+            Op::EmbeddingLayerNorm { offsets, .. } => {
+                let n = offsets.len();
+                let ids = (0..n).map(|i| format!("ids_{i}"));
+                let tables = (0..n).map(|i| format!("table_{i}"));
+                let vectors = ["gamma", "beta"].map(Cow::from);
+                ids.chain(tables).map(Cow::from).chain(vectors).collect()
+            }
+            Op::Linear { epilogue } => optional(&[
+                ("x", true),
+                ("weight", true),
+                ("bias", epilogue.bias),
+                ("residual", epilogue.residual),
+            ]),
+            Op::AddBias => named(&["x", "bias"]),
+            Op::Add | Op::Multiply => named(&["a", "b"]),
+            Op::Draw => named(&["mean", "log_variance"]),
+            Op::RmsNorm { .. } => named(&["x", "gamma"]),
+            Op::LayerNorm { .. } => named(&["x", "gamma", "beta"]),
+            Op::BiasResidualLayerNorm { bias, .. } => optional(&[
+                ("x", true),
+                ("bias", *bias),
+                ("residual", true),
+                ("gamma", true),
+                ("beta", true),
+            ]),
+            Op::Scores { .. } => named(&["q", "k"]),
+            Op::RelativeScores { .. } => named(&["x", "table"]),
+            Op::Softmax { by, .. } => optional(&[("scores", true), ("bias", by.bias.is_some())]),
+            Op::Context { .. } => named(&["probabilities", "v"]),
+            Op::Attention(of) => optional(&[
+                ("q", true),
+                ("k", true),
+                ("v", true),
+                ("bias", of.by.bias.is_some()),
+            ]),
+            Op::Concat { parts } => (0..*parts).map(|i| format!("x_{i}").into()).collect(),
+            Op::LogProbability => named(&["logits"]),
+            Op::Rotary { .. }
+            | Op::Cache { .. }
+            | Op::Activate(_)
+            | Op::Scale { .. }
+            | Op::SplitHeads { .. }
+            | Op::MergeHeads
+            | Op::FirstToken
+            | Op::LastToken
+            | Op::MeanPool
+            | Op::MaxPool
+            | Op::L2Normalize { .. }
+            | Op::SliceColumns { .. }
+            | Op::Gate(_)
+            | Op::MeanPoolNormalize { .. } => named(&["x"]),
+        }
+    }
+
     /// Returns the number of operands.
     pub fn arity(&self) -> usize {
-        match self {
-            Op::Input(_) | Op::Weight(_) | Op::CrossCache { .. } => 0,
-            Op::Linear { epilogue } => 2 + epilogue.operands(),
-            Op::Embedding { .. }
-            | Op::AddBias
-            | Op::Add
-            | Op::Multiply
-            | Op::Draw
-            | Op::RmsNorm { .. }
-            | Op::Scores { .. }
-            | Op::RelativeScores { .. }
-            | Op::Context { .. } => 2,
-            Op::LayerNorm { .. } => 3,
-            Op::Softmax { by, .. } => 1 + usize::from(by.bias.is_some()),
-            Op::Attention(of) => 3 + usize::from(of.by.bias.is_some()),
-            Op::Concat { parts } => *parts as usize,
-            Op::EmbeddingLayerNorm { offsets, .. } => 2 * offsets.len() + 2,
-            Op::BiasResidualLayerNorm { bias, .. } => 4 + usize::from(*bias),
-            _ => 1,
-        }
+        self.slots().len()
     }
 }
 

@@ -117,6 +117,10 @@ impl Kernel for Candidates {
         ]
     }
 
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let ctas = u64::from(CTAS_PER_SM);
         self.rows().launch(extents.batch, THREADS, ctas, machine)

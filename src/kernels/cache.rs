@@ -4,6 +4,7 @@
 //! `[heads, BLOCK, head]`, so that a head's keys are contiguous. Position `p` of a sequence is stored in *slot* `block · BLOCK +
 //! p % BLOCK`, which is looked up in a table.
 
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -141,6 +142,16 @@ impl Kernel for AppendCache {
             count(self.rows()),
         ]);
         all
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::heads(self.heads, self.head, &[self.x])?;
+        self.check()?;
+        limits::stride(self.stride, self.heads, self.head)
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

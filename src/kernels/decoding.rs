@@ -179,6 +179,10 @@ impl Kernel for ChooseToken {
         ]
     }
 
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         self.rows()
             .launch(extents.batch, THREADS, CTAS_PER_SM, machine)

@@ -1,6 +1,7 @@
 //! Samples of a latent variable: `mean + exp(log_variance / 2) · noise`, as in a variational autoencoder (Kingma and Welling
 //! 2014, section 2.4).
 
+use crate::kernels::limits;
 use crate::ops::{BatchInput, LATENT, noise, seed_of};
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +51,14 @@ impl Kernel for Draw {
             write("out", self.dtype, rows()),
             count(Symbol::Batch),
         ]
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.width])
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

@@ -5,6 +5,7 @@ mod concat;
 mod copies;
 mod gate;
 
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 pub use concat::Concat;
@@ -115,6 +116,14 @@ impl Kernel for AddBias {
         ]
     }
 
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.width])
+    }
+
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let packs = self.width / vector_width(self.dtype, &[self.width]);
         stream_launch(extents.rows * u64::from(packs))
@@ -165,6 +174,14 @@ impl Kernel for Combine {
             write("out", self.dtype, rows),
             count(Symbol::Rows),
         ]
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.width])
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
@@ -221,6 +238,14 @@ impl Kernel for Activate {
             write("out", self.dtype, rows),
             count(Symbol::Rows),
         ]
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.width])
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
@@ -285,6 +310,15 @@ impl Kernel for Scale {
             write("out", self.dtype, rows),
             count(Symbol::Rows),
         ]
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.width])?;
+        limits::real("the scale", self.by)
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

@@ -1,5 +1,7 @@
 //! Embedding lookups: a single one, and a sum of several fused with LayerNorm.
 
+use crate::kernels::Class;
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -124,6 +126,19 @@ impl Kernel for Embedding {
         ]
     }
 
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn tables(&self) -> Vec<(usize, Table)> {
+        vec![(0, self.table)]
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.width])?;
+        limits::tables(std::slice::from_ref(&self.table))
+    }
+
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let packs = self.width / vector_width(self.dtype, &[self.width]);
         stream_launch(extents.rows * u64::from(packs))
@@ -229,6 +244,24 @@ impl Kernel for EmbeddingLayerNorm {
         params.push(write("out", self.dtype, rows_by(Symbol::Rows, self.width)));
         params.push(count(Symbol::Rows));
         params
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::LayerNorm
+    }
+
+    fn tables(&self) -> Vec<(usize, Table)> {
+        self.tables.iter().copied().enumerate().collect()
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.width])?;
+        limits::eps(self.eps)?;
+        limits::tables(&self.tables)
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

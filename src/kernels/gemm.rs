@@ -12,6 +12,8 @@ mod stream;
 mod tile;
 mod wgmma;
 
+use crate::kernels::Class;
+use crate::kernels::limits;
 use crate::ops::{Activation, Epilogue, activate_f64};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -179,6 +181,22 @@ impl Kernel for Gemm {
             role: Role::Count(rows),
         });
         params
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Gemm
+    }
+
+    fn weight(&self) -> Option<[u32; 2]> {
+        Some([self.n, self.k])
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::gemm(self)
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

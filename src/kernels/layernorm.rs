@@ -4,6 +4,8 @@
 #[cfg(test)]
 mod tests;
 
+use crate::kernels::Class;
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -198,6 +200,20 @@ impl Kernel for LayerNorm {
         params
     }
 
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::LayerNorm
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.width])?;
+        limits::eps(self.eps)?;
+        limits::teams(self.teams, self.width, self.dtype)
+    }
+
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         self.teams.launch(extents.rows)
     }
@@ -269,6 +285,20 @@ impl Kernel for BiasResidualLayerNorm {
         params.push(write("out", self.dtype, rows));
         params.push(count(Symbol::Rows));
         params
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::LayerNorm
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.width])?;
+        limits::eps(self.eps)?;
+        limits::teams(self.teams, self.width, self.dtype)
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

@@ -1,5 +1,7 @@
 //! Log-probabilities that a language model assigns to the tokens of a text.
 
+use crate::kernels::embedding::Table;
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -59,6 +61,25 @@ impl Kernel for LogProbability {
             read_meta("positions", BatchInput::Positions, tokens()),
             write("out", DType::F32, rows_by(Symbol::Tokens, 1)),
         ]
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn tables(&self) -> Vec<(usize, Table)> {
+        {
+            let columns = Table {
+                ids: BatchInput::TokenIds,
+                offset: 0,
+                rows: self.width,
+            };
+            vec![(1, columns)]
+        }
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.width])
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

@@ -16,6 +16,7 @@ pub mod elementwise;
 pub mod embedding;
 pub mod gemm;
 pub mod layernorm;
+mod limits;
 pub mod log_probability;
 pub mod pack;
 pub mod pooling;
@@ -34,10 +35,11 @@ use serde::Serialize;
 
 pub use crate::machine::Instructions;
 pub use class::Class;
+pub use limits::MAX_ELEMENTS;
 pub use spec::{KernelSpec, representative};
 
 use crate::machine::Machine;
-use crate::tensor::{Element, Extents, Shape, Size};
+use crate::tensor::{DType, Element, Extents, Shape, Size};
 
 /// A parameter of a kernel: its name, and the source of its argument.
 #[derive(Clone, Debug, PartialEq)]
@@ -342,9 +344,71 @@ pub trait Kernel {
     /// All parameters, in the order of the signature.
     fn params(&self) -> Vec<Param>;
 
+    /// Number of tensors that the kernel writes. In every kernel that a program may launch, they are the last parameters
+    /// before the counts.
+    fn n_writes(&self) -> usize {
+        let params = self.params();
+        let writes = params
+            .iter()
+            .filter(|p| matches!(p.role, Role::Write { .. }));
+        writes.count()
+    }
+
     /// Instructions that a GPU must support to run the kernel.
     fn instructions(&self) -> Instructions {
         Instructions::Ampere
+    }
+
+    /// Storage type that the kernel computes in; `None` if it does not depend on the program's.
+    fn dtype(&self) -> Option<DType> {
+        None
+    }
+
+    /// Class that the kernel's time is attributed to.
+    fn class(&self) -> Class {
+        Class::Other
+    }
+
+    /// Outputs and inputs of the linear layer that the kernel computes for each row; `None` if it does not include one.
+    fn weight(&self) -> Option<[u32; 2]> {
+        None
+    }
+
+    /// Index of the weight of the linear layer among the tensors that the kernel reads.
+    fn weight_operand(&self) -> Option<usize> {
+        self.weight()?;
+        let params = self.params();
+        let mut reads = params
+            .iter()
+            .filter(|p| matches!(p.role, Role::Read { .. }));
+        reads.position(|p| p.name == "weight")
+    }
+
+    /// Floating-point operations of the matrix products in one launch, two per multiply-add, as in ByteTransformer's
+    /// table II. 0 for memory-bound kernels.
+    fn flop(&self) -> Size {
+        self.weight().map_or(Size::constant(0), class::product_flop)
+    }
+
+    /// Max length of a sequence; `None` if unlimited.
+    fn max_len(&self) -> Option<u32> {
+        None
+    }
+
+    /// Tables that the kernel indexes by ids of the batch, each with the index of the parameter that holds the ids.
+    fn tables(&self) -> Vec<(usize, embedding::Table)> {
+        Vec::new()
+    }
+
+    /// Checks that the kernel can be generated and launched as part of a program from a file.
+    ///
+    /// # Errors
+    /// Returns the reason if it cannot. Kernels that only the runtime launches keep this default, which refuses them.
+    fn validate(&self) -> Result<(), String> {
+        Err(format!(
+            "a program cannot contain `{}`, which belongs to the runtime",
+            self.template()
+        ))
     }
 
     /// Parameters that are passed as tensor maps.

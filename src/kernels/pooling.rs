@@ -1,5 +1,6 @@
 //! Pooling of tokens to one row per sequence.
 
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -166,6 +167,14 @@ impl Kernel for TokenOfSequence {
         pool_params(self.width, self.dtype)
     }
 
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.width])
+    }
+
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let packs = self.width / vector_width(self.dtype, &[self.width]);
         stream_launch(extents.batch * u64::from(packs))
@@ -210,6 +219,14 @@ impl Kernel for MeanPool {
 
     fn params(&self) -> Vec<Param> {
         pool_params(self.width, self.dtype)
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.width])
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
@@ -272,6 +289,14 @@ impl Kernel for MaxPool {
 
     fn params(&self) -> Vec<Param> {
         pool_params(self.width, self.dtype)
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.width])
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
@@ -338,6 +363,15 @@ impl Kernel for L2Normalize {
         ]
     }
 
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.width])?;
+        limits::eps(self.eps)
+    }
+
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Teams::usual(self.width, self.dtype).launch(extents.rows)
     }
@@ -385,6 +419,15 @@ impl Kernel for MeanPoolNormalize {
 
     fn params(&self) -> Vec<Param> {
         pool_params(self.width, self.dtype)
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.width])?;
+        limits::eps(self.eps)
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

@@ -1,6 +1,7 @@
 //! Prepares the inputs of attention from merged projections in one launch: RMS-normalises and rotates the heads of queries
 //! and keys, and stores keys and values in the KV cache if there is one.
 
+use crate::kernels::limits;
 use crate::kernels::rotary::RotationCode;
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +50,14 @@ struct Lanes {
 }
 
 impl PrepareAttention {
+    /// Name of the parameter that keys are written to.
+    pub fn keys_param(&self) -> &'static str {
+        match self.stride {
+            Some(_) => "cache",
+            None => "keys",
+        }
+    }
+
     /// Max columns per head. A warp keeps a head in registers.
     pub const MAX_HEAD: u32 = 256;
     /// Number of tokens up to which one CTA per token would leave SMs idle.
@@ -217,11 +226,11 @@ impl Kernel for PrepareAttention {
             Some(stride) => vec![
                 read_meta("token_slots", BatchInput::TokenSlots, tokens()),
                 queries,
-                write("cache", self.dtype, pool(stride)),
+                write(self.keys_param(), self.dtype, pool(stride)),
             ],
             None => {
                 let keys = rows(self.kv_heads * self.head);
-                vec![queries, write("keys", self.dtype, keys)]
+                vec![queries, write(self.keys_param(), self.dtype, keys)]
             }
         });
         params.push(count(Symbol::Tokens));
@@ -241,6 +250,14 @@ impl Kernel for PrepareAttention {
 
     /// For many tokens, each CTA takes several whole tokens, limited so that every SM still has its CTAs. For few tokens, each CTA
     /// takes the heads of one token that it processes at once.
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::prepared(self)
+    }
+
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let tokens = extents.tokens.max(1);
         let at_once = u64::from(machine.sms) * Self::CTAS_PER_SM;

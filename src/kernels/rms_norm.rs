@@ -1,5 +1,7 @@
 //! RMSNorm (Zhang and Sennrich 2019): divides a row by its root mean square.
 
+use crate::kernels::Class;
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -85,6 +87,23 @@ impl Kernel for RmsNorm {
                 role: Role::Count(self.all_heads()),
             },
         ]
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::LayerNorm
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::heads(
+            self.heads,
+            self.width,
+            &[limits::columns_of(self.from, self.stride)],
+        )?;
+        limits::eps(self.eps)
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

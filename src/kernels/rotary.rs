@@ -1,5 +1,6 @@
 //! Rotary position embedding (RoPE; Su et al. 2021). It rotates pairs of columns, one from each half of a head.
 
+use crate::kernels::limits;
 use crate::ops::{BatchInput, Rotation};
 use serde::{Deserialize, Serialize};
 
@@ -108,6 +109,19 @@ impl Kernel for Rotary {
             write("out", self.dtype, rows_by(Symbol::Tokens, self.width())),
             count(Symbol::Tokens),
         ]
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::heads(
+            self.rotation.heads,
+            self.head,
+            &[limits::columns_of(self.from, self.stride)],
+        )?;
+        self.check()
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

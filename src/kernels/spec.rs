@@ -48,26 +48,6 @@ kernels! {
 }
 
 impl KernelSpec {
-    /// Number of tensors that the kernel writes. In every kernel that a program may launch, they are the last parameters
-    /// before the counts.
-    pub fn n_writes(&self) -> usize {
-        match self {
-            Self::MhaLongScores(_) => 2,
-            Self::PackTokens(_) => 3,
-            Self::PackScan(_) => 2,
-            Self::ChooseToken(_) => 6,
-            Self::Candidates(_) => 7,
-            Self::BeamStep(_) => 10,
-            Self::Advance(_) => 10,
-            Self::GemmResidualNorm(k) if k.keeps_sum => 2,
-            Self::GemmResidualRowStats(_) | Self::DeferredLayerNormGemm(_) => 2,
-            Self::PrepareAttention(_) | Self::MhaDecodeAppend(_) => 2,
-            Self::GemmPrepareAttention(_) => 3,
-            Self::GemmStream(k) => k.n_writes(),
-            _ => 1,
-        }
-    }
-
     /// Launches that precede a program's: the upload of the batch's data, and the two that pack a padded batch.
     pub fn runtime() -> [KernelSpec; 3] {
         [Upload.into(), PackScan.into(), PackTokens.into()]
@@ -107,4 +87,49 @@ pub fn representative() -> Vec<KernelSpec> {
     .into_iter()
     .flatten()
     .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{kernels::Role, tensor::Shape};
+
+    #[test]
+    fn written_tensors_are_the_last_parameters() {
+        for kernel in representative().into_iter().chain(KernelSpec::runtime()) {
+            let kernel = kernel.as_kernel();
+            let params = kernel.params();
+            let tensors = params.iter().filter(|p| !matches!(p.role, Role::Count(_)));
+            let writes = tensors.map(|p| matches!(p.role, Role::Write { .. }));
+            assert!(writes.is_sorted(), "{}", kernel.symbol());
+        }
+    }
+
+    #[test]
+    fn the_weight_of_a_linear_layer_is_an_operand_of_its_shape() {
+        for kernel in representative() {
+            let kernel = kernel.as_kernel();
+            let params = kernel.params();
+            let mut reads = params.iter().filter_map(|p| match &p.role {
+                Role::Read { shape, .. } => Some(shape),
+                Role::Write { .. } | Role::Count(_) => None,
+            });
+            let weight = kernel.weight_operand();
+            assert_eq!(
+                weight.is_some(),
+                kernel.weight().is_some(),
+                "{}",
+                kernel.symbol()
+            );
+            if let (Some(at), Some([n, k])) = (weight, kernel.weight()) {
+                let shape = reads.nth(at).expect("the index is in range");
+                assert_eq!(
+                    *shape,
+                    Shape::fixed(&[n.into(), k.into()]),
+                    "{}",
+                    kernel.symbol()
+                );
+            }
+        }
+    }
 }

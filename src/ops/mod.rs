@@ -5,6 +5,7 @@
 mod activation;
 mod attention;
 mod batch;
+mod limits;
 mod linear;
 mod noise;
 mod rotation;
@@ -14,6 +15,7 @@ pub use attention::{
     AttentionProblem, Bias, DistanceTooLarge, HeadView, PositionBias, Side, default_scale,
 };
 pub use batch::BatchInput;
+pub use limits::{MAX_ROWS, MAX_WIDTH};
 pub use linear::Epilogue;
 pub(crate) use noise::LATENT;
 pub use noise::{noise, seed_of};

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     graph::{Graph, NodeId, Op},
-    kernels::KernelSpec,
+    kernels::{Fill, KernelSpec, Role},
     machine::Machine,
     ops::BatchInput,
     select::{Dispatch, Timings},
@@ -142,15 +142,7 @@ impl<'a> Lowering<'a> {
         let dispatch = self
             .kernels(id, op)
             .map_err(|problem| unsupported(self.graph, id, op, problem))?;
-        let mut operands: Vec<TensorIndex> = self
-            .graph
-            .operands(id)
-            .iter()
-            .map(|o| self.tensor_of[o])
-            .collect();
-        for &meta in metas(op, self.options.padding) {
-            operands.push(self.meta(meta));
-        }
+        let mut operands = self.bind(&dispatch, |lowering, name| lowering.operand(id, name));
         let dtype = match op {
             // Sums of logarithms need more precision than the storage type may have.
             Op::LogProbability => DType::F32,
@@ -160,6 +152,48 @@ impl<'a> Lowering<'a> {
         operands.push(out);
         self.step(id, dispatch, operands);
         Ok(out)
+    }
+
+    /// Returns the tensors that the kernels of a dispatch read, in the order of their parameters. Batch inputs are named by
+    /// the kernel; `named` returns the tensor of any other parameter.
+    fn bind(
+        &mut self,
+        dispatch: &Dispatch<KernelSpec>,
+        mut named: impl FnMut(&mut Self, &str) -> Option<TensorIndex>,
+    ) -> Vec<TensorIndex> {
+        // All kernels of a dispatch have equal parameters.
+        let Some(kernel) = dispatch.choices().next().map(KernelSpec::as_kernel) else {
+            return Vec::new();
+        };
+        let (params, tables) = (kernel.params(), kernel.tables());
+        let reads = params.iter().filter_map(|param| match &param.role {
+            Role::Read { fill, .. } => Some((param.name, fill)),
+            Role::Write { .. } | Role::Count(_) => None,
+        });
+        let mut operands = Vec::new();
+        for (at, (name, fill)) in reads.enumerate() {
+            let ids = tables.iter().find(|(ids, _)| *ids == at);
+            operands.push(match (fill, ids) {
+                (Fill::BatchInput(meta), _) => self.meta(*meta),
+                (_, Some((_, table))) => self.meta(table.ids),
+                _ => named(self, name).unwrap_or_else(|| {
+                    unreachable!(
+                        "`{}` reads `{name}`, which no operand is called",
+                        kernel.symbol()
+                    )
+                }),
+            });
+        }
+        operands
+    }
+
+    /// Returns the tensor of a node's operand of this name.
+    fn operand(&self, id: NodeId, name: &str) -> Option<TensorIndex> {
+        let operand = match self.prepared.launch(id) {
+            Some(launch) => launch.read(name),
+            None => self.graph.operand(id, name),
+        };
+        operand.map(|operand| self.tensor_of[&operand])
     }
 
     /// Appends a launch that computes a node's value.
@@ -267,29 +301,6 @@ fn rows(shape: &Shape) -> Size {
         [_, rows, _] => rows.clone(),
         [rows, ..] => rows.clone(),
         [] => Size::constant(1),
-    }
-}
-
-/// Returns the batch inputs that an operator reads besides its operands, in signature order.
-fn metas(op: &Op, padding: Padding) -> &'static [BatchInput] {
-    match op {
-        Op::Softmax { causal: false, .. } if padding == Padding::Kept => &[
-            BatchInput::CuLens,
-            BatchInput::PairOffsets,
-            BatchInput::ValidLens,
-        ],
-        Op::Scores { .. } | Op::RelativeScores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
-            &[BatchInput::CuLens, BatchInput::PairOffsets]
-        }
-        Op::FirstToken
-        | Op::LastToken
-        | Op::MeanPool
-        | Op::MaxPool
-        | Op::MeanPoolNormalize { .. } => &[BatchInput::CuLens],
-        Op::LogProbability => &[BatchInput::TokenIds, BatchInput::Positions],
-        Op::Draw => &[BatchInput::Seeds],
-        Op::Rotary { .. } => &[BatchInput::Positions],
-        _ => &[],
     }
 }
 

@@ -132,7 +132,7 @@ impl Program {
     /// compute outputs.
     pub fn steps_to_fill_caches(&self) -> usize {
         let writes = |step: &Step| {
-            let n_writes = |&kernel: &usize| self.kernels[kernel].n_writes();
+            let n_writes = |&kernel: &usize| self.kernels[kernel].as_kernel().n_writes();
             let n = step.kernels().iter().map(n_writes).max().unwrap_or(0);
             let written = step.operands.iter().rev().take(n);
             let mut places = written.map(|&operand| &self.tensors[operand].place);
@@ -284,9 +284,9 @@ impl Program {
         self.steps
             .iter()
             .filter_map(|step| Some((step, &self.kernels[*step.dispatch.at(&largest)?])))
-            .filter(|(_, kernel)| kernel.class() == class)
+            .filter(|(_, kernel)| kernel.as_kernel().class() == class)
             .fold(Size::default(), |sum, (step, kernel)| {
-                &sum + &kernel.flop().bind(Symbol::Rows, &step.rows)
+                &sum + &kernel.as_kernel().flop().bind(Symbol::Rows, &step.rows)
             })
     }
 

@@ -3,29 +3,16 @@
 //! Executors trust a program: they index, multiply and launch with its values. A program from
 //! [`lower`](super::lower()) is valid by construction. Any other program is checked here first.
 
-mod kernels;
-
 use super::{Program, Step, Storage, lower::meta_layout};
-pub(crate) use kernels::check_kernel;
 
 use crate::{
     graph::WeightExpr,
-    kernels::{
-        KernelSpec, Role,
-        attention::{Keys, MhaSplitKeys},
-        embedding::Table,
-    },
-    ops::BatchInput,
+    kernels::{Kernel, KernelSpec, MAX_ELEMENTS, Role, attention::Keys, embedding::Table},
+    ops::MAX_WIDTH,
     select::{Batches, Interval},
-    tensor::{Shape, Size, Symbol},
+    tensor::{DType, Shape, Size, Symbol},
 };
 
-/// Maximum width of a graph.
-const MAX_WIDTH: u32 = crate::graph::MAX_WIDTH as u32;
-/// Maximum rows of a table. Ids are signed 32-bit integers on a device.
-const MAX_ROWS: u32 = i32::MAX as u32;
-/// Maximum elements of a weight, as in descriptions. It exceeds the memory of any machine.
-const MAX_ELEMENTS: u64 = 1 << 40;
 /// Maximum dimensions of a tensor, terms of a size and factors of a term. A lowered program has
 /// three, two and two. The time to multiply sizes grows with powers of these.
 const MAX_PARTS: usize = 4;
@@ -43,7 +30,7 @@ impl Program {
     /// Returns a description of the first problem.
     pub fn validate(&self) -> Result<(), String> {
         for (i, kernel) in self.kernels.iter().enumerate() {
-            check_kernel(kernel, self.dtype)
+            check_kernel(kernel.as_kernel(), self.dtype)
                 .map_err(|problem| format!("its kernel {i} is impossible: {problem}"))?;
         }
         for tensor in &self.tensors {
@@ -207,7 +194,9 @@ impl Program {
             };
             check_limit(step, entry.batches, kernel)?;
             self.bindings(at, step, kernel, written)?;
-            if *n_writes.get_or_insert(kernel.n_writes()) != kernel.n_writes() {
+            if *n_writes.get_or_insert(kernel.as_kernel().n_writes())
+                != kernel.as_kernel().n_writes()
+            {
                 return Err("has kernels that write different tensors".to_owned());
             }
         }
@@ -303,7 +292,7 @@ impl Program {
                 _ => {}
             }
         }
-        for (operand, table) in tables(kernel) {
+        for (operand, table) in kernel.as_kernel().tables() {
             let ids = &self.tensors[step.operands[operand]];
             if ids.place != Storage::Batch(table.ids) {
                 return Err(format!(
@@ -335,7 +324,10 @@ impl Program {
 
     /// Returns whether a kernel appends its own rows to the cache that it reads.
     fn adds_itself(&self, step: &Step, kernel: &KernelSpec, cache: usize) -> bool {
-        let first = step.operands.len().wrapping_sub(kernel.n_writes());
+        let first = step
+            .operands
+            .len()
+            .wrapping_sub(kernel.as_kernel().n_writes());
         let added = step.operands.get(first);
         matches!(kernel, KernelSpec::MhaDecodeAppend(_))
             && added.is_some_and(|&added| self.written(step, added).contains(&cache))
@@ -398,25 +390,19 @@ impl Program {
 
     /// Returns the tables that ids of the batch index.
     pub(crate) fn tables(&self) -> impl Iterator<Item = Table> {
-        let tables = self.kernels.iter().flat_map(tables);
+        let tables = self.kernels.iter().flat_map(|k| k.as_kernel().tables());
         tables.map(|(_, table)| table)
     }
 }
 
-/// Returns the tables that a kernel indexes by ids, with the operand that holds the ids.
-fn tables(kernel: &KernelSpec) -> Vec<(usize, Table)> {
-    match kernel {
-        KernelSpec::Embedding(k) => vec![(0, k.table)],
-        KernelSpec::EmbeddingLayerNorm(k) => k.tables.iter().copied().enumerate().collect(),
-        KernelSpec::LogProbability(k) => {
-            let columns = Table {
-                ids: BatchInput::TokenIds,
-                offset: 0,
-                rows: k.width,
-            };
-            vec![(1, columns)]
+/// Checks that a kernel can be generated and launched, and that it computes in the stored type.
+pub(crate) fn check_kernel(kernel: &dyn Kernel, stored: DType) -> Result<(), String> {
+    kernel.validate()?;
+    match kernel.dtype() {
+        Some(dtype) if dtype != stored => {
+            Err(format!("it computes in {dtype}, the program in {stored}"))
         }
-        _ => Vec::new(),
+        Some(_) | None => Ok(()),
     }
 }
 
@@ -429,14 +415,7 @@ fn all_are_covered(step: &Step, written: &[Batches]) -> bool {
 
 /// Checks that a kernel is launched only for sequences within its limit.
 fn check_limit(step: &Step, batches: Batches, kernel: &KernelSpec) -> Result<(), String> {
-    let max_len = match kernel {
-        KernelSpec::MhaShort(k) => Some(k.max_len),
-        KernelSpec::MhaSplitKeys(_) => Some(MhaSplitKeys::MAX_LEN),
-        KernelSpec::MhaDecodeAppend(_) => Some(1),
-        KernelSpec::AttentionSoftmax(k) => k.form.max_len(),
-        _ => None,
-    };
-    let Some(max_len) = max_len else {
+    let Some(max_len) = kernel.as_kernel().max_len() else {
         return Ok(());
     };
     let is_within = |interval: Interval| interval.up_to.is_some_and(|most| most <= max_len.into());

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::{
     Dispatch, Timings,
-    implementations::{ALL, Implementation, Operand},
+    implementations::{ALL, Bindings, Implementation},
     prune::{Kernels, prune},
     site::Chain,
 };
@@ -28,11 +28,11 @@ pub struct SelectionInput<'a> {
 /// One launch of a covered chain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChosenLaunch {
-    /// The implementation's first site in the chain; the sites of `operands` are relative to it.
+    /// The implementation's first site in the chain; the sites of `bindings` are relative to it.
     pub first: usize,
     /// The site of the chain where it is launched.
     pub site: usize,
-    pub operands: Vec<Operand>,
+    pub bindings: Bindings,
     pub dispatch: Dispatch<KernelSpec>,
 }
 
@@ -119,7 +119,7 @@ impl Edges {
                 covered.extend(fastest.map(|&kernel| ChosenLaunch {
                     first: edge.from,
                     site: edge.from + launch.site,
-                    operands: launch.operands.clone(),
+                    bindings: launch.bindings.clone(),
                     dispatch: Dispatch::always(kernels.spec(kernel).clone()),
                 }));
             }
@@ -318,7 +318,7 @@ fn covered(
                 answer.push(ChosenLaunch {
                     first: edge.from,
                     site: edge.from + launch.site,
-                    operands: launch.operands.clone(),
+                    bindings: launch.bindings.clone(),
                     dispatch,
                 });
             }

@@ -47,8 +47,7 @@ pub struct Implementation {
 pub struct Launch {
     /// The site where it is launched.
     pub site: usize,
-    /// Bindings of its parameters, without counts.
-    pub operands: Vec<Operand>,
+    pub bindings: Bindings,
     /// Kernels for the launch, all with the same parameters.
     pub candidates: Vec<Candidate>,
 }
@@ -60,11 +59,44 @@ pub struct Candidate {
     pub max_rows: Option<u64>,
 }
 
-/// The binding of a parameter. Sites are relative to the implementation's first.
+/// The tensors of a launch's parameters, by name. Sites are relative to the implementation's first.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Bindings {
+    /// Sites whose operands the kernel reads. A parameter that is not in `values` reads the operand of its name, of the
+    /// first of these sites that has one.
+    pub operands_of: Vec<usize>,
+    /// Parameters that are values of sites or scratch tensors: all that the kernel writes, and those that another launch
+    /// of the implementation wrote.
+    pub values: Vec<(&'static str, Operand)>,
+}
+
+impl Bindings {
+    /// Binds parameters to the operands of these sites.
+    fn to_operands_of(sites: &[usize]) -> Self {
+        Self {
+            operands_of: sites.to_vec(),
+            values: Vec::new(),
+        }
+    }
+
+    /// Binds a parameter to a value or a scratch tensor.
+    fn with(mut self, param: &'static str, operand: Operand) -> Self {
+        self.values.push((param, operand));
+        self
+    }
+
+    /// Returns the value or scratch tensor that a parameter is bound to.
+    pub fn value(&self, param: &str) -> Option<Operand> {
+        let mut values = self.values.iter();
+        values
+            .find(|(name, _)| *name == param)
+            .map(|&(_, operand)| operand)
+    }
+}
+
+/// A value of a site, or a scratch tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Operand {
-    /// An operand of a site, by position.
-    Of { site: usize, place: usize },
     /// The value of a site, or its first value.
     Value(usize),
     /// The second value of a site with two values.
@@ -104,11 +136,6 @@ pub fn candidates(site: &Site, machine: &Machine) -> Vec<KernelSpec> {
         .flat_map(|[launch]| launch.candidates)
         .map(|candidate| candidate.kernel)
         .collect()
-}
-
-/// Returns operands of a site, by position.
-fn operands(site: usize, places: std::ops::Range<usize>) -> impl Iterator<Item = Operand> {
-    places.map(move |place| Operand::Of { site, place })
 }
 
 #[cfg(test)]

@@ -32,6 +32,6 @@ mod testing;
 pub use attention::{Attention, CachedAttention};
 pub use cover::{Alternative, ChosenLaunch, SelectionInput};
 pub use dispatch::{Batches, Dispatch, Entry, Interval};
-pub use implementations::{Operand, candidates};
+pub use implementations::{Bindings, Operand, candidates};
 pub use measure::Timings;
 pub use site::{Chain, Link, Site};

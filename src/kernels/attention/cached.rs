@@ -1,6 +1,9 @@
 //! Attention of new tokens to their sequence's keys in a KV cache.
 
+use crate::kernels::Class;
 use crate::kernels::attention::position_bias::PositionBiasCode;
+use crate::kernels::class::attention_flop;
+use crate::kernels::limits;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -184,6 +187,23 @@ impl Kernel for MhaCached {
         ]);
         all.extend(params::counts(&[self.q]));
         all
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Attention
+    }
+
+    fn flop(&self) -> Size {
+        attention_flop(2, self.heads, self.head)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::cached(self)?;
+        self.check().map_err(|e| e.to_string())
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

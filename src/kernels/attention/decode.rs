@@ -1,6 +1,9 @@
 //! Decode attention: single tokens attend to their sequences' keys in a KV cache.
 
+use crate::kernels::Class;
 use crate::kernels::attention::position_bias::PositionBiasCode;
+use crate::kernels::limits;
+use crate::tensor::Size;
 use serde::{Deserialize, Serialize};
 
 use super::{AttentionError, Keys, MhaCached, storage};
@@ -229,6 +232,23 @@ impl Kernel for MhaDecode {
     }
 
     /// Does not depend on the number of keys, so the launch stays the same while sequences grow.
+    fn dtype(&self) -> Option<DType> {
+        Some(self.plain.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Attention
+    }
+
+    fn flop(&self) -> Size {
+        self.plain.flop()
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::cached(&self.plain)?;
+        self.check().map_err(|e| e.to_string())
+    }
+
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Launch {
             // There are at most 2^24 tokens, so this fits.

@@ -1,5 +1,9 @@
 //! Decode attention that also appends the new keys and values to the KV cache.
 
+use crate::kernels::Class;
+use crate::kernels::limits;
+use crate::tensor::DType;
+use crate::tensor::Size;
 use serde::{Deserialize, Serialize};
 
 use super::{AttentionError, Keys, MhaDecode, params};
@@ -115,6 +119,27 @@ impl Kernel for MhaDecodeAppend {
 
     fn instructions(&self) -> Instructions {
         self.decode.instructions()
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.decode.plain.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Attention
+    }
+
+    fn flop(&self) -> Size {
+        self.decode.flop()
+    }
+
+    fn max_len(&self) -> Option<u32> {
+        Some(1)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::cached(&self.decode.plain)?;
+        self.check().map_err(|e| e.to_string())
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {

@@ -1,5 +1,9 @@
 //! Fused attention, whose scores never reach global memory: a kernel for short sequences, and one for any length.
 
+use crate::kernels::Class;
+use crate::kernels::class::attention_flop;
+use crate::kernels::limits;
+use crate::tensor::Size;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -232,6 +236,27 @@ impl Kernel for MhaShort {
         self.operands().params()
     }
 
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Attention
+    }
+
+    fn flop(&self) -> Size {
+        attention_flop(2, self.of.heads, self.of.head)
+    }
+
+    fn max_len(&self) -> Option<u32> {
+        Some(self.max_len)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::attention(&self.of)?;
+        self.check().map_err(|e| e.to_string())
+    }
+
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         self.plan().launch(extents, self.of.heads)
     }
@@ -282,6 +307,23 @@ impl Kernel for MhaOnline {
 
     fn params(&self) -> Vec<Param> {
         self.operands().params()
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Attention
+    }
+
+    fn flop(&self) -> Size {
+        attention_flop(2, self.of.heads, self.of.head)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::attention(&self.of)?;
+        self.check().map_err(|e| e.to_string())
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

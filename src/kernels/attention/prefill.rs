@@ -1,5 +1,8 @@
 //! Prefill attention: many new tokens attend to their sequences' keys in a KV cache.
 
+use crate::kernels::Class;
+use crate::kernels::limits;
+use crate::tensor::Size;
 use serde::{Deserialize, Serialize};
 
 use super::{AttentionError, Keys, MhaCached, MhaOnline, MhaTile, MhaWgmma, wgmma::Origin};
@@ -141,6 +144,23 @@ impl Kernel for MhaPrefill {
     fn tensor_maps(&self) -> Vec<TensorMap> {
         let map = |_| MhaTile::query_map(self.plain.head);
         self.tile.map(map).into_iter().collect()
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.plain.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Attention
+    }
+
+    fn flop(&self) -> Size {
+        self.plain.flop()
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::cached(&self.plain)?;
+        self.check().map_err(|e| e.to_string())
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {

@@ -1,5 +1,9 @@
 //! Scores of tokens against embeddings of relative positions, as in disentangled attention (DeBERTa).
 
+use crate::kernels::Class;
+use crate::kernels::class::attention_flop;
+use crate::kernels::limits;
+use crate::ops::PositionBias;
 use crate::ops::Side;
 use serde::{Deserialize, Serialize};
 
@@ -87,6 +91,30 @@ impl Kernel for RelativeScores {
         ];
         all.extend(params::counts(&[]));
         all
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Attention
+    }
+
+    fn flop(&self) -> Size {
+        attention_flop(1, self.heads, self.head)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::heads(self.heads, self.head, &[])?;
+        match self.reach <= PositionBias::FARTHEST {
+            true => Ok(()),
+            false => Err(format!(
+                "reaches {} positions, at most {} fit",
+                self.reach,
+                PositionBias::FARTHEST
+            )),
+        }
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

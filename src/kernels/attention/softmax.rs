@@ -4,6 +4,8 @@
 //! keeps it in registers, and interleaves the reductions of X rows (TurboTransformers 4.1.2, `warpAllReduce_XElem` and its
 //! block-level form).
 
+use crate::kernels::Class;
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -289,6 +291,24 @@ impl Kernel for AttentionSoftmax {
         all.push(params::write("out", self.dtype, pairs_shape(self.heads)));
         all.extend(params::batch_counts());
         all
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Softmax
+    }
+
+    fn max_len(&self) -> Option<u32> {
+        self.form.max_len()
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.heads])?;
+        limits::real("the scale", self.scale)?;
+        self.form.check(self.dtype).map_err(|e| e.to_string())
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

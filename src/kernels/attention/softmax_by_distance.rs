@@ -1,6 +1,8 @@
 //! Softmax between the two matrix products of unfused attention, with windows and biases that depend on key distance.
 
+use crate::kernels::Class;
 use crate::kernels::attention::position_bias::PositionBiasCode;
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -74,6 +76,20 @@ impl Kernel for SoftmaxByDistance {
         let [batch, tokens, _] = params::batch_counts();
         all.extend([batch, tokens]);
         all
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Softmax
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.heads])?;
+        limits::real("the scale", self.scale)?;
+        self.by.check().map_err(|e| e.to_string())
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

@@ -1,5 +1,8 @@
 //! Attention for few tokens: the warps of a CTA split the keys of a small query tile.
 
+use crate::kernels::Class;
+use crate::kernels::limits;
+use crate::tensor::Size;
 use serde::{Deserialize, Serialize};
 
 use super::{AttentionError, MhaOnline, fused::edge_cases, storage, view::scale_log2};
@@ -102,6 +105,27 @@ impl Kernel for MhaSplitKeys {
     }
 
     /// Tile indices as in the other fused kernels, with the head as the fastest dimension.
+    fn dtype(&self) -> Option<DType> {
+        Some(self.plain.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Attention
+    }
+
+    fn flop(&self) -> Size {
+        self.plain.flop()
+    }
+
+    fn max_len(&self) -> Option<u32> {
+        Some(Self::MAX_LEN)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::attention(&self.plain.of)?;
+        self.check().map_err(|e| e.to_string())
+    }
+
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let tiles = extents.tokens / u64::from(ROWS) + extents.batch;
         Launch::of_ctas(

@@ -7,7 +7,10 @@
 #[cfg(test)]
 mod tests;
 
+use crate::kernels::Class;
 use crate::kernels::attention::view::ViewCode;
+use crate::kernels::class::attention_flop;
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -277,6 +280,25 @@ impl Kernel for AttentionScores {
         all
     }
 
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Attention
+    }
+
+    fn flop(&self) -> Size {
+        attention_flop(1, self.heads, self.head)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::heads(self.heads, self.head, &[self.q])?;
+        limits::heads(self.kv_heads, self.head, &[self.k])?;
+        limits::groups(self.heads, self.kv_heads)?;
+        limits::real("the scale", self.scale)
+    }
+
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         if !self.tensor_cores() {
             return simt_launch(extents.pairs, self.heads);
@@ -411,6 +433,24 @@ impl Kernel for AttentionContext {
         ];
         all.extend(params::counts(&[self.v, self.out]));
         all
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Attention
+    }
+
+    fn flop(&self) -> Size {
+        attention_flop(1, self.heads, self.head)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::heads(self.heads, self.head, &[self.out])?;
+        limits::heads(self.kv_heads, self.head, &[self.v])?;
+        limits::groups(self.heads, self.kv_heads)
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {

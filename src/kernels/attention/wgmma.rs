@@ -1,7 +1,11 @@
 //! Attention on Hopper with WGMMA. Persistent CTAs are warp-specialised, with TMA producers. With one tile per CTA, all threads
 //! load with `cp.async`.
 
+use crate::kernels::Class;
 use crate::kernels::attention::position_bias::PositionBiasCode;
+use crate::kernels::class::attention_flop;
+use crate::kernels::limits;
+use crate::tensor::Size;
 use serde::{Deserialize, Serialize};
 
 use super::{AttentionError, MhaOnline, fused::edge_cases, position_bias, storage};
@@ -507,6 +511,23 @@ impl Kernel for MhaWgmma {
             heads_map("k", self.of.head, self.tile.keys),
             heads_map("v", self.of.head, self.tile.keys),
         ]
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Attention
+    }
+
+    fn flop(&self) -> Size {
+        attention_flop(2, self.of.heads, self.of.head)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::attention(&self.of)?;
+        self.check().map_err(|e| e.to_string())
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {

@@ -1,3 +1,4 @@
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -86,6 +87,14 @@ impl Kernel for Concat {
         ));
         params.push(count(Symbol::Rows));
         params
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::parts(self)
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

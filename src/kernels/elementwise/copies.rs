@@ -1,5 +1,6 @@
 //! Kernels that only move elements. Fusion replaces them by addressing.
 
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -74,6 +75,15 @@ impl Kernel for SliceColumns {
         ]
     }
 
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.from_width, self.width])?;
+        limits::columns(self.start, self.width, self.from_width)
+    }
+
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         stream_launch(extents.rows * u64::from(self.width / self.vector()))
     }
@@ -140,6 +150,14 @@ impl Kernel for SplitHeads {
         ]
     }
 
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::heads(self.heads, self.head, &[])
+    }
+
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         head_launch(extents, self.heads, self.head, self.dtype)
     }
@@ -189,6 +207,14 @@ impl Kernel for MergeHeads {
             write("out", self.dtype, token_major),
             count(Symbol::Tokens),
         ]
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::heads(self.heads, self.head, &[])
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

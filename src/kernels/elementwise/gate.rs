@@ -1,5 +1,6 @@
 //! Gate of a feed-forward network (GLU variants: Shazeer 2020).
 
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::{Machine, SMALL_M};
@@ -61,6 +62,14 @@ impl Kernel for Gate {
             write("out", self.dtype, rows(self.width)),
             count(Symbol::Rows),
         ]
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.width.saturating_mul(2)])
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

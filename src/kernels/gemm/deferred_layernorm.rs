@@ -1,5 +1,7 @@
 //! Deferred LayerNorm from row statistics, fused with the linear layer that reads it, for small M on Hopper.
 
+use crate::kernels::Class;
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -173,6 +175,24 @@ impl Kernel for DeferredLayerNormGemm {
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
         SplitKTile::new(self.tokens, 1).tensor_maps("scaled")
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Gemm
+    }
+
+    fn weight(&self) -> Option<[u32; 2]> {
+        Some([self.n, self.k])
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::gemm(&self.unfused().1)?;
+        self.check()?;
+        limits::eps(self.eps)
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

@@ -1,5 +1,7 @@
 //! The QKV projection with rotary embedding of heads in its epilogue.
 
+use crate::kernels::Class;
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{Gemm, GemmWgmma, WgmmaTile};
@@ -172,6 +174,24 @@ impl Kernel for GemmPrepareAttention {
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
         self.gemm().tensor_maps()
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.prepare.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Gemm
+    }
+
+    fn weight(&self) -> Option<[u32; 2]> {
+        Some([self.prepare.row, self.k])
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::gemm(&self.plain())?;
+        limits::prepared(&self.prepare)?;
+        self.check()
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {

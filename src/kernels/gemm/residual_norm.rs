@@ -1,6 +1,8 @@
 //! A linear layer fused with everything up to the following LayerNorm or RMSNorm, for Hopper. A cluster holds whole rows of the
 //! result, so that they are normalised in registers with a cluster reduction of row statistics.
 
+use crate::kernels::Class;
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{Gemm, GemmWgmma, WgmmaTile};
@@ -304,6 +306,24 @@ impl Kernel for GemmResidualNorm {
             // Boxes of 32 columns, which lanes read in 16-byte accesses without bank conflicts.
             map("residual", self.tile.m, RowOrder::GROUP, RowOrder::Plain),
         ]
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Gemm
+    }
+
+    fn weight(&self) -> Option<[u32; 2]> {
+        Some([self.n, self.k])
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::gemm(&self.unfused().0)?;
+        self.check()?;
+        limits::eps(self.eps)
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {

@@ -1,6 +1,8 @@
 //! The GEMM before a deferred LayerNorm, for small M on Hopper. It also writes row statistics, with which the next GEMM
 //! normalises, so that LayerNorm needs no separate launch.
 
+use crate::kernels::Class;
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -204,6 +206,23 @@ impl Kernel for GemmResidualRowStats {
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
         self.tile.tensor_maps("x")
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Gemm
+    }
+
+    fn weight(&self) -> Option<[u32; 2]> {
+        Some([self.n, self.k])
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::gemm(&self.unfused().0)?;
+        self.check()
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

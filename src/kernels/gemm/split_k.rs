@@ -1,5 +1,7 @@
 //! The GEMM for small M on Hopper: swap-AB, with split-K over the CTAs of a cluster.
 
+use crate::kernels::Class;
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{Gemm, GemmWgmma, instances::at_odd_sizes};
@@ -268,6 +270,23 @@ impl Kernel for GemmSplitK {
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
         self.tile.tensor_maps("x")
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Gemm
+    }
+
+    fn weight(&self) -> Option<[u32; 2]> {
+        Some([self.n, self.k])
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::gemm(&self.plain())?;
+        self.check()
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

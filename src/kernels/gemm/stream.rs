@@ -6,6 +6,8 @@ mod instances;
 mod reference;
 mod tile;
 
+use crate::kernels::Class;
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::reference::{stream_normals, stream_scaled};
@@ -471,6 +473,27 @@ impl Kernel for GemmStream {
             map("x", self.checked_layout().mma_n, RowOrder::Plain),
             map("weight", self.tile.weight_rows(), order),
         ]
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Gemm
+    }
+
+    fn weight(&self) -> Option<[u32; 2]> {
+        Some([self.plain().n, self.k])
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::gemm(&self.plain())?;
+        self.check()?;
+        match self.norm {
+            StreamNorm::After { eps: value, .. } => limits::eps(value),
+            _ => Ok(()),
+        }
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {

@@ -1,5 +1,7 @@
 //! The persistent, warp-specialised GEMM for Hopper: `wgmma` on tiles that TMA loads.
 
+use crate::kernels::Class;
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{Gemm, GemmStream, StreamNorm, StreamTile};
@@ -470,6 +472,23 @@ impl Kernel for GemmWgmma {
                 vec![x, weight(RowOrder::Plain), out]
             }
         }
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Gemm
+    }
+
+    fn weight(&self) -> Option<[u32; 2]> {
+        Some([self.weight_rows(), self.k])
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::gemm(&self.plain())?;
+        self.check()
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {

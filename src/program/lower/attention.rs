@@ -65,8 +65,8 @@ impl Lowering<'_> {
         };
         let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
         let mut named: HashMap<&str, TensorIndex> = HashMap::from([("out", out)]);
-        let operands = ["q", "k", "v", "bias"].into_iter();
-        for (name, operand) in operands.zip(self.graph.operands(id)) {
+        let slots = op.slots();
+        for (name, operand) in slots.iter().zip(self.graph.operands(id)) {
             named.insert(name, self.tensor_of[&operand]);
         }
         let tensors: Vec<TensorIndex> = chain
@@ -86,7 +86,7 @@ impl Lowering<'_> {
         for launch in chain.launches {
             let operands: Vec<TensorIndex> = launch.operands.iter().map(|&o| tensors[o]).collect();
             let written = operands
-                .get(operands.len() - launch.kernel.n_writes())
+                .get(operands.len() - launch.kernel.as_kernel().n_writes())
                 .copied();
             let (dispatch, max_longest) = match &launches {
                 Launches::One(dispatch, most) => (dispatch.clone(), *most),
@@ -179,11 +179,15 @@ impl Lowering<'_> {
 
     fn cached_attention(&mut self, id: NodeId, kernel: MhaCached) -> TensorIndex {
         let node = self.graph.node(id);
-        let operands = self.graph.operands(id);
-        let mut tensors: Vec<TensorIndex> = operands.iter().map(|o| self.tensor_of[o]).collect();
-        for meta in std::iter::once(BatchInput::CuLens).chain(kernel.keys.tables()) {
-            tensors.push(self.meta(meta));
-        }
+        let plain = Dispatch::always(kernel.clone().into());
+        let mut tensors = self.bind(&plain, |lowering, name| {
+            let slot = match name {
+                "keys" => "k",
+                "values" => "v",
+                other => other,
+            };
+            lowering.operand(id, slot)
+        });
         let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
         tensors.push(out);
         let machine = self.options.machine;

@@ -4,7 +4,7 @@ use super::{LowerError, Lowering, unsupported, width};
 use crate::{
     graph::{Graph, MAX_HEAD, NodeId, Op},
     kernels::{KernelSpec, cache::AppendCache},
-    ops::{BatchInput, HeadView},
+    ops::HeadView,
     program::{Cache, Storage, TensorIndex},
     select::Dispatch,
     tensor::{Shape, Symbol},
@@ -58,14 +58,9 @@ impl Lowering<'_> {
             dtype: self.dtype,
         };
         let cache = self.cache_tensor(id);
-        let mut operands = vec![self.tensor_of[&x]];
-        match kernel.of_sequence {
-            true => operands
-                .extend([BatchInput::Slots, BatchInput::SlotStarts].map(|meta| self.meta(meta))),
-            false => operands.push(self.meta(BatchInput::TokenSlots)),
-        }
-        operands.push(cache);
         let dispatch = Dispatch::always(KernelSpec::from(kernel));
+        let mut operands = self.bind(&dispatch, |lowering, name| lowering.operand(id, name));
+        operands.push(cache);
         self.step(id, dispatch, operands);
         Ok(cache)
     }

@@ -9,6 +9,7 @@ use super::{
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
+        KernelSpec, Role,
         elementwise::Gate,
         layernorm::{BiasResidualLayerNorm, LayerNorm},
         rms_norm::RmsNorm,
@@ -175,6 +176,13 @@ fn site(graph: &Graph, id: NodeId, dtype: DType) -> Result<Option<Site>, String>
     })
 }
 
+/// Returns the names of the parameters that a kernel writes.
+fn written(kernel: &KernelSpec) -> Vec<&'static str> {
+    let params = kernel.as_kernel().params().into_iter();
+    let written = params.filter(|param| matches!(param.role, Role::Write { .. }));
+    written.map(|param| param.name).collect()
+}
+
 /// Returns the node before another one in a chain: the node must be its first reader and read the
 /// value only as the first operand. A later reader could not be fused, because the first reader
 /// needs the value earlier.
@@ -201,10 +209,8 @@ impl Lowering<'_> {
         let is_of_node = |launch: &ChosenLaunch, operand: &Operand| matches!(operand, Operand::Value(site) if launch.first + site == place);
         let mut all = launches.iter();
         if all.any(|launch| {
-            launch
-                .operands
-                .iter()
-                .any(|operand| is_of_node(launch, operand))
+            let mut values = launch.bindings.values.iter();
+            values.any(|(_, operand)| is_of_node(launch, operand))
         }) {
             self.values_of(id);
         }
@@ -216,21 +222,38 @@ impl Lowering<'_> {
             .collect();
         for launch in own {
             let of_site = |site: usize| nodes[launch.first + site];
-            let mut operands = Vec::with_capacity(launch.operands.len());
-            for operand in launch.operands {
-                operands.push(match operand {
-                    Operand::Of { site, place } => self.operand(of_site(site), place),
-                    Operand::Value(site) => self.tensor_of[&self.value_nodes(of_site(site))[0]],
-                    Operand::Second(site) => self.tensor_of[&self.value_nodes(of_site(site))[1]],
-                    Operand::Scratch {
-                        site,
-                        name,
-                        dtype,
-                        columns,
-                        more_rows,
-                    } => self.scratch(of_site(site), name, dtype, (columns, more_rows)),
-                });
-            }
+            let tensor = |lowering: &mut Self, operand| match operand {
+                Operand::Value(site) => lowering.tensor_of[&lowering.value_nodes(of_site(site))[0]],
+                Operand::Second(site) => {
+                    lowering.tensor_of[&lowering.value_nodes(of_site(site))[1]]
+                }
+                Operand::Scratch {
+                    site,
+                    name,
+                    dtype,
+                    columns,
+                    more_rows,
+                } => lowering.scratch(of_site(site), name, dtype, (columns, more_rows)),
+            };
+            let bindings = &launch.bindings;
+            let operands = self.bind(&launch.dispatch, |lowering, name| {
+                match bindings.value(name) {
+                    Some(operand) => Some(tensor(lowering, operand)),
+                    None => bindings
+                        .operands_of
+                        .iter()
+                        .find_map(|&site| lowering.operand(of_site(site), name)),
+                }
+            });
+            let written = launch
+                .dispatch
+                .choices()
+                .next()
+                .map(written)
+                .unwrap_or_default();
+            let written = written.into_iter().filter_map(|name| bindings.value(name));
+            let written: Vec<TensorIndex> = written.map(|operand| tensor(self, operand)).collect();
+            let operands = operands.into_iter().chain(written).collect();
             self.step(self.value_nodes(id)[0], launch.dispatch, operands);
         }
     }

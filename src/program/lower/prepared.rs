@@ -7,8 +7,8 @@ use super::{LowerOptions, Lowering, UNPLACED, width};
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{KernelSpec, cache::AppendCache, prepare_attention::PrepareAttention},
-    ops::{AttentionProblem, BatchInput, HeadView, Rotation},
-    program::{Cache, Program, TensorIndex},
+    ops::{AttentionProblem, HeadView, Rotation},
+    program::{Cache, Program},
     select::{Dispatch, Site},
     tensor::DType,
 };
@@ -25,9 +25,8 @@ pub(super) struct Prepared {
 #[derive(Clone)]
 pub(super) struct Preparation {
     kernel: KernelSpec,
-    /// Operands that are nodes of the graph.
-    reads: Vec<NodeId>,
-    metas: Vec<BatchInput>,
+    /// Operands that are nodes of the graph, by the name of the parameter. The first is `x`.
+    reads: Vec<(&'static str, NodeId)>,
     writes: Writes,
     /// Whether nothing else reads the columns of the first operand that it prepares.
     is_alone: bool,
@@ -85,6 +84,11 @@ impl Prepared {
         self.nodes.contains(&id)
     }
 
+    /// Returns the launch whose last node is `id`.
+    pub(super) fn launch(&self, id: NodeId) -> Option<&Preparation> {
+        self.launches.get(&id)
+    }
+
     /// Returns the site of the launch whose last node is `id`, with the rows that it prepares. A
     /// launch that only appends rows to a cache is not a site, because no other kernel does this.
     pub(super) fn site(&self, id: NodeId) -> Option<(Site, NodeId)> {
@@ -96,7 +100,7 @@ impl Prepared {
             kernel: kernel.clone(),
             is_alone: launch.is_alone,
         };
-        Some((site, *launch.reads.first()?))
+        Some((site, launch.read("x")?))
     }
 }
 
@@ -110,8 +114,7 @@ impl Preparation {
         attention: NodeId,
         of: &AttentionProblem,
     ) -> bool {
-        let (KernelSpec::PrepareAttention(kernel), Some(&x)) = (&self.kernel, self.reads.first())
-        else {
+        let (KernelSpec::PrepareAttention(kernel), Some(x)) = (&self.kernel, self.read("x")) else {
             return false;
         };
         let HeadView::TokenMajor { offset, stride } = of.v else {
@@ -154,6 +157,14 @@ impl Preparation {
         };
         let mut caches = [keys, values].into_iter();
         caches.all(|cache| graph.consumers(cache).iter().eq([&attention]))
+    }
+
+    /// Returns the node that a parameter reads.
+    pub(super) fn read(&self, param: &str) -> Option<NodeId> {
+        let mut reads = self.reads.iter();
+        reads
+            .find(|(name, _)| *name == param)
+            .map(|&(_, node)| node)
     }
 
     /// Returns the nodes of the two values of a site.
@@ -257,8 +268,7 @@ fn find(
         let kernel = append(of, rows, [key_from, value_from], graph, stride, dtype)?;
         let launch = Preparation {
             kernel: kernel.into(),
-            reads: vec![rows],
-            metas: vec![BatchInput::TokenSlots],
+            reads: vec![("x", rows)],
             writes: Writes::Cache {
                 queries: None,
                 keys,
@@ -277,7 +287,6 @@ fn find(
         ..kernel_of(graph, &queries, &key, of, dtype)?
     };
     let mut launch = preparation(kernel, &queries, &key)?;
-    launch.metas.push(BatchInput::TokenSlots);
     launch.writes = Writes::Cache {
         queries: Some(query),
         keys,
@@ -366,13 +375,12 @@ fn preparation(
     key: &Heads<'_>,
 ) -> Option<Preparation> {
     kernel.check().ok()?;
-    let gammas = [queries, key].into_iter().filter_map(|heads| heads.norm);
-    let reads = [key.x].into_iter().chain(gammas.map(|(_, gamma)| gamma));
-    let positions = kernel.rotation.is_some().then_some(BatchInput::Positions);
+    let gammas = [("q_gamma", queries), ("k_gamma", key)].into_iter();
+    let gammas = gammas.filter_map(|(name, heads)| Some((name, heads.norm?.1)));
+    let reads = [("x", key.x)].into_iter().chain(gammas);
     let written = |heads: &Heads<'_>| heads.nodes.first().copied();
     Some(Preparation {
         reads: reads.collect(),
-        metas: positions.into_iter().collect(),
         writes: Writes::Rows([written(queries)?, written(key)?]),
         kernel: kernel.into(),
         is_alone: false,
@@ -440,16 +448,14 @@ impl Lowering<'_> {
             self.chained(id);
             return;
         }
-        let mut operands: Vec<_> = launch.reads.iter().map(|x| self.tensor_of[x]).collect();
-        for meta in launch.metas {
-            operands.push(self.meta(meta));
-        }
+        let dispatch = Dispatch::always(launch.kernel.clone());
+        let mut operands = self.bind(&dispatch, |lowering, name| lowering.operand(id, name));
         self.values_of(id);
         if let Writes::Cache { keys, .. } = launch.writes {
             operands.push(self.tensor_of[&keys]);
             let dispatch = match self.appending(launch.attention, &launch.kernel, &operands) {
                 true => Dispatch::by_longest([(Some(1), None), (None, Some(launch.kernel))]),
-                false => Dispatch::always(launch.kernel),
+                false => dispatch,
             };
             self.step(keys, dispatch, operands);
         }
@@ -481,20 +487,6 @@ impl Lowering<'_> {
         let node = self.graph.node(id);
         let tensor = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
         self.tensor_of.insert(id, tensor);
-    }
-
-    /// Returns the operand at `place` of a node's site; inputs of the batch follow the nodes.
-    pub(super) fn operand(&mut self, id: NodeId, place: usize) -> TensorIndex {
-        let Some(launch) = self.prepared.launches.get(&id) else {
-            return self.tensor_of[&self.graph.operands(id)[place]];
-        };
-        match launch.reads.get(place) {
-            Some(read) => self.tensor_of[read],
-            None => {
-                let meta = launch.metas[place - launch.reads.len()];
-                self.meta(meta)
-            }
-        }
     }
 
     /// Returns the nodes of a site's values: the node itself, or those of the launch whose last

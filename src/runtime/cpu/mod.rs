@@ -83,6 +83,27 @@ pub struct CpuModel {
     weights: Weights,
     threads: Threads,
     products: MatmulPrecision,
+    /// Roles of the operands of each kernel of the program.
+    operands: Vec<OperandRoles>,
+}
+
+/// Roles of a kernel's operands by position.
+#[derive(Clone, Copy)]
+struct OperandRoles {
+    /// Number of operands that the kernel writes, which are the last.
+    n_writes: usize,
+    /// Index of the operand that a linear layer multiplies by.
+    weight: Option<usize>,
+}
+
+impl OperandRoles {
+    fn new(kernel: &KernelSpec) -> Self {
+        let kernel = kernel.as_kernel();
+        Self {
+            n_writes: kernel.n_writes(),
+            weight: kernel.weight_operand(),
+        }
+    }
 }
 
 impl CpuModel {
@@ -102,11 +123,13 @@ impl CpuModel {
             return Err(CpuError::MatmulPrecision(products));
         }
         let weights = Weights::load(&program, products, &threads, source, progress)?;
+        let operands = program.kernels.iter().map(OperandRoles::new).collect();
         Ok(Self {
             program,
             weights,
             threads,
             products,
+            operands,
         })
     }
 
@@ -418,14 +441,18 @@ impl<'a> Run<'a> {
         let Some((kernel, extents)) = step.launch(&self.extents)? else {
             return Ok(None);
         };
+        let roles = self.model.operands[kernel];
         let kernel = &program.kernels[kernel];
         let done = match kernel {
             // This launch reads what it appends to the cache. Operands of a CPU kernel share no bytes, so it runs as two kernels.
-            KernelSpec::MhaDecodeAppend(both) => both
-                .in_turn(&step.operands)
-                .iter()
-                .try_for_each(|(kernel, operands)| self.launch(kernel, operands, &extents)),
-            _ => self.launch(kernel, &step.operands, &extents),
+            KernelSpec::MhaDecodeAppend(both) => {
+                both.in_turn(&step.operands)
+                    .iter()
+                    .try_for_each(|(kernel, operands)| {
+                        self.launch(kernel, OperandRoles::new(kernel), operands, &extents)
+                    })
+            }
+            _ => self.launch(kernel, roles, &step.operands, &extents),
         };
         done.map_err(|source| CpuError::Step {
             step: step.name.clone(),
@@ -437,19 +464,18 @@ impl<'a> Run<'a> {
     fn launch(
         &self,
         kernel: &KernelSpec,
+        roles: OperandRoles,
         operands: &[TensorIndex],
         extents: &Extents,
     ) -> Result<(), OpError> {
         let program = &self.model.program;
-        let n_writes = kernel.n_writes();
-        let (reads, writes) = operands.split_at(operands.len().saturating_sub(n_writes));
-        let multiplied = ops::weight_of(kernel).map(|(at, _)| at);
+        let (reads, writes) = operands.split_at(operands.len().saturating_sub(roles.n_writes));
         let reads: Vec<Read<'_>> = reads
             .iter()
             .enumerate()
             .map(|(at, &operand)| match &program.tensors[operand].place {
                 Storage::Batch(meta) => self.data.read(*meta),
-                Storage::Weight(_) => self.model.weights.read(operand, multiplied == Some(at)),
+                Storage::Weight(_) => self.model.weights.read(operand, roles.weight == Some(at)),
                 // SAFETY: the kernel writes only `writes`, whose bytes no other operand shares. A kernel reads the cache or
                 // appends to it, never both.
                 Storage::Planned { .. } | Storage::Cached(_) => {

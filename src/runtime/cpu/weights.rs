@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::{
     super::weights::{CheckpointError, WeightSource, evaluate},
     Threads,
-    ops::{self, MatmulPrecision, PackedWeight, Read},
+    ops::{MatmulPrecision, PackedWeight, Read},
 };
 use crate::{
     graph::WeightExpr,
@@ -57,7 +57,8 @@ impl Weights {
         let mut readers = vec![Readers::default(); places.len() + 1];
         for step in &program.steps {
             for kernel in step.dispatch.choices() {
-                let weight = ops::weight_of(&program.kernels[*kernel]);
+                let kernel = program.kernels[*kernel].as_kernel();
+                let weight = kernel.weight_operand().zip(kernel.weight());
                 for (operand, &tensor) in step.operands.iter().enumerate() {
                     let readers = &mut readers[at[tensor]];
                     match weight {

@@ -2,7 +2,7 @@ use super::*;
 use crate::{
     kernels::trial::uniform,
     machine::testing::{hopper, usual},
-    select::{Batches, testing},
+    select::{Batches, Operand, testing},
     tensor::DType,
 };
 
@@ -211,7 +211,12 @@ fn check(chain: &Chain, launches: &[ChosenLaunch]) {
     for launch in launches {
         assert_eq!(launch.dispatch.overlap(), None);
         let ends = |operand: &Operand| matches!(operand, Operand::Value(site) if launch.first + site == last);
-        if launch.operands.last().is_some_and(ends) {
+        if launch
+            .bindings
+            .values
+            .iter()
+            .any(|(_, operand)| ends(operand))
+        {
             parts.extend(launch.dispatch.covered());
         }
     }

@@ -2,7 +2,7 @@
 //! the linear layer that reads it first. The first stores row statistics beside its rows, and the
 //! second normalises its accumulators with them.
 
-use super::{Candidate, Implementation, Launch, Operand, operands};
+use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{
     kernels::{
         Instructions,
@@ -109,25 +109,22 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     };
     let scaled = scratch("scaled", dtype, n.into());
     let statistics = scratch("row_stats", DType::F32, GemmResidualRowStats::stats_of(n));
-    let n_norm = 4 + usize::from(norm.bias);
     let launches = vec![
         Launch {
             site: 1,
-            // The operands of LayerNorm without beta.
-            operands: operands(0, 0..2)
-                .chain(operands(1, 1..n_norm - 1))
-                .chain([scaled, statistics])
-                .collect(),
+            bindings: Bindings::to_operands_of(&[0, 1])
+                .with("scaled", scaled)
+                .with("row_stats", statistics),
             candidates: tiles.filter_map(first).collect(),
         },
         Launch {
             site: 2,
-            operands: [scaled, statistics]
-                .into_iter()
-                .chain(operands(1, n_norm - 2..n_norm))
-                .chain(operands(2, 1..2 + usize::from(epilogue.bias)))
-                .chain([Operand::Value(1), Operand::Value(2)])
-                .collect(),
+            // The bias is that of the second linear layer.
+            bindings: Bindings::to_operands_of(&[2, 1])
+                .with("scaled", scaled)
+                .with("row_stats", statistics)
+                .with("normal", Operand::Value(1))
+                .with("out", Operand::Value(2)),
             candidates: second_rows.iter().filter_map(second).collect(),
         },
     ];

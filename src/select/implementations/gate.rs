@@ -1,7 +1,7 @@
 //! The gate of a feed-forward network: in a separate launch, or in the epilogue of the preceding
 //! GEMM.
 
-use super::{Candidate, Implementation, Launch, Operand, operands};
+use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{
     kernels::gemm::{GemmStream, GemmWgmma, StreamNorm, StreamTile},
     machine::Machine,
@@ -16,7 +16,7 @@ pub(super) fn alone(chain: &[Link], _: &Machine) -> Option<Implementation> {
     };
     let launch = Launch {
         site: 0,
-        operands: operands(0, 0..1).chain([Operand::Value(0)]).collect(),
+        bindings: Bindings::to_operands_of(&[0]).with("out", Operand::Value(0)),
         candidates: vec![Candidate::new(gate.clone())],
     };
     Some(Implementation {
@@ -29,14 +29,9 @@ pub(super) fn alone(chain: &[Link], _: &Machine) -> Option<Implementation> {
 
 pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let kernel = gated(chain)?;
-    let Site::Linear { epilogue, .. } = chain[0].site else {
-        return None;
-    };
     let launch = Launch {
         site: 1,
-        operands: operands(0, 0..2 + epilogue.operands())
-            .chain([Operand::Value(1)])
-            .collect(),
+        bindings: Bindings::to_operands_of(&[0]).with("out", Operand::Value(1)),
         candidates: streaming(&kernel, machine, |_| true)
             .into_iter()
             .chain(persistent(&kernel, machine))

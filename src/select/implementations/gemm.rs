@@ -1,9 +1,8 @@
 //! A linear layer in one GEMM with a fused epilogue.
 
 use super::{
-    Candidate, Implementation, Launch, Operand,
+    Bindings, Candidate, Implementation, Launch, Operand,
     gate::{streamed, streaming},
-    operands,
 };
 use crate::{
     kernels::gemm::{Gemm, GemmSplitK, GemmWgmma, SplitKTile, StreamTile, Tile},
@@ -73,9 +72,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     });
     let launch = Launch {
         site: 0,
-        operands: operands(0, 0..2 + epilogue.operands())
-            .chain([Operand::Value(0)])
-            .collect(),
+        bindings: Bindings::to_operands_of(&[0]).with("out", Operand::Value(0)),
         candidates: any
             .chain(persistent)
             .chain(split_k)

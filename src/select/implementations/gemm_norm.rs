@@ -1,7 +1,7 @@
 //! A linear layer and the following norm in one GEMM with the norm in its epilogue; a cluster holds
 //! whole rows.
 
-use super::{Candidate, Implementation, Launch, Operand, operands};
+use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{
     kernels::{
         Instructions,
@@ -46,14 +46,9 @@ pub(super) fn after_linear(chain: &[Link], machine: &Machine) -> Option<Implemen
         centred: true,
         tile,
     };
-    // The operands of LayerNorm other than the accumulators: (bias), residual, gamma, beta.
-    let of_norm = operands(1, 1..4 + usize::from(norm.bias));
     let launch = Launch {
         site: 1,
-        operands: operands(0, 0..2)
-            .chain(of_norm)
-            .chain([Operand::Value(1)])
-            .collect(),
+        bindings: Bindings::to_operands_of(&[0, 1]).with("out", Operand::Value(1)),
         candidates: of_tiles(n, k, dtype, candidates),
     };
     (!launch.candidates.is_empty()).then(|| Implementation {
@@ -100,10 +95,9 @@ pub(super) fn after_sum(chain: &[Link], machine: &Machine) -> Option<Implementat
     };
     let launch = Launch {
         site: 1,
-        operands: operands(0, 0..2 + epilogue.operands())
-            .chain(operands(1, 1..2 + usize::from(centred)))
-            .chain([Operand::Value(0), Operand::Value(1)])
-            .collect(),
+        bindings: Bindings::to_operands_of(&[0, 1])
+            .with("sum", Operand::Value(0))
+            .with("out", Operand::Value(1)),
         candidates: of_tiles(n, k, dtype, kernel),
     };
     (!launch.candidates.is_empty()).then(|| Implementation {

@@ -1,6 +1,6 @@
 //! LayerNorm, with or without a preceding sum, or RMSNorm, in a separate launch.
 
-use super::{Candidate, Implementation, Launch, Operand, operands};
+use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{
     kernels::KernelSpec,
     machine::Machine,
@@ -8,20 +8,16 @@ use crate::{
 };
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
-    let (n_operands, kernels): (usize, Vec<KernelSpec>) = match &chain.first()?.site {
+    let kernels: Vec<KernelSpec> = match &chain.first()?.site {
         Site::LayerNorm(norm) => {
             let kernels = norm.by_rows(machine).into_iter();
-            (3, kernels.map(|(_, kernel)| kernel.into()).collect())
+            kernels.map(|(_, kernel)| kernel.into()).collect()
         }
         Site::SumLayerNorm(norm) => {
             let kernels = norm.by_rows(machine).into_iter();
-            let n_operands = 4 + usize::from(norm.bias);
-            (
-                n_operands,
-                kernels.map(|(_, kernel)| kernel.into()).collect(),
-            )
+            kernels.map(|(_, kernel)| kernel.into()).collect()
         }
-        Site::RmsNorm(norm) => (2, vec![norm.clone().into()]),
+        Site::RmsNorm(norm) => vec![norm.clone().into()],
         Site::Linear { .. } | Site::Gate(_) | Site::Prepare { .. } => return None,
     };
     // A kernel may serve several ranges of rows.
@@ -33,9 +29,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     }
     let launch = Launch {
         site: 0,
-        operands: operands(0, 0..n_operands)
-            .chain([Operand::Value(0)])
-            .collect(),
+        bindings: Bindings::to_operands_of(&[0]).with("out", Operand::Value(0)),
         candidates,
     };
     Some(Implementation {

@@ -3,9 +3,8 @@
 //! their statistics. The second normalises its accumulators with the statistics.
 
 use super::{
-    Implementation, Launch, Operand,
+    Bindings, Implementation, Launch, Operand,
     gate::{gated, streamed, streaming},
-    operands,
 };
 use crate::{
     kernels::gemm::{GemmResidualRowStats, GemmStream, StreamNorm},
@@ -73,19 +72,18 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             // At the norm's site, because the norm is the first reader of the sum and its gamma is
             // available there.
             site: 1,
-            operands: operands(0, 0..2 + epilogue.operands())
-                .chain(operands(1, 1..2 + usize::from(centred)))
-                .chain([Operand::Value(0), scaled, stats])
-                .collect(),
+            bindings: Bindings::to_operands_of(&[0, 1])
+                .with("out", Operand::Value(0))
+                .with("scaled", scaled)
+                .with("row_stats", stats),
             candidates: streaming(&first, machine, |_| true),
         },
         Launch {
             site: sites - 1,
-            operands: [scaled]
-                .into_iter()
-                .chain(operands(2, 1..2 + epilogue_after.operands()))
-                .chain([stats, Operand::Value(sites - 1)])
-                .collect(),
+            bindings: Bindings::to_operands_of(&[2])
+                .with("x", scaled)
+                .with("row_stats", stats)
+                .with("out", Operand::Value(sites - 1)),
             candidates: streaming(&second, machine, |_| true),
         },
     ];

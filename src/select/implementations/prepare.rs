@@ -1,9 +1,9 @@
 //! Preparation of attention's operands: in a separate launch, or in the epilogue of the preceding
 //! GEMM if only rotary positions are applied.
 
-use super::{Candidate, Implementation, Launch, Operand, operands};
+use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{
-    kernels::{Kernel, Role, gemm::GemmPrepareAttention, prepare_attention::PrepareAttention},
+    kernels::gemm::GemmPrepareAttention,
     machine::Machine,
     select::site::{Link, Site},
 };
@@ -14,9 +14,9 @@ pub(super) fn alone(chain: &[Link], _: &Machine) -> Option<Implementation> {
     };
     let launch = Launch {
         site: 0,
-        operands: operands(0, 0..n_reads(kernel))
-            .chain([Operand::Value(0), Operand::Second(0)])
-            .collect(),
+        bindings: Bindings::to_operands_of(&[0])
+            .with("queries", Operand::Value(0))
+            .with(kernel.keys_param(), Operand::Second(0)),
         candidates: vec![Candidate::new(kernel.clone())],
     };
     Some(Implementation {
@@ -56,10 +56,10 @@ pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementa
     let tiles = GemmPrepareAttention::tiles(kernel, k, epilogue.bias, machine.instructions);
     let launch = Launch {
         site: 1,
-        operands: operands(0, 0..2 + epilogue.operands())
-            .chain(operands(1, 1..n_reads(kernel)))
-            .chain([Operand::Value(0), Operand::Value(1), Operand::Second(1)])
-            .collect(),
+        bindings: Bindings::to_operands_of(&[0, 1])
+            .with("out", Operand::Value(0))
+            .with("queries", Operand::Value(1))
+            .with(kernel.keys_param(), Operand::Second(1)),
         candidates: tiles
             .into_iter()
             .map(|tile| {
@@ -78,11 +78,4 @@ pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementa
         launches: vec![launch],
         saved: 0.0,
     })
-}
-
-/// Returns the number of tensors that the kernel reads.
-fn n_reads(kernel: &PrepareAttention) -> usize {
-    let params = kernel.params();
-    let is_read = |role: &Role| matches!(role, Role::Read { .. });
-    params.iter().filter(|param| is_read(&param.role)).count()
 }

@@ -1,6 +1,10 @@
+use std::borrow::Cow;
+
 use super::*;
 use crate::{
-    kernels::Role,
+    graph::Op,
+    kernels::{Fill, Role},
+    ops::BatchInput,
     program::check_kernel,
     select::{
         Chain, Site,
@@ -9,28 +13,65 @@ use crate::{
     tensor::Element,
 };
 
-/// Returns the number of operands of a site's node.
-fn n_operands(site: &Site) -> usize {
+/// Returns the names of the operands of a site's node.
+fn slots(site: &Site) -> Vec<Cow<'static, str>> {
     match site {
-        Site::Linear { epilogue, .. } => 2 + epilogue.operands(),
-        Site::RmsNorm(_) => 2,
-        Site::Gate(_) => 1,
-        Site::LayerNorm(_) => 3,
-        Site::SumLayerNorm(norm) => 4 + usize::from(norm.bias),
+        Site::Linear { epilogue, .. } => Op::Linear {
+            epilogue: *epilogue,
+        }
+        .slots(),
+        Site::RmsNorm(norm) => {
+            let (eps, heads, from) = (norm.eps, norm.heads, norm.from);
+            Op::RmsNorm { eps, heads, from }.slots()
+        }
+        Site::Gate(gate) => Op::Gate(gate.activation).slots(),
+        Site::LayerNorm(norm) => Op::LayerNorm { eps: norm.eps }.slots(),
+        Site::SumLayerNorm(norm) => {
+            let (eps, bias) = (norm.eps, norm.bias);
+            Op::BiasResidualLayerNorm { eps, bias }.slots()
+        }
         Site::Prepare { kernel, .. } => {
-            let reads = signature(&kernel.clone().into()).into_iter();
-            reads.filter(|(_, _, writes)| !writes).count()
+            let params = signature(&kernel.clone().into()).into_iter();
+            let reads = params.filter(|param| !param.writes && param.meta.is_none());
+            reads.map(|param| param.name.into()).collect()
         }
     }
 }
 
-/// Returns the type and shape of each parameter except counts, and whether it is written.
-fn signature(kernel: &KernelSpec) -> Vec<(Element, String, bool)> {
+/// A parameter other than a count.
+#[derive(Debug, PartialEq)]
+struct Signature {
+    name: &'static str,
+    element: Element,
+    shape: String,
+    writes: bool,
+    /// The batch input that it reads, if any.
+    meta: Option<BatchInput>,
+}
+
+/// Returns the parameters except counts.
+fn signature(kernel: &KernelSpec) -> Vec<Signature> {
     let params = kernel.as_kernel().params().into_iter();
-    let known = params.filter_map(|param| match param.role {
-        Role::Read { element, shape, .. } => Some((element, shape.to_string(), false)),
-        Role::Write { element, shape } => Some((element, shape.to_string(), true)),
-        Role::Count(_) => None,
+    let known = params.filter_map(|param| {
+        let (element, shape, writes, meta) = match param.role {
+            Role::Read {
+                element,
+                shape,
+                fill,
+            } => match fill {
+                Fill::BatchInput(meta) => (element, shape, false, Some(meta)),
+                _ => (element, shape, false, None),
+            },
+            Role::Write { element, shape } => (element, shape, true, None),
+            Role::Count(_) => return None,
+        };
+        Some(Signature {
+            name: param.name,
+            element,
+            shape: shape.to_string(),
+            writes,
+            meta,
+        })
     });
     known.collect()
 }
@@ -49,28 +90,42 @@ fn check(chain: &[Link], implementation: &Implementation, dtype: DType, machine:
         );
         before = launch.site;
         let first = signature(&launch.candidates[0].kernel);
-        let n_writes = first.iter().filter(|(_, _, writes)| *writes).count();
-        let n_reads = first.len() - n_writes;
-        assert!(n_writes > 0 && first[n_reads..].iter().all(|(_, _, writes)| *writes));
-        assert_eq!(launch.operands.len(), first.len(), "{name}");
-        for operand in &launch.operands[..n_reads] {
-            match operand {
-                Operand::Of { site, place } => {
-                    let n = n_operands(&chain[*site].site);
-                    assert!(*site < implementation.sites && *place < n, "{name}");
-                }
-                own => assert!(written.contains(own), "{name}: {own:?} is read first"),
+        let bindings = &launch.bindings;
+        assert!(
+            bindings
+                .operands_of
+                .iter()
+                .all(|&site| site < implementation.sites)
+        );
+        let (writes, reads): (Vec<_>, Vec<_>) = first.iter().partition(|param| param.writes);
+        assert!(!writes.is_empty() && first.iter().map(|param| param.writes).is_sorted());
+        for param in reads.iter().filter(|param| param.meta.is_none()) {
+            let is_operand = bindings.operands_of.iter().any(|&site| {
+                slots(&chain[site].site)
+                    .iter()
+                    .any(|slot| slot == param.name)
+            });
+            match bindings.value(param.name) {
+                Some(own) => assert!(written.contains(&own), "{name}: {own:?} is read first"),
+                None => assert!(is_operand, "{name}: no operand is called `{}`", param.name),
             }
         }
-        for operand in &launch.operands[n_reads..] {
-            assert!(!matches!(operand, Operand::Of { .. }), "{name}");
-            assert!(!written.contains(operand), "{name}: {operand:?} twice");
-            written.push(*operand);
+        for param in &writes {
+            let value = bindings.value(param.name).expect("what it writes is bound");
+            assert!(!written.contains(&value), "{name}: {value:?} twice");
+            written.push(value);
+        }
+        for (bound, _) in &bindings.values {
+            assert!(
+                first.iter().any(|param| param.name == *bound),
+                "{name}: `{bound}`"
+            );
         }
         for (at, candidate) in launch.candidates.iter().enumerate() {
             let kernel = &candidate.kernel;
             let symbol = kernel.as_kernel().symbol();
-            check_kernel(kernel, dtype).unwrap_or_else(|problem| panic!("{symbol}: {problem}"));
+            check_kernel(kernel.as_kernel(), dtype)
+                .unwrap_or_else(|problem| panic!("{symbol}: {problem}"));
             // All candidates of a launch have the same parameters.
             assert_eq!(signature(kernel), first, "{symbol}");
             let needed = kernel.as_kernel().instructions();

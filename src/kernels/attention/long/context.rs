@@ -1,4 +1,7 @@
+use crate::kernels::Class;
 use crate::kernels::attention::view::ViewCode;
+use crate::kernels::class::attention_flop;
+use crate::kernels::limits;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -163,6 +166,23 @@ impl Kernel for MhaLongContext {
         ];
         all.extend(params::counts(&[self.v]));
         all
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Attention
+    }
+
+    fn flop(&self) -> Size {
+        attention_flop(1, self.heads, self.head)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::heads(self.heads, self.head, &[self.v])?;
+        self.check().map_err(|e| e.to_string())
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {

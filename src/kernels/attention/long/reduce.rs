@@ -1,3 +1,5 @@
+use crate::kernels::Class;
+use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{super::params, KEY_TILE, Layout, cases, partials_shape, problems, statistics_shape};
@@ -53,6 +55,14 @@ impl Kernel for MhaLongReduce {
         ];
         all.extend(params::counts(&[]));
         all
+    }
+
+    fn class(&self) -> Class {
+        Class::Attention
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.heads])
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

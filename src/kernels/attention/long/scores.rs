@@ -1,4 +1,8 @@
+use crate::kernels::Class;
 use crate::kernels::attention::view::ViewCode;
+use crate::kernels::class::attention_flop;
+use crate::kernels::limits;
+use crate::tensor::Size;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -143,6 +147,23 @@ impl Kernel for MhaLongScores {
         ];
         all.extend(params::counts(&[self.q, self.k]));
         all
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn class(&self) -> Class {
+        Class::Attention
+    }
+
+    fn flop(&self) -> Size {
+        attention_flop(1, self.heads, self.head)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::heads(self.heads, self.head, &[self.q, self.k])?;
+        self.check().map_err(|e| e.to_string())
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {

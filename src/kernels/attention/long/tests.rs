@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use super::{super::*, CTAS_PER_SM, KEY_TILE, Layout};
 use crate::machine::{Machine, testing::hopper};
 use crate::{
-    kernels::{Case, HostTensor, Kernel, Role, trial::Trial},
+    kernels::{Case, HostTensor, Kernel, trial::Trial},
     tensor::{DType, Extents},
 };
 
@@ -342,20 +342,4 @@ fn unsupported_grouped_attention_is_rejected_with_a_reason() {
     insta::assert_snapshot!(text(k.check()), @"`k` starts at column 4 of rows of 192; fused attention reads 16 bytes at a time and takes multiples of 8 only");
     let scale = f32::NAN;
     insta::assert_snapshot!(text(MhaLongScores { scale, ..good }.check()), @"the scale is NaN; fused attention takes finite scales above 0, use the unfused kernels");
-}
-
-#[test]
-fn written_tensors_are_the_last_parameters() {
-    let all = crate::kernels::representative();
-    for kernel in all.into_iter().chain(KernelSpec::runtime()) {
-        let params = kernel.as_kernel().params();
-        let tensors = params.iter().filter(|p| !matches!(p.role, Role::Count(_)));
-        let writes: Vec<bool> = tensors
-            .map(|p| matches!(p.role, Role::Write { .. }))
-            .collect();
-        let n = writes.iter().filter(|&&w| w).count();
-        let symbol = kernel.as_kernel().symbol();
-        assert_eq!(n, kernel.n_writes(), "{symbol}");
-        assert!(writes[writes.len() - n..].iter().all(|&w| w), "{symbol}");
-    }
 }

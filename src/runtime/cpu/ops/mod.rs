@@ -21,7 +21,7 @@ use gemmule_cpu::attention::MAX_QUERIES;
 
 pub use gemmule_cpu::linear::{MatmulPrecision, PackedWeight};
 
-use crate::kernels::{KernelSpec, attention::SoftmaxMask, gemm::GemmPrepareAttention};
+use crate::kernels::{KernelSpec, gemm::GemmPrepareAttention};
 use crate::tensor::Extents;
 
 /// A tensor in host memory that a kernel reads.
@@ -170,7 +170,7 @@ pub enum OpError {
 /// Runs one kernel.
 ///
 /// `reads` are the kernel's parameters of role `Read` in the order that its type documents, without the counts. `writes` are the
-/// tensors that it writes: one for most kernels, two for some ([`KernelSpec::n_writes`]). Their previous contents are ignored,
+/// tensors that it writes: one for most kernels, two for some ([`Kernel::n_writes`]). Their previous contents are ignored,
 /// and all elements are written, with two exceptions: columns that the view of an attention result skips, and elements between
 /// the rows of ragged scores. `extents.rows` is the number of rows of row-wise kernels and GEMMs.
 ///
@@ -183,7 +183,7 @@ pub fn run(
     reads: &[Read<'_>],
     writes: &mut [&mut [f32]],
 ) -> Result<(), OpError> {
-    let op = name(spec);
+    let op = spec.as_kernel().template();
     let found = writes.len();
     let wrong = |expected| OpError::Writes {
         op,
@@ -318,7 +318,7 @@ pub fn run_invariant(
         KernelSpec::MhaPrefill(k) => &k.plain,
         _ => return run(spec, extents, reads, writes),
     };
-    let (op, found) = (name(spec), writes.len());
+    let (op, found) = (spec.as_kernel().template(), writes.len());
     let [out] = writes else {
         let expected = "one tensor";
         return Err(OpError::Writes {
@@ -349,97 +349,4 @@ fn gemm_prepare_attention(
     let rows = [Read::Real(out)];
     let reads: Vec<Read<'_>> = rows.iter().chain(of_prepare).copied().collect();
     run(&spec.prepare.clone().into(), extents, &reads, prepared)
-}
-
-/// Returns the index of a linear layer's weight among the tensors that a kernel reads, with its rows and columns.
-pub(super) fn weight_of(spec: &KernelSpec) -> Option<(usize, [u32; 2])> {
-    let plain;
-    let gemm = match spec {
-        KernelSpec::Gemm(k) => k,
-        KernelSpec::GemmWgmma(k) => {
-            plain = k.with_gate().map_or(k.plain(), |gate| gate.plain());
-            &plain
-        }
-        KernelSpec::GemmSplitK(k) => {
-            plain = k.plain();
-            &plain
-        }
-        KernelSpec::GemmStream(k) => {
-            plain = k.plain();
-            &plain
-        }
-        KernelSpec::GemmPrepareAttention(k) => {
-            plain = k.plain();
-            &plain
-        }
-        KernelSpec::GemmResidualNorm(k) => return Some((1, [k.n, k.k])),
-        KernelSpec::GemmResidualRowStats(k) => return Some((1, [k.n, k.k])),
-        KernelSpec::DeferredLayerNormGemm(k) => return Some((4, [k.n, k.k])),
-        _ => return None,
-    };
-    Some((1, [gemm.n, gemm.k]))
-}
-
-/// Returns the stem of the kernel's template name.
-fn name(spec: &KernelSpec) -> &'static str {
-    match spec {
-        KernelSpec::Gemm(_) | KernelSpec::GemmWgmma(_) | KernelSpec::GemmSplitK(_) => "gemm",
-        KernelSpec::GemmResidualNorm(_) => "gemm_residual_norm",
-        KernelSpec::GemmStream(_) => "gemm_stream",
-        KernelSpec::GemmPrepareAttention(_) => "gemm_prepare_attention",
-        KernelSpec::GemmResidualRowStats(_) => "gemm_residual_row_stats",
-        KernelSpec::DeferredLayerNormGemm(_) => "deferred_layernorm_gemm",
-        KernelSpec::AddBias(_) => "add_bias",
-        KernelSpec::Combine(k) => k.how.name(),
-        KernelSpec::RmsNorm(_) => "rms_norm",
-        KernelSpec::Rotary(_) => "rotary",
-        KernelSpec::Activate(_) => "activate",
-        KernelSpec::Scale(_) => "scale",
-        KernelSpec::SliceColumns(_) => "slice_columns",
-        KernelSpec::SplitHeads(_) => "split_heads",
-        KernelSpec::MergeHeads(_) => "merge_heads",
-        KernelSpec::LayerNorm(_) => "layernorm",
-        KernelSpec::BiasResidualLayerNorm(k) if k.bias => "bias_residual_layernorm",
-        KernelSpec::BiasResidualLayerNorm(_) => "residual_layernorm",
-        KernelSpec::Embedding(_) => "embedding",
-        KernelSpec::EmbeddingLayerNorm(_) => "embedding_layernorm",
-        KernelSpec::Concat(_) => "concat",
-        KernelSpec::TokenOfSequence(k) => k.which.name(),
-        KernelSpec::MeanPool(_) => "mean_pool",
-        KernelSpec::MaxPool(_) => "max_pool",
-        KernelSpec::L2Normalize(_) => "l2_normalize",
-        KernelSpec::Draw(_) => "draw",
-        KernelSpec::LogProbability(_) => "log_probability",
-        KernelSpec::MeanPoolNormalize(_) => "mean_pool_normalize",
-        KernelSpec::AttentionScores(_) => "attention_scores",
-        KernelSpec::AttentionSoftmax(k) => match k.mask {
-            SoftmaxMask::None => "attention_softmax",
-            SoftmaxMask::Padding => "attention_masked_softmax",
-            SoftmaxMask::Causal => "attention_causal_softmax",
-        },
-        KernelSpec::SoftmaxByDistance(_) => "attention_softmax_by_distance",
-        KernelSpec::RelativeScores(_) => "relative_scores",
-        KernelSpec::AttentionContext(_) => "attention_context",
-        KernelSpec::MhaShort(_) => "mha_short",
-        KernelSpec::MhaOnline(_) => "mha_online",
-        KernelSpec::MhaSplitKeys(_) => "mha_split_keys",
-        KernelSpec::MhaCached(_) => "mha_cached",
-        KernelSpec::MhaDecode(_) | KernelSpec::MhaDecodeAppend(_) => "mha_decode",
-        KernelSpec::MhaPrefill(_) => "mha_prefill",
-        KernelSpec::AppendCache(_) => "append_cache",
-        KernelSpec::PrepareAttention(_) => "prepare_attention",
-        KernelSpec::Gate(_) => "gate",
-        KernelSpec::MhaWgmma(_) => "mha_wgmma",
-        KernelSpec::MhaLongScores(_) => "mha_long_scores",
-        KernelSpec::MhaLongReduce(_) => "mha_long_reduce",
-        KernelSpec::MhaLongContext(_) => "mha_long_context",
-        KernelSpec::PackScan(_) => "pack_scan",
-        KernelSpec::PackTokens(_) => "pack_tokens",
-        KernelSpec::Upload(_) => "upload",
-        KernelSpec::Scatter(_) => "scatter",
-        KernelSpec::ChooseToken(_) => "choose_token",
-        KernelSpec::Candidates(_) => "candidates",
-        KernelSpec::BeamStep(_) => "beam_step",
-        KernelSpec::Advance(_) => "advance",
-    }
 }

@@ -28,14 +28,14 @@ fn a_tensor_of_the_wrong_length_is_named_with_both_lengths() {
         &[Read::Real(&full), Read::Real(&cut)],
         &mut [&mut out],
     );
-    assert_eq!(message(got), "add: `b` has 7 elements; expected 8");
+    assert_eq!(message(got), "combine: `b` has 7 elements; expected 8");
     let got = run(
         &add(),
         &extents,
         &[Read::Real(&full), Read::Real(&full)],
         &mut [&mut out[..5]],
     );
-    assert_eq!(message(got), "add: `out` has 5 elements; expected 8");
+    assert_eq!(message(got), "combine: `out` has 5 elements; expected 8");
 }
 
 #[test]
@@ -46,12 +46,12 @@ fn a_missing_or_surplus_argument_is_an_error() {
     let got = run(&add(), &extents, &[Read::Real(&x)], &mut [&mut out]);
     assert_eq!(
         message(got),
-        "add: `b`, its input 1 counted from 0, was not given"
+        "combine: `b`, its input 1 counted from 0, was not given"
     );
     let got = run(&add(), &extents, &[Read::Real(&x); 3], &mut [&mut out]);
-    assert_eq!(message(got), "add reads 2 tensors; 3 were given");
+    assert_eq!(message(got), "combine reads 2 tensors; 3 were given");
     let got = run(&add(), &extents, &[Read::Real(&x); 2], &mut []);
-    assert_eq!(message(got), "add writes one tensor; 0 were given");
+    assert_eq!(message(got), "combine writes one tensor; 0 were given");
 }
 
 #[test]
@@ -59,7 +59,10 @@ fn an_argument_of_another_element_type_is_an_error() {
     let extents = Batch::new(&[2]).extents;
     let mut out = [0.0; 8];
     let got = run(&add(), &extents, &[Read::I32(&[0; 8])], &mut [&mut out]);
-    assert_eq!(message(got), "add: `a` holds i32 elements; expected f32");
+    assert_eq!(
+        message(got),
+        "combine: `a` holds i32 elements; expected f32"
+    );
 }
 
 #[test]
@@ -195,7 +198,7 @@ fn columns_past_the_end_of_a_row_are_an_error() {
     let got = run(&spec, &extents, &[], &mut [&mut [0.0; 1]]);
     assert_eq!(
         message(got),
-        "attention_scores: the heads of `k` end at column 17 of rows of 16; expected at most 16"
+        "attention_scores_simt: the heads of `k` end at column 17 of rows of 16; expected at most 16"
     );
 }
 

@@ -152,7 +152,7 @@ fn products_residual_and_norm_are_those_of_the_reference() {
         }
         let extents = Batch::new(&[1]).extents.with_rows(rows as u64);
         let reads: Vec<Read> = operands.iter().map(|o| Read::Real(o)).collect();
-        let mut got = vec![vec![f32::NAN; rows * n]; spec.n_writes()];
+        let mut got = vec![vec![f32::NAN; rows * n]; spec.as_kernel().n_writes()];
         let mut writes: Vec<&mut [f32]> = got.iter_mut().map(Vec::as_mut_slice).collect();
         run(&spec, &extents, &reads, &mut writes).expect("the operands fit");
         let tensors: Vec<HostTensor> = operands.into_iter().map(HostTensor::Real).collect();

@@ -252,6 +252,6 @@ fn a_weight_that_was_packed_for_another_layer_is_an_error() {
     let error = run(&layer.spec(), &extents, &reads, &mut [&mut out]).expect_err("it does not fit");
     assert_eq!(
         error.to_string(),
-        "gemm: `weight` was packed as [20, 50]; expected [50, 20]"
+        "gemm_simt: `weight` was packed as [20, 50]; expected [50, 20]"
     );
 }
