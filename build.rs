@@ -1,8 +1,9 @@
-//! Tells Cargo to watch the folders that `include_dir!` embeds, because otherwise new files would
-//! be missing from the binary. Also embeds a digest of the kernel sources, which identifies the
-//! kernels that a timing belongs to.
+//! Lists the files that are embedded in the binary. Also embeds a digest of the kernel sources, which
+//! identifies the kernels that a timing belongs to.
 
 use std::{
+    env,
+    fmt::Write,
     fs,
     path::{Path, PathBuf},
 };
@@ -11,9 +12,16 @@ const EMBEDDED: [&str; 2] = ["templates", "machines"];
 /// Folders that determine the kernels' sources.
 const KERNELS: [&str; 2] = ["templates", "src/kernels"];
 
-fn main() {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     for folder in EMBEDDED.iter().chain(&KERNELS) {
         println!("cargo::rerun-if-changed={folder}");
+    }
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    for folder in EMBEDDED {
+        fs::write(
+            out.join(folder).with_extension("rs"),
+            list(Path::new(folder))?,
+        )?;
     }
     let mut files = Vec::new();
     for folder in KERNELS {
@@ -29,6 +37,24 @@ fn main() {
         }
     }
     println!("cargo::rustc-env=GEMMULE_KERNELS={digest:016x}");
+    Ok(())
+}
+
+/// Returns an expression for the names and texts of the files in a folder, sorted by name.
+fn list(folder: &Path) -> Result<String, Box<dyn std::error::Error>> {
+    let root = env::current_dir()?;
+    let mut files = Vec::new();
+    collect(folder, &mut files);
+    files.sort();
+    let mut list = "&[\n".to_owned();
+    for file in files {
+        let inside = file.strip_prefix(folder)?.iter();
+        let name: Vec<_> = inside.map(|part| part.to_string_lossy()).collect();
+        let path = root.join(&file);
+        writeln!(list, "    ({:?}, include_str!({path:?})),", name.join("/"))?;
+    }
+    list.push_str("]\n");
+    Ok(list)
 }
 
 fn collect(folder: &Path, into: &mut Vec<PathBuf>) {

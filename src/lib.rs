@@ -40,6 +40,7 @@
 //! # }
 //! ```
 
+#[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod cli;
 pub mod codegen;
@@ -64,6 +65,7 @@ pub mod search;
 pub mod select;
 #[cfg(feature = "serve")]
 pub mod serve;
+#[cfg(feature = "simulate")]
 pub mod simulate;
 pub mod tensor;
 

@@ -8,7 +8,6 @@ mod canonical;
 use crate::tensor::Values;
 use std::borrow::Cow;
 
-use include_dir::{Dir, include_dir};
 use sha2::{Digest, Sha256};
 use tera::{Context, Tera};
 
@@ -19,7 +18,8 @@ use crate::{
     tensor::{DType, Element},
 };
 
-static TEMPLATES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/templates");
+/// Names and texts of the files in `templates/`. The build script lists them.
+const TEMPLATES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/templates.rs"));
 
 /// Generated CUDA source of one kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -112,9 +112,7 @@ impl Codegen {
     fn with_marks(marks: Option<Marks>) -> Result<Self, CodegenError> {
         let mut tera = Tera::new();
         tera.autoescape_on(Vec::<&'static str>::new());
-        let mut files = Vec::new();
-        collect(&TEMPLATES, &mut files);
-        let files = files.into_iter().map(|(name, text)| {
+        let files = TEMPLATES.iter().map(|&(name, text)| {
             let marks = marks.filter(|_| name.starts_with("partials/"));
             let text = marks.map_or(Cow::Borrowed(text), |marks| marks.around(name, text).into());
             (name, text)
@@ -158,17 +156,6 @@ impl Codegen {
                 source,
             }),
         }
-    }
-}
-
-fn collect(dir: &'static Dir<'static>, into: &mut Vec<(&'static str, &'static str)>) {
-    for file in dir.files() {
-        if let (Some(name), Some(text)) = (file.path().to_str(), file.contents_utf8()) {
-            into.push((name, text));
-        }
-    }
-    for sub in dir.dirs() {
-        collect(sub, into);
     }
 }
 

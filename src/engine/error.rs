@@ -25,10 +25,11 @@ use crate::{
 };
 
 /// Any error of loading or running a model.
-#[derive(Debug, thiserror::Error, miette::Diagnostic)]
+#[derive(Debug, thiserror::Error)]
+#[cfg_attr(feature = "miette", derive(miette::Diagnostic))]
 pub enum EngineError {
     #[error(transparent)]
-    #[diagnostic(transparent)]
+    #[cfg_attr(feature = "miette", diagnostic(transparent))]
     Model(Box<ModelError>),
     #[error(
         "there is no description `{name}`: it is neither a file nor shipped{}; shipped are {}",

@@ -11,13 +11,13 @@ mod tests;
 
 use std::{cmp::Reverse, sync::LazyLock};
 
-use include_dir::{Dir, include_dir};
 use serde::{Deserialize, Serialize};
 
 pub use cost::{Costs, GemmNorm, Hopper, MmaSync, Norm, SMALL_M, SmallM, SplitK, Wgmma};
 pub use error::MachineError;
 
-static FILES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/machines");
+/// Names and texts of the files in `machines/`. The build script lists them.
+const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/machines.rs"));
 
 /// The card that programs are lowered for if none is named and none is present. It has the oldest
 /// capability, so its kernels run on every other card.
@@ -115,16 +115,8 @@ pub enum Served {
 
 static ALL: LazyLock<Result<Vec<Machine>, MachineError>> = LazyLock::new(|| {
     let mut machines = FILES
-        .files()
-        .map(|file| {
-            let name = file
-                .path()
-                .file_stem()
-                .unwrap_or_default()
-                .to_string_lossy();
-            let text = file.contents_utf8().unwrap_or_default();
-            Machine::parse(&name, text)
-        })
+        .iter()
+        .map(|(name, text)| Machine::parse(name.trim_end_matches(".ron"), text))
         .collect::<Result<Vec<_>, _>>()?;
     machines.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(machines)

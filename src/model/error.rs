@@ -2,8 +2,6 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
-use miette::{Diagnostic, LabeledSpan, NamedSource, SourceCode};
-
 use super::syntax::ACTIVATIONS;
 use crate::{
     graph::GraphError,
@@ -140,8 +138,8 @@ pub enum Problem {
     NoOutput,
 }
 
-/// A [`Problem`] with its position in the description and a help text. Print it with miette to show the source line and the
-/// caret.
+/// A [`Problem`] with its position in the description and a help text. With the feature `miette` it is a diagnostic, which shows
+/// the source line and the caret.
 #[derive(Debug)]
 pub struct ModelError(Box<Inner>);
 
@@ -149,8 +147,15 @@ pub struct ModelError(Box<Inner>);
 struct Inner {
     problem: Problem,
     file: File,
-    labels: Vec<LabeledSpan>,
+    labels: Vec<Label>,
     help: Option<String>,
+}
+
+/// A text at a byte range of the description.
+#[derive(Debug)]
+struct Label {
+    text: String,
+    span: Range<usize>,
 }
 
 impl ModelError {
@@ -160,8 +165,22 @@ impl ModelError {
 
     /// Byte range in the description that the problem is about; `None` if it is about another file.
     pub fn span(&self) -> Option<Range<usize>> {
-        let label = self.0.labels.first()?;
-        Some(label.offset()..label.offset() + label.len())
+        self.0.labels.first().map(|label| label.span.clone())
+    }
+
+    /// Name of the description's file.
+    pub fn file_name(&self) -> &str {
+        &self.0.file.0.name
+    }
+
+    /// Short text about the [`span`](Self::span).
+    pub fn label(&self) -> Option<&str> {
+        self.0.labels.first().map(|label| label.text.as_str())
+    }
+
+    /// Suggested fix.
+    pub fn suggestion(&self) -> Option<&str> {
+        self.0.help.as_deref()
     }
 
     pub(super) fn help(mut self, help: impl Into<String>) -> Self {
@@ -171,8 +190,10 @@ impl ModelError {
 
     /// Adds a label at a second position.
     pub(super) fn also(mut self, span: &Range<usize>, label: impl Into<String>) -> Self {
-        let label = LabeledSpan::new_with_span(Some(label.into()), span.clone());
-        self.0.labels.push(label);
+        self.0.labels.push(Label {
+            text: label.into(),
+            span: span.clone(),
+        });
         self
     }
 }
@@ -185,32 +206,76 @@ impl fmt::Display for ModelError {
 
 impl std::error::Error for ModelError {}
 
-impl Diagnostic for ModelError {
-    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
-        let help = self.0.help.as_ref()?;
-        Some(Box::new(help))
+#[cfg(feature = "miette")]
+mod diagnostic {
+    use std::fmt;
+
+    use miette::{
+        Diagnostic, LabeledSpan, MietteError, MietteSpanContents, SourceCode, SourceSpan,
+        SpanContents,
+    };
+
+    use super::{ModelError, Source};
+
+    impl Diagnostic for ModelError {
+        fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+            let help = self.0.help.as_ref()?;
+            Some(Box::new(help))
+        }
+
+        fn source_code(&self) -> Option<&dyn SourceCode> {
+            Some(&*self.0.file.0)
+        }
+
+        fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+            let labels = self.0.labels.iter();
+            Some(Box::new(labels.map(|label| {
+                LabeledSpan::new_with_span(Some(label.text.clone()), label.span.clone())
+            })))
+        }
     }
 
-    fn source_code(&self) -> Option<&dyn SourceCode> {
-        Some(&*self.0.file.0)
-    }
-
-    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
-        Some(Box::new(self.0.labels.iter().cloned()))
+    impl SourceCode for Source {
+        fn read_span<'a>(
+            &'a self,
+            span: &SourceSpan,
+            lines_before: usize,
+            lines_after: usize,
+        ) -> Result<Box<dyn SpanContents<'a> + 'a>, MietteError> {
+            let read = self.text.read_span(span, lines_before, lines_after)?;
+            Ok(Box::new(MietteSpanContents::new_named(
+                self.name.clone(),
+                read.data(),
+                *read.span(),
+                read.line(),
+                read.column(),
+                read.line_count(),
+            )))
+        }
     }
 }
 
 /// Source text and file name of a description, shared by all errors about it.
 #[derive(Clone, Debug)]
-pub(super) struct File(Arc<NamedSource<String>>);
+pub(super) struct File(Arc<Source>);
+
+#[derive(Debug)]
+struct Source {
+    /// Shown with the text.
+    name: String,
+    text: String,
+}
 
 impl File {
     pub fn new(name: &str, text: &str) -> Self {
-        Self(Arc::new(NamedSource::new(name, text.to_owned())))
+        Self(Arc::new(Source {
+            name: name.to_owned(),
+            text: text.to_owned(),
+        }))
     }
 
     pub fn text(&self) -> &str {
-        self.0.inner()
+        &self.0.text
     }
 
     /// Creates an error at `span`, with `label` at the caret.

@@ -21,6 +21,7 @@ mod baselines;
 mod blocks;
 mod cache;
 mod caching;
+#[cfg(feature = "cli")]
 pub mod chart;
 mod chunks;
 mod error;

@@ -8,6 +8,7 @@
 //! last one is, as described in TCB (4.2.2).
 
 mod arrivals;
+#[cfg(feature = "cli")]
 mod chart;
 mod statistics;
 #[cfg(test)]
@@ -17,6 +18,7 @@ mod trace;
 use std::collections::VecDeque;
 
 pub use arrivals::{Lengths, Load, LoadError, Rates};
+#[cfg(feature = "cli")]
 pub use chart::{Line, Panel, chart};
 pub use statistics::Summary;
 pub use trace::{
