@@ -86,7 +86,7 @@ pub enum EngineError {
         asked: String,
     },
     #[error(
-        "`{}` stores the weights of linear layers in {stored}, but {asked} was requested; compile the model with that format, or omit it",
+        "the artifact `{}` stores the weights of linear layers in {stored}, not {asked}; omit the format, or compile the model with it",
         .file.display()
     )]
     ArtifactFormat {

@@ -2,9 +2,7 @@
 //! models for one language pair (`source.spm`) and for many languages (`sentencepiece.bpe.model`). Others can be converted to
 //! a tokenizer.json with one line of Python, which the error for a folder without one contains.
 
-mod file;
 mod pieces;
-mod proto;
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,4 @@
-//! The model as a graph. There is one node per operator and its single result,
+//! The model as a graph, built on petgraph. There is one node per operator and its single result,
 //! and one edge per operand. Shapes are symbolic and inferred; [`Graph::verify`] infers them again
 //! after every pass.
 
@@ -6,7 +6,6 @@ mod heads;
 mod infer;
 mod op;
 mod print;
-mod store;
 mod weight;
 mod weight_names;
 
@@ -15,19 +14,26 @@ use std::{
     collections::{BTreeMap, HashSet},
 };
 
+use petgraph::{
+    Direction,
+    stable_graph::{NodeIndex, StableDiGraph},
+    visit::EdgeRef,
+};
+
 /// Name of the output for text generation: the logits of the token after each sequence.
 pub const NEXT_LOGITS: &str = "next_token_logits";
 
 pub use infer::{HEAD_STEP, MAX_HEAD, MAX_PARTS, MAX_TABLES, MAX_WIDTH};
 pub use op::Op;
-pub use store::NodeId;
 pub use weight::{Buckets, Positions, Sinusoid, WeightExpr, resized_heads_at, slope};
 pub use weight_names::{WeightNames, in_folder};
 
 use serde::{Deserialize, Serialize};
 
 use crate::tensor::Shape;
-use store::Store;
+
+/// Index of a node of a [`Graph`].
+pub type NodeId = NodeIndex<u32>;
 
 /// An operator and its result.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,7 +83,7 @@ pub enum GraphError {
 /// A model: a graph from inputs and weights to named outputs.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
-    nodes: Store,
+    inner: StableDiGraph<Node, u32>,
     outputs: Vec<(String, NodeId)>,
     /// Parts of the model; empty for a model of one graph.
     parts: Vec<Part>,
@@ -118,7 +124,11 @@ impl Graph {
             shape,
             part,
         };
-        Ok(self.nodes.add(node, operands))
+        let id = self.inner.add_node(node);
+        for (slot, &operand) in operands.iter().enumerate() {
+            self.inner.add_edge(operand, id, slot as u32);
+        }
+        Ok(id)
     }
 
     /// Sets the parts of a model that has several.
@@ -133,7 +143,7 @@ impl Graph {
 
     /// Assigns a value without operands to a part.
     pub fn set_part(&mut self, id: NodeId, part: u32) {
-        self.nodes.node_mut(id).part = part;
+        self.inner[id].part = part;
     }
 
     /// Returns the values that must be computed, part by part: the outputs, and the caches of a
@@ -143,7 +153,7 @@ impl Graph {
         if self.parts.is_empty() {
             return outputs.collect();
         }
-        let caches = self.nodes.ids();
+        let caches = self.inner.node_indices();
         let caches = caches.filter(|&id| matches!(self.op(id), Op::Cache { .. }));
         let mut roots: Vec<NodeId> = outputs.chain(caches).collect();
         roots.sort_by_key(|&id| self.node(id).part);
@@ -160,20 +170,26 @@ impl Graph {
     }
 
     pub fn node(&self, id: NodeId) -> &Node {
-        self.nodes.node(id)
+        &self.inner[id]
     }
 
     pub fn op(&self, id: NodeId) -> &Op {
-        &self.node(id).op
+        &self.inner[id].op
     }
 
     pub fn shape(&self, id: NodeId) -> &Shape {
-        &self.node(id).shape
+        &self.inner[id].shape
     }
 
     /// Returns the operands in slot order.
     pub fn operands(&self, id: NodeId) -> Vec<NodeId> {
-        self.nodes.operands(id).to_vec()
+        let mut edges: Vec<(u32, NodeId)> = self
+            .inner
+            .edges_directed(id, Direction::Incoming)
+            .map(|e| (*e.weight(), e.source()))
+            .collect();
+        edges.sort_unstable();
+        edges.into_iter().map(|(_, source)| source).collect()
     }
 
     /// Returns the operand of this name ([`Op::slots`]).
@@ -184,7 +200,10 @@ impl Graph {
 
     /// Returns the distinct nodes that read `id`, in index order.
     pub fn consumers(&self, id: NodeId) -> Vec<NodeId> {
-        let mut nodes = self.nodes.readers(id).to_vec();
+        let mut nodes: Vec<NodeId> = self
+            .inner
+            .neighbors_directed(id, Direction::Outgoing)
+            .collect();
         nodes.sort_unstable();
         nodes.dedup();
         nodes
@@ -207,7 +226,7 @@ impl Graph {
     /// order and part by part. The order depends only on the outputs and on the operands' slots,
     /// not on how the graph was built.
     pub fn topological(&self) -> Vec<NodeId> {
-        let mut order = Vec::with_capacity(self.nodes.len());
+        let mut order = Vec::with_capacity(self.inner.node_count());
         let mut seen = HashSet::new();
         let mut stack: Vec<(NodeId, bool)> = Vec::new();
         for root in self.roots() {
@@ -226,14 +245,16 @@ impl Graph {
 
     /// Replaces `old` by `new` in all readers and outputs.
     pub fn replace(&mut self, old: NodeId, new: NodeId) {
-        for reader in self.consumers(old) {
+        let edges: Vec<_> = self
+            .inner
+            .edges_directed(old, Direction::Outgoing)
+            .map(|e| (e.id(), e.target(), *e.weight()))
+            .collect();
+        for (edge, target, slot) in edges {
             // The replacement may read the replaced value; that edge stays.
-            if reader != new {
-                let mut operands = self.operands(reader);
-                for operand in operands.iter_mut().filter(|operand| **operand == old) {
-                    *operand = new;
-                }
-                self.nodes.connect(reader, &operands);
+            if target != new {
+                self.inner.remove_edge(edge);
+                self.inner.add_edge(new, target, slot);
             }
         }
         for (_, output) in &mut self.outputs {
@@ -249,10 +270,20 @@ impl Graph {
     /// # Errors
     /// Returns an error, and changes nothing, if the operands do not suit the operator.
     pub fn rewrite(&mut self, id: NodeId, op: Op, operands: &[NodeId]) -> Result<(), GraphError> {
-        let shape = self.infer(&self.node(id).name, &op, operands)?;
+        let shape = self.infer(&self.inner[id].name, &op, operands)?;
         let before = self.operands(id);
-        self.nodes.connect(id, operands);
-        let node = self.nodes.node_mut(id);
+        let edges: Vec<_> = self
+            .inner
+            .edges_directed(id, Direction::Incoming)
+            .map(|e| e.id())
+            .collect();
+        for edge in edges {
+            self.inner.remove_edge(edge);
+        }
+        for (slot, &operand) in operands.iter().enumerate() {
+            self.inner.add_edge(operand, id, slot as u32);
+        }
+        let node = &mut self.inner[id];
         node.op = op;
         node.shape = shape;
         self.remove_unread(before);
@@ -265,7 +296,7 @@ impl Graph {
             let is_kept = |id| self.is_output(id) || matches!(self.op(id), Op::Cache { .. });
             if self.contains(id) && self.consumers(id).is_empty() && !is_kept(id) {
                 candidates.extend(self.operands(id));
-                self.nodes.remove(id);
+                self.inner.remove_node(id);
             }
         }
     }
@@ -276,7 +307,7 @@ impl Graph {
             if let (Op::Cache { .. }, [x]) = (self.op(id), self.operands(id).as_slice()) {
                 let x = *x;
                 self.replace(id, x);
-                self.nodes.remove(id);
+                self.inner.remove_node(id);
             }
         }
         self.prune();
@@ -298,16 +329,13 @@ impl Graph {
     /// Returns whether `id` is in the graph. [`add`](Self::add) may reuse a removed id, so check
     /// before adding.
     pub fn contains(&self, id: NodeId) -> bool {
-        self.nodes.contains(id)
+        self.inner.contains_node(id)
     }
 
     /// Removes nodes that no output needs.
     pub fn prune(&mut self) {
         let needed: HashSet<NodeId> = self.topological().into_iter().collect();
-        let all: Vec<NodeId> = self.nodes.ids().collect();
-        for id in all.into_iter().filter(|id| !needed.contains(id)) {
-            self.nodes.remove(id);
-        }
+        self.inner.retain_nodes(|_, id| needed.contains(&id));
     }
 
     /// Keeps only the outputs with these names, in this order, and the nodes that they need.
@@ -346,15 +374,15 @@ impl Graph {
     pub fn verify(&self) -> Result<(), GraphError> {
         let mut names = BTreeMap::new();
         for (output, id) in &self.outputs {
-            if !self.nodes.contains(*id) {
+            if !self.inner.contains_node(*id) {
                 return Err(GraphError::DanglingOutput {
                     output: output.clone(),
                 });
             }
         }
-        if let Some(cycle) = self.nodes.cycle() {
+        if let Err(cycle) = petgraph::algo::toposort(&self.inner, None) {
             return Err(GraphError::Cycle {
-                node: self.node(cycle).name.clone(),
+                node: self.inner[cycle.node_id()].name.clone(),
             });
         }
         for id in self.topological() {

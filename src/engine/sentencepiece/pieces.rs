@@ -1,6 +1,7 @@
 //! SentencePiece models. A text is normalised and split into the most probable sequence of pieces (unigram), or into the
 //! pieces that result from merging neighbours (BPE). Ids must equal those of the library for every text, so its arithmetic is
-//! reproduced: sums in f32, normalisation by the longest rule, and its order of ties.
+//! reproduced: sums in f32, normalisation by the longest rule, and its order of ties. The fields are those of
+//! `sentencepiece_model.proto`, without those used only in training.
 //!
 //! Kudo and Richardson, *SentencePiece*, EMNLP 2018; Kudo, *Subword Regularization*, ACL 2018 (unigram).
 
@@ -9,7 +10,7 @@ use std::{
     collections::{BinaryHeap, HashMap, HashSet},
 };
 
-use super::file::{File, Piece};
+use prost::Message;
 
 /// Maximum number of pieces. Published models have up to 256,000 and languages.
 const MAX_PIECES: usize = 1 << 20;
@@ -19,6 +20,55 @@ const MAX_PIECE_BYTES: usize = 256;
 const SPACE: &str = "\u{2581}";
 /// Penalty of a character without a piece, relative to the piece with the lowest score.
 const UNKNOWN: f32 = 10.0;
+
+#[derive(Clone, PartialEq, Message)]
+struct File {
+    #[prost(message, repeated, tag = "1")]
+    pieces: Vec<Piece>,
+    #[prost(message, optional, tag = "2")]
+    trainer: Option<Trainer>,
+    #[prost(message, optional, tag = "3")]
+    normalizer: Option<Normalizer>,
+    #[prost(message, optional, tag = "5")]
+    denormalizer: Option<Normalizer>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Piece {
+    #[prost(string, tag = "1")]
+    text: String,
+    #[prost(float, tag = "2")]
+    score: f32,
+    /// Normal if missing.
+    #[prost(int32, optional, tag = "3")]
+    kind: Option<i32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Trainer {
+    /// Unigram if missing.
+    #[prost(int32, optional, tag = "3")]
+    model: Option<i32>,
+    #[prost(bool, tag = "24")]
+    whitespace_as_suffix: bool,
+    #[prost(bool, tag = "35")]
+    byte_fallback: bool,
+    #[prost(string, optional, tag = "44")]
+    unknown_surface: Option<String>,
+}
+
+/// All flags are true if missing.
+#[derive(Clone, PartialEq, Message)]
+struct Normalizer {
+    #[prost(bytes = "vec", tag = "2")]
+    rules: Vec<u8>,
+    #[prost(bool, optional, tag = "3")]
+    adds_prefix: Option<bool>,
+    #[prost(bool, optional, tag = "4")]
+    removes_spaces: Option<bool>,
+    #[prost(bool, optional, tag = "5")]
+    escapes_spaces: Option<bool>,
+}
 
 /// Kind of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +183,7 @@ impl Model {
     /// # Errors
     /// The reason why it is invalid.
     pub(super) fn read(bytes: &[u8]) -> Result<Self, String> {
-        let file = File::read(bytes)
+        let file = File::decode(bytes)
             .map_err(|e| format!("it is not a SentencePiece model, or is damaged: {e}"))?;
         let n = file.pieces.len();
         if n == 0 || n > MAX_PIECES {
