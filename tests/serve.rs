@@ -793,6 +793,14 @@ fn what_is_longer_than_the_positions_of_a_rotary_model_is_refused_with_the_figur
             "max_tokens",
             &format!("the prompt's {} tokens and 11 new ones", n - 10),
         );
+        // The default of 16 new tokens is lowered to those that fit.
+        let asked = json!({"prompt": ids(n - 10)});
+        assert_eq!(
+            lengths(to, path, &asked),
+            (n as u64 - 10, 10, json!("length"))
+        );
+        let info: Value = serde_json::from_str(&get(to, "/info").1).unwrap();
+        assert_eq!(info["max_input_length"], n - 1);
         refused(
             path,
             json!({"prompt": ids(n)}),

@@ -345,7 +345,7 @@ impl TextEncoder {
     }
 
     fn unlimited(&self) -> &Coder {
-        if self.limit().is_none() {
+        if self.max_tokens().is_none() {
             return &self.tokenizer;
         }
         self.unlimited.get_or_init(|| {
@@ -359,8 +359,8 @@ impl TextEncoder {
         })
     }
 
-    /// Returns the maximum number of tokens of a text, if there is one.
-    fn limit(&self) -> Option<usize> {
+    /// Returns the maximum number of tokens of a text, including special tokens, if there is one.
+    pub fn max_tokens(&self) -> Option<usize> {
         match &self.tokenizer {
             Coder::Json(tokenizer, _) => tokenizer.get_truncation().map(|limit| limit.max_length),
             Coder::SentencePiece(pieces) => pieces.max_tokens(),

@@ -270,7 +270,7 @@ pub(super) async fn rerank_v2(
     let service = model.service()?;
     let most = max_tokens.unwrap_or(DEFAULT_TOKENS_PER_DOC);
     // Pairs are truncated to the model's limit later. A token has at least one byte.
-    let limit = service.longest().map_or(usize::MAX, |n| n as usize);
+    let limit = service.max_text_tokens().unwrap_or(usize::MAX);
     if most < limit && documents.iter().any(|document| document.len() > most) {
         let model = Arc::clone(&model);
         documents = on_thread(move || {

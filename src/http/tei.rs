@@ -426,10 +426,10 @@ pub(super) fn info(models: &Models) -> HandlerResult {
     };
     let (kind, longest) = match &model.kind {
         Kind::Service(service) if service.is_scoring() => {
-            (json!({"reranker": {}}), service.longest())
+            (json!({"reranker": {}}), service.max_text_tokens())
         }
-        Kind::Service(service) => (json!({"embedding": {}}), service.longest()),
-        Kind::Generation(_) => (json!({"writer": {}}), None),
+        Kind::Service(service) => (json!({"embedding": {}}), service.max_text_tokens()),
+        Kind::Generation(writer) => (json!({"writer": {}}), writer.max_prompt_tokens()),
     };
     let info = json!({
         "model_id": model.name, "model_dtype": model.dtype.name(), "model_type": kind,

@@ -316,9 +316,12 @@ impl Service {
         Ok(index)
     }
 
-    /// Max number of tokens of an input, if the model has a limit.
-    pub fn longest(&self) -> Option<u32> {
-        self.shared.limits.longest
+    /// Max number of tokens of a text: the minimum of the model's positions and the folder's limit; `None` without either.
+    /// Inputs of token ids have the positions alone.
+    pub fn max_text_tokens(&self) -> Option<usize> {
+        let positions = self.shared.limits.longest.map(|n| n as usize);
+        let limits = positions.into_iter().chain(self.encoder().max_tokens());
+        limits.min()
     }
 
     pub fn metrics(&self) -> &Metrics {

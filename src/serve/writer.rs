@@ -43,6 +43,8 @@ const COUNTED: usize = 1 << 17;
 pub struct GenerationParams {
     /// Max number of new tokens. By default, the limit of the model's folder, or else the positions and KV cache that are left.
     pub max_tokens: Option<usize>,
+    /// Max number of new tokens without `max_tokens`, lowered to the positions and KV cache that are left.
+    pub default_max_tokens: Option<usize>,
     /// Sampling temperature; 0 takes the most probable token. By default, the value of the model's folder.
     pub temperature: Option<f32>,
     pub top_p: Option<f32>,
@@ -336,6 +338,13 @@ impl GenerationService {
         self.shared.is_lost.load(Ordering::Acquire)
     }
 
+    /// Max number of tokens of a prompt, so that one new token fits the positions and the KV cache; `None` for a model that
+    /// reads a source, which has positions of its own.
+    pub fn max_prompt_tokens(&self) -> Option<usize> {
+        let room = self.admission.room(0, &self.defaults);
+        (!self.admission.has_source()).then(|| room.saturating_sub(1))
+    }
+
     pub fn metrics(&self) -> &Metrics {
         &self.shared.metrics
     }
@@ -483,6 +492,7 @@ impl GenerationService {
         let mut options = self.defaults.clone();
         let GenerationParams {
             max_tokens,
+            default_max_tokens,
             temperature,
             top_p,
             seed,
@@ -502,7 +512,7 @@ impl GenerationService {
         let rules = &mut options.rules;
         (rules.frequency_penalty, rules.presence_penalty) = (frequency_penalty, presence_penalty);
         rules.bias = bias;
-        if let Some(n) = max_tokens {
+        if let Some(n) = max_tokens.or(default_max_tokens) {
             (rules.max_new_tokens, options.max_length) = (n, None);
         }
         if temperature == Some(0.0) {

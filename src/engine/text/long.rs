@@ -160,7 +160,7 @@ impl TextEncoder {
         adds_special: bool,
         side: CutSide,
     ) -> Result<Encoded, EngineError> {
-        let (limit, cuts_front) = (self.limit(), side == CutSide::Left);
+        let (limit, cuts_front) = (self.max_tokens(), side == CutSide::Left);
         let mut around: Option<Around> = None;
         let mut kept: Vec<Vec<u32>> = Vec::new();
         let (mut n, mut first) = (0, None);
@@ -262,7 +262,7 @@ impl TextEncoder {
         text: &'t str,
         side: CutSide,
     ) -> Result<&'t str, EngineError> {
-        let Some(limit) = self.limit().filter(|_| text.len() > LONG) else {
+        let Some(limit) = self.max_tokens().filter(|_| text.len() > LONG) else {
             return Ok(text);
         };
         let mut pieces = Vec::new();

@@ -231,10 +231,11 @@ impl GenerationRequest {
 
     pub fn writing(&self, is_chat: bool) -> GenerationParams {
         GenerationParams {
-            max_tokens: match self.max_tokens {
+            // -1 stands for all positions that are left.
+            max_tokens: self.max_tokens.and_then(|n| usize::try_from(n).ok()),
+            default_max_tokens: match self.max_tokens {
                 None => (!is_chat).then_some(DEFAULT_TOKENS),
-                // -1 stands for all positions that are left.
-                Some(n) => usize::try_from(n).ok(),
+                Some(_) => None,
             },
             temperature: self.temperature,
             // The smallest positive value keeps only the most probable token, like 0 in OpenAI's API.
