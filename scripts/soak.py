@@ -27,7 +27,7 @@ EMBEDDINGS = "/v1/embeddings"
 class Server:
     def __init__(self, program, folders):
         self.process = subprocess.Popen(
-            [program, "serve", "--device", "cpu", "--invariant", "--port", "0", "--cache-bytes", "2000000", "--drain-delay-ms", "0"]
+            [program, "serve", "--device", "cpu", "--invariant", "--port", "0", "--response-cache-bytes", "2000000", "--drain-delay-ms", "0"]
             + [arg for folder in folders for arg in ("--weights", folder)],
             stderr=subprocess.PIPE,
             text=True,

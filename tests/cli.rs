@@ -72,6 +72,64 @@ fn references() -> PathBuf {
 }
 
 #[test]
+fn option_names_of_the_last_release_still_work() {
+    let renamed = [
+        (
+            &[
+                "explain",
+                "bert",
+                "--config",
+                "models/configs/bert-base.json",
+            ][..],
+            "lens",
+            "lengths",
+            Some("7"),
+        ),
+        (
+            &[
+                "explain",
+                "bert",
+                "--config",
+                "models/configs/bert-base.json",
+            ],
+            "no-joint-launches",
+            "no-fused-launches",
+            None,
+        ),
+    ];
+    let gemmule = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_gemmule"))
+            .args(args)
+            .output();
+        output.expect("the program starts")
+    };
+    for (args, old, new, value) in renamed {
+        let with = |name: &str| {
+            let option = format!("--{name}");
+            let more = [option.as_str()].into_iter().chain(value);
+            gemmule(&args.iter().copied().chain(more).collect::<Vec<_>>())
+        };
+        let (old, new) = (with(old), with(new));
+        let errors = String::from_utf8_lossy(&new.stderr);
+        assert!(new.status.success(), "{errors}");
+        assert_eq!(old.stdout, new.stdout);
+    }
+    let help = gemmule(&["serve", "--help"]);
+    let help = String::from_utf8_lossy(&help.stdout);
+    for (old, new) in [
+        ("--cache-bytes", "--response-cache-bytes"),
+        ("--kv-bytes", "--kv-cache-bytes"),
+        ("--queue-ms", "--max-queue-ms"),
+    ] {
+        assert!(help.contains(new), "{new}");
+        assert!(!help.contains(&format!(" {old} ")), "{old} is shown");
+        let refused = gemmule(&["serve", "--weights", "no/such/folder", old, "5"]);
+        let errors = String::from_utf8_lossy(&refused.stderr);
+        assert!(errors.contains("no/such/folder"), "{old}: {errors}");
+    }
+}
+
+#[test]
 fn every_subcommand_has_help() {
     let cli = Cli::new();
     assert_snapshot!("help", cli.ok(&["--help"]));
@@ -152,7 +210,7 @@ fn a_plan_is_shown_and_drawn() {
         "bert",
         "--weights",
         ".",
-        "--lens",
+        "--lengths",
         "17,18,52",
         "--svg",
         "plan.svg",
@@ -163,14 +221,14 @@ fn a_plan_is_shown_and_drawn() {
     assert!(exact.contains("87 tokens in 3 sequences, f16\nchunks:"));
     let svg = std::fs::read_to_string(cli.0.file("plan.svg")).expect("it was drawn");
     assert!(svg.starts_with("<svg") && svg.contains("layer.0.context"));
-    assert_snapshot!(cli.error(&["plan", "bert", "--weights", ".", "--lens", "17,0"]), @"× sequence 1 has no tokens; expected at least one token in every sequence");
+    assert_snapshot!(cli.error(&["plan", "bert", "--weights", ".", "--lengths", "17,0"]), @"× sequence 1 has no tokens; expected at least one token in every sequence");
 }
 
 #[test]
 fn a_plan_is_that_of_the_allocator_that_is_asked_for() {
     let cli = Cli::new();
     let plan = |options: &[&str]| {
-        let plan = ["plan", "bert", "--weights", ".", "--lens", "6,5,4"];
+        let plan = ["plan", "bert", "--weights", ".", "--lengths", "6,5,4"];
         let shown = cli.ok(&[&plan, options].concat());
         let line = shown.lines().find(|line| line.starts_with("footprint:"));
         line.expect("it shows the footprint").to_owned()
@@ -190,7 +248,7 @@ fn a_plan_is_that_of_the_allocator_that_is_asked_for() {
 fn attention_is_planned_as_asked_for() {
     let cli = Cli::new();
     let plan = |lens: &str, kind: &str| {
-        let args = ["plan", "bert", "--weights", ".", "--lens", lens];
+        let args = ["plan", "bert", "--weights", ".", "--lengths", lens];
         let args = [&args[..], &["--attention", kind]].concat();
         cli.output(&args)
     };
@@ -215,7 +273,7 @@ fn attention_is_planned_as_asked_for() {
 fn an_allocator_is_told_what_it_needs_and_nothing_else() {
     let cli = Cli::new();
     let on = |options: &[&str]| {
-        let plan = ["plan", "bert", "--weights", ".", "--lens", "6,5,4"];
+        let plan = ["plan", "bert", "--weights", ".", "--lengths", "6,5,4"];
         cli.error(&[&plan, options].concat())
     };
     assert_snapshot!(on(&["--allocator", "best"]), @"error: invalid value 'best' for '--allocator <NAME>' [possible values: chunk, gsoc, caching, maximum, turbo] For more information, try '--help'.");
@@ -737,7 +795,7 @@ fn launches_are_those_of_each_operator_where_that_is_asked_for() {
         names.iter().filter(is_joint).count()
     };
     assert!(joint(&kernels("with", &[])) > 0);
-    assert_eq!(joint(&kernels("without", &["--no-joint-launches"])), 0);
+    assert_eq!(joint(&kernels("without", &["--no-fused-launches"])), 0);
 }
 
 #[test]

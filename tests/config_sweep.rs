@@ -89,7 +89,7 @@ impl Family {
             .random_weights(weights)
             .dtype(DType::F32)
             .threads(NonZeroUsize::MIN)
-            .no_joint_launches(true)
+            .no_fused_launches(true)
             .device(DeviceChoice::Cpu);
         match writes {
             true => builder.generating().build(),

@@ -113,6 +113,48 @@ impl Run {
     }
 }
 
+#[test]
+fn the_one_call_helpers_give_what_sentence_transformers_gives() {
+    let built = |name: &str| {
+        let builder = Engine::from_checkpoint(folder(name)).device(DeviceChoice::Cpu);
+        builder.build().expect("it loads")
+    };
+    let mut n_checked = 0;
+    for run in expected("st-mean") {
+        let is_plain = run.output == "sentence_embedding" && run.prompt_name.is_none();
+        let (Some(texts), None, true) = (&run.texts, &run.prompt, is_plain) else {
+            continue;
+        };
+        let rows = built("st-mean").embed(texts).expect("vectors");
+        let got = Output {
+            name: run.output.clone(),
+            shape: run.shape.clone(),
+            values: rows.concat(),
+        };
+        compare("embed", &got, &run.shape, &run.values);
+        n_checked += 1;
+    }
+    for run in expected("ce-one")
+        .iter()
+        .filter(|run| run.output == "scores")
+    {
+        let engine = built("ce-one");
+        let pairs = run.pairs.as_ref().expect("a cross-encoder reads pairs");
+        for ((query, document), want) in pairs.iter().zip(&run.values) {
+            let others = ["", document.as_str()];
+            let got = engine.rerank(query, &others).expect("scores");
+            assert_eq!(got.len(), others.len());
+            assert!((got[1] - want).abs() < 1e-5, "{query}: {got:?}, not {want}");
+            n_checked += 1;
+        }
+    }
+    assert!(n_checked >= 4, "{n_checked}");
+    let error = built("st-mean")
+        .rerank("a", &["b"])
+        .expect_err("it has no score");
+    assert!(error.to_string().contains("sequence_logits"), "{error}");
+}
+
 /// The first columns of each row.
 fn cut(output: &Output, columns: Option<usize>) -> Output {
     let (Some(columns), Some(&width)) = (columns, output.shape.last()) else {

@@ -84,7 +84,7 @@ fn deferred(kernels: &[&KernelSpec]) -> usize {
 
 #[test]
 fn a_launch_is_saved_wherever_a_pair_is_fused() {
-    let unfused = program(|options| options.no_joint_launches = true);
+    let unfused = program(|options| options.no_fused_launches = true);
     let unfused = launched(&unfused, 1);
     let program = program(|_| ());
     let mut most = 0;
@@ -229,7 +229,7 @@ fn few_tokens_are_normalised_by_row_stats_beside_them() {
 
 #[test]
 fn norms_are_unfused_where_that_is_asked_for() {
-    let program = program(|options| options.no_joint_launches = true);
+    let program = program(|options| options.no_fused_launches = true);
     for tokens in [1, 100, 600, 1229, 4915, 9000] {
         let kernels = launched(&program, tokens);
         assert_eq!(
@@ -278,7 +278,7 @@ fn norms_within_gemms_give_the_results_of_launches_for_each_operator() {
     for (model, _) in WRITERS {
         let config = writer(model, 2);
         let together = program_of(model, &config, |_| ());
-        let unfused = program_of(model, &config, |options| options.no_joint_launches = true);
+        let unfused = program_of(model, &config, |options| options.no_fused_launches = true);
         let within = |program: &Program, tokens| {
             let kernels = launched(program, tokens).into_iter();
             let is_one = |kernel: &&KernelSpec| matches!(kernel, KernelSpec::GemmStream(k) if matches!(k.norm, StreamNorm::After { .. }));
@@ -303,7 +303,7 @@ fn norms_within_gemms_give_the_results_of_launches_for_each_operator() {
 fn joint_launches_give_the_results_of_launches_for_each_operator() {
     let (together, unfused) = (
         program(|_| ()),
-        program(|options| options.no_joint_launches = true),
+        program(|options| options.no_fused_launches = true),
     );
     let (mut with, mut without) = (session(&together), session(&unfused));
     let all_fused = (129..2000).find(|&t| fused(&launched(&together, t)) > 0);
@@ -362,7 +362,7 @@ fn keys_and_values_are_appended_by_one_launch_where_they_come_of_one_projection(
         let usual = program(&|_| ());
         assert_eq!(appends(&usual, 1), one, "{model}");
         assert_eq!(appends(&usual, 2), together, "{model}");
-        let apart = program(&|options| options.no_joint_launches = true);
+        let apart = program(&|options| options.no_fused_launches = true);
         assert_eq!(appends(&apart, 1), [4, 0], "{model}");
         let invariant = program(&|options| options.invariant = true);
         assert_eq!(appends(&invariant, 1), appends(&invariant, 2), "{model}");
@@ -390,7 +390,7 @@ fn heads_are_normalised_and_turned_by_one_launch_also_without_a_cache() {
         };
         let with = program_of(model, &model_of, |_| ());
         assert_eq!(prepared(&with), (2, [0, 0]), "{model}");
-        let without = program_of(model, &model_of, |o| o.no_joint_launches = true);
+        let without = program_of(model, &model_of, |o| o.no_fused_launches = true);
         assert_eq!(prepared(&without), (0, apart), "{model}");
     }
 }

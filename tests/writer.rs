@@ -84,6 +84,23 @@ fn stories_go_on_as_transformers_writes_them() {
 }
 
 #[test]
+fn one_call_generates_what_the_command_generates() {
+    let engine = Engine::from_checkpoint(FOLDER)
+        .device(DeviceChoice::Cpu)
+        .generating()
+        .build()
+        .expect("it loads");
+    for one in &written() {
+        let prompt = text(one, "prompt");
+        let got = engine.generate_text(prompt).expect("it generates");
+        // The folder's limit is 200 new tokens; transformers' text of 60 is its beginning.
+        assert!(got.starts_with(text(one, "text")), "{prompt}: {got}");
+        let command = json(&["generate", "--prompt", prompt, "--json"]);
+        assert_eq!(command["texts"][0]["text"], got, "{prompt}");
+    }
+}
+
+#[test]
 fn one_beam_is_greedy_and_more_find_what_is_more_probable() {
     let prompt = "Lily was bored, so";
     let of = |beams: &[&str]| {

@@ -14,7 +14,12 @@ pub(super) struct Args {
     #[command(flatten)]
     model: Model,
     /// Sequence lengths of the batch for which bytes are counted
-    #[arg(long, value_delimiter = ',', default_value = "128")]
+    #[arg(
+        long = "lengths",
+        alias = "lens",
+        value_delimiter = ',',
+        default_value = "128"
+    )]
     lens: Vec<u32>,
     #[arg(long, default_value = "f16")]
     dtype: DType,

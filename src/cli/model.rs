@@ -66,8 +66,8 @@ pub(super) struct Choices {
     invariant: bool,
     /// Launch every operator of the fused graph separately, even if a fused launch, such as a linear layer with the following
     /// LayerNorm, is faster; for comparisons
-    #[arg(long)]
-    no_joint_launches: bool,
+    #[arg(long, alias = "no-joint-launches")]
+    no_fused_launches: bool,
 }
 
 /// Card that kernels are chosen for.
@@ -199,7 +199,7 @@ impl Model {
                 .collect::<BTreeSet<_>>(),
             attention: self.choices.attention.unwrap_or_default(),
             invariant: self.choices.invariant,
-            no_joint_launches: self.choices.no_joint_launches,
+            no_fused_launches: self.choices.no_fused_launches,
             ..CompileOptions::new(dtype, machine)
         })
     }
@@ -285,8 +285,8 @@ pub struct Runnable {
     #[command(flatten)]
     memory: Memory,
     /// Run even if the checkpoint has layers that the model does not read, as after an edit of config.json to fewer layers
-    #[arg(long)]
-    unused_layers: bool,
+    #[arg(long, alias = "unused-layers")]
+    allow_unused_layers: bool,
     /// Start each kernel after the previous one is done, also on cards that can start it early (compute capability 9.0 and later).
     /// Results are the same; for comparisons
     #[arg(long)]
@@ -384,8 +384,8 @@ impl Runnable {
             .tune(self.tuning.tune)
             .device(self.device)
             .invariant(self.choices.invariant)
-            .no_joint_launches(self.choices.no_joint_launches)
-            .unused_layers(self.unused_layers)
+            .no_fused_launches(self.choices.no_fused_launches)
+            .allow_unused_layers(self.allow_unused_layers)
             .allocator(self.memory.choice()?)
             .plain_launches(self.plain_launches)
             .graphs(self.graphs.into())

@@ -22,7 +22,12 @@ pub(super) struct Args {
     #[command(flatten)]
     memory: Memory,
     /// Sequence lengths, e.g. 17,18,52
-    #[arg(long, value_delimiter = ',', required = true)]
+    #[arg(
+        long = "lengths",
+        alias = "lens",
+        value_delimiter = ',',
+        required = true
+    )]
     lens: Vec<u32>,
     #[arg(long, default_value = "f16")]
     dtype: DType,

@@ -74,8 +74,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     write_costs: Option<PathBuf>,
     /// Max bytes of a response cache in memory; 0 for none
-    #[arg(long, value_name = "BYTES", default_value_t = 0)]
-    cache_bytes: u64,
+    #[arg(long, alias = "cache-bytes", value_name = "BYTES", default_value_t = 0)]
+    response_cache_bytes: u64,
     /// Also cache responses in this file, which survives a restart
     #[arg(long, value_name = "FILE")]
     cache_file: Option<PathBuf>,
@@ -97,12 +97,12 @@ pub(super) struct Args {
     batch_bytes: u64,
     /// Bytes of the KV cache of each model that generates text; by default eight texts at full length, on a GPU more, up to half of
     /// the free memory
-    #[arg(long, value_name = "BYTES")]
-    kv_bytes: Option<u64>,
+    #[arg(long, alias = "kv-bytes", value_name = "BYTES")]
+    kv_cache_bytes: Option<u64>,
     /// Refuse requests if the queued work takes longer than this, in milliseconds. The estimate uses the pace of tokenizers or device,
     /// whichever is slower, and for text generation the rate of generated tokens
-    #[arg(long, value_name = "MS", default_value_t = 2000)]
-    queue_ms: u64,
+    #[arg(long, alias = "queue-ms", value_name = "MS", default_value_t = 2000)]
+    max_queue_ms: u64,
     /// Time limit in milliseconds of requests that do not set one; for a stream, of the whole stream
     #[arg(long, value_name = "MS", default_value_t = 60_000, value_parser = clap::value_parser!(u64).range(1..))]
     timeout_ms: u64,
@@ -291,7 +291,7 @@ fn open(
         }
         let costs = config.costs.as_deref().map(costs).transpose()?;
         let chosen = config.scheduler.as_deref().unwrap_or(&args.scheduler);
-        let queue = config.queue_ms.unwrap_or(args.queue_ms);
+        let queue = config.max_queue_ms.unwrap_or(args.max_queue_ms);
         let tokenizers = config.tokenizers.or(args.tokenizers.map(NonZeroUsize::get));
         let model = Model::open(ModelChoice {
             folder: config.weights,
@@ -301,7 +301,7 @@ fn open(
             scheduler: scheduler(chosen, &settings).into_diagnostic()?,
             costs,
             batch_bytes: config.batch_bytes.unwrap_or(args.batch_bytes),
-            cache_bytes: config.kv_bytes.or(args.kv_bytes),
+            cache_bytes: config.kv_cache_bytes.or(args.kv_cache_bytes),
             queue: Duration::from_millis(queue),
             tokenizers: tokenizers.unwrap_or(cores.clamp(1, 64)),
             all_tokens: config.all_tokens,
@@ -333,7 +333,7 @@ fn costs(file: &Path) -> Result<CostTable, Report> {
 /// Opens the response cache, if one is configured.
 fn cache(args: &Args) -> Result<Option<Arc<Cache>>, Report> {
     let choice = CacheChoice {
-        memory_bytes: args.cache_bytes,
+        memory_bytes: args.response_cache_bytes,
         file: args
             .cache_file
             .clone()

@@ -37,7 +37,12 @@ pub(super) struct Args {
     #[arg(long, value_name = "RATES", default_value = "20..1500")]
     rates: Rates,
     /// Lengths of requests in tokens: normal:MIN,MAX,MEAN,DEVIATION, uniform:MIN,MAX or fixed:N
-    #[arg(long, value_name = "LENGTHS", default_value = "normal:5,500,250,90")]
+    #[arg(
+        long = "lengths",
+        alias = "lens",
+        value_name = "LENGTHS",
+        default_value = "normal:5,500,250,90"
+    )]
     lens: Lengths,
     /// Duration of the load in seconds
     #[arg(long, value_name = "S", default_value_t = 60.0)]

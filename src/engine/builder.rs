@@ -99,8 +99,8 @@ pub struct Builder {
     attention: Option<AttentionChoice>,
     invariant: bool,
     cached: bool,
-    no_joint_launches: bool,
-    unused_layers: bool,
+    no_fused_launches: bool,
+    allow_unused_layers: bool,
     threads: Option<NonZeroUsize>,
     progress: Progress,
 }
@@ -128,8 +128,8 @@ impl Builder {
             attention: None,
             invariant: false,
             cached: false,
-            no_joint_launches: false,
-            unused_layers: false,
+            no_fused_launches: false,
+            allow_unused_layers: false,
             threads: None,
             progress: Box::new(|_, _, _| ()),
         }
@@ -263,15 +263,15 @@ impl Builder {
 
     /// Sets whether every operator of the fused graph has its own launch, for comparison. By default a kernel may compute
     /// several operators, such as a linear layer and the LayerNorm after it, if that is estimated to be faster.
-    pub fn no_joint_launches(mut self, none: bool) -> Self {
-        self.no_joint_launches = none;
+    pub fn no_fused_launches(mut self, none: bool) -> Self {
+        self.no_fused_launches = none;
         self
     }
 
     /// Sets whether a checkpoint may have layers that the model does not read, such as when config.json was edited to run
     /// only the first layers. Otherwise they are an error.
-    pub fn unused_layers(mut self, may_be: bool) -> Self {
-        self.unused_layers = may_be;
+    pub fn allow_unused_layers(mut self, may_be: bool) -> Self {
+        self.allow_unused_layers = may_be;
         self
     }
 
@@ -329,7 +329,7 @@ impl Builder {
         let program = &artifact.program;
         let stored = weights::stored(program);
         source.check(&stored)?;
-        if !self.unused_layers && self.start.artifact().is_none() {
+        if !self.allow_unused_layers && self.start.artifact().is_none() {
             let folder = folder.as_ref();
             let (description, config) = (self.description(folder)?, self.config_json(folder)?);
             let description = description.with_own(own);
@@ -484,7 +484,7 @@ impl Builder {
             attention: self.attention.unwrap_or_default(),
             machine,
             invariant: self.invariant,
-            no_joint_launches: self.no_joint_launches,
+            no_fused_launches: self.no_fused_launches,
             cached: self.cached,
         };
         if self.invariant && tuned {

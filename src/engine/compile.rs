@@ -42,7 +42,7 @@ pub struct CompileOptions {
     /// Uses one kernel for each operator, so that a sequence's results do not depend on the rest of the batch.
     pub invariant: bool,
     /// Gives every operator its own launch.
-    pub no_joint_launches: bool,
+    pub no_fused_launches: bool,
     /// Whether sequences continue in later batches, with the values of `cache` in a KV cache. Otherwise a batch contains
     /// whole sequences.
     pub cached: bool,
@@ -63,7 +63,7 @@ impl CompileOptions {
             attention: AttentionChoice::Auto,
             machine,
             invariant: false,
-            no_joint_launches: false,
+            no_fused_launches: false,
             cached: false,
         }
     }
@@ -76,7 +76,7 @@ impl CompileOptions {
             timings: self.timings.as_ref(),
             attention: self.attention,
             invariant: self.invariant,
-            no_joint_launches: self.no_joint_launches,
+            no_fused_launches: self.no_fused_launches,
         }
     }
 }

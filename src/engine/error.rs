@@ -209,7 +209,7 @@ pub enum EngineError {
     )]
     PromptLeftOut { folder: PathBuf, prompt: String },
     #[error(
-        "the model leaves out `{first}`{} of the checkpoint, although it reads the same tensor of other layers; check the number of layers in config.json and their index in the description. To leave them out, allow unused layers (`--unused-layers`)",
+        "the model leaves out `{first}`{} of the checkpoint, although it reads the same tensor of other layers; check the number of layers in config.json and their index in the description. To leave them out, allow unused layers (`--allow-unused-layers`)",
         match n { 1 => String::new(), n => format!(" and {} more tensors", n - 1) }
     )]
     LeftOut { first: String, n: usize },

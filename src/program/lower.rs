@@ -43,7 +43,7 @@ pub struct LowerOptions<'a> {
     /// Whether each operator has one kernel for all batches ([`Program::invariant`]).
     pub invariant: bool,
     /// Whether every operator has separate launches, even if a fused launch is faster.
-    pub no_joint_launches: bool,
+    pub no_fused_launches: bool,
 }
 
 /// Lowers a verified graph to a program. With padding kept, softmax masks padding keys.

@@ -31,10 +31,10 @@ pub struct ModelConfig {
     pub costs: Option<PathBuf>,
     #[serde(default)]
     pub batch_bytes: Option<u64>,
-    #[serde(default)]
-    pub kv_bytes: Option<u64>,
-    #[serde(default)]
-    pub queue_ms: Option<u64>,
+    #[serde(default, alias = "kv_bytes")]
+    pub kv_cache_bytes: Option<u64>,
+    #[serde(default, alias = "queue_ms")]
+    pub max_queue_ms: Option<u64>,
     #[serde(default)]
     pub tokenizers: Option<usize>,
     #[serde(default)]
@@ -178,8 +178,8 @@ mod tests {
     #[test]
     fn a_file_has_the_options_of_each_model() {
         let text = r#"(models: [
-            (weights: "minilm", name: "small", devices: ["cuda:0", "cuda:1"], dtype: "bf16", queue_ms: 500, share: 2),
-            (weights: "/data/writer", kv_bytes: 1000000, scheduler: "dp"),
+            (weights: "minilm", name: "small", devices: ["cuda:0", "cuda:1"], dtype: "bf16", max_queue_ms: 500, share: 2),
+            (weights: "/data/writer", kv_cache_bytes: 1000000, scheduler: "dp"),
         ])"#;
         let config = ServeConfig::parse(text).unwrap();
         assert_eq!(
@@ -199,6 +199,16 @@ mod tests {
     }
 
     #[test]
+    fn keys_of_the_last_release_are_still_read() {
+        let old = r#"(models: [(weights: "a", queue_ms: 5, kv_bytes: 7)])"#;
+        let old = ServeConfig::parse(old).unwrap();
+        assert_eq!(
+            (old.models[0].max_queue_ms, old.models[0].kv_cache_bytes),
+            (Some(5), Some(7))
+        );
+    }
+
+    #[test]
     fn what_is_wrong_has_its_place() {
         let texts = [
             "(models: [",
@@ -208,7 +218,7 @@ mod tests {
             "(models: [(weights: \"a\", dtype: \"f8\")])",
             "(models: [(weights: \"a\", scheduler: \"pakced\")])",
             "(models: [(weights: \"a\", share: 0)])",
-            "(models: [(weights: \"a\", queue_ms: -1)])",
+            "(models: [(weights: \"a\", max_queue_ms: -1)])",
             "(models: [(name: \"a\")])",
             "(models: [(weights: \"a\", name: \"\")])",
             "(models: [(weights: \"a\"), (weights: \"b\", name: \"  \")])",

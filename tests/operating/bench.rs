@@ -67,7 +67,7 @@ fn a_server_is_asked_by_plan_and_in_turns_and_what_it_did_is_replayed() {
     let open = asked(&[
         "--rate",
         "80",
-        "--lens",
+        "--lengths",
         "uniform:3,9",
         "--model",
         "st-mean",
@@ -80,7 +80,7 @@ fn a_server_is_asked_by_plan_and_in_turns_and_what_it_did_is_replayed() {
     let closed = asked(&[
         "--closed",
         "3",
-        "--lens",
+        "--lengths",
         "fixed:5",
         "--ids",
         "30",
@@ -96,7 +96,7 @@ fn a_server_is_asked_by_plan_and_in_turns_and_what_it_did_is_replayed() {
         "2",
         "--new",
         "4",
-        "--lens",
+        "--lengths",
         "fixed:3",
     ];
     let written = asked(&[&texts[..], &["--model", "writer"]].concat());
@@ -165,7 +165,7 @@ fn a_queue_is_measured_beside_its_engine() {
         "0.5",
         "--warm-up",
         "0.1",
-        "--lens",
+        "--lengths",
         "fixed:6",
         "--json",
         &report,
@@ -207,8 +207,15 @@ fn a_load_is_told_where_it_cannot_be_compared_with_the_engine_alone() {
         (text, report)
     };
     // A prompt of the mean length has no room for its new tokens, and short ones have.
-    let long = asked(&["--closed", "4", "--lens", "uniform:2,254", "--new", "200"]);
-    let open = asked(&["--rate", "20", "--lens", "fixed:4", "--new", "4"]);
+    let long = asked(&[
+        "--closed",
+        "4",
+        "--lengths",
+        "uniform:2,254",
+        "--new",
+        "200",
+    ]);
+    let open = asked(&["--rate", "20", "--lengths", "fixed:4", "--new", "4"]);
     for ((text, report), words) in [(long, "200"), (open, "give their number with --closed")] {
         let problem = report["offline_problem"].as_str().unwrap();
         assert!(problem.contains(words), "{problem}");

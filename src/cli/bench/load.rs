@@ -30,7 +30,8 @@ pub(in crate::cli) struct Args {
     card: Card,
     /// Sequence lengths of the batch to plan
     #[arg(
-        long,
+        long = "lengths",
+        alias = "lens",
         value_delimiter = ',',
         default_value = "128,48,65,26,89,61,96,61,89,115,86,29,95,62,65,114"
     )]

@@ -49,7 +49,12 @@ pub(in crate::cli) struct Args {
     warm_up: f64,
     /// Lengths of texts in words of about one token, including two special tokens: normal:MIN,MAX,MEAN,DEVIATION, uniform:MIN,MAX or
     /// fixed:N
-    #[arg(long, value_name = "LENGTHS", default_value = "normal:5,500,250,90")]
+    #[arg(
+        long = "lengths",
+        alias = "lens",
+        value_name = "LENGTHS",
+        default_value = "normal:5,500,250,90"
+    )]
     lens: Lengths,
     #[command(flatten)]
     inputs: inputs::InputOptions,

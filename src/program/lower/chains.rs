@@ -58,7 +58,7 @@ impl Found {
             chains: &self.different,
             machine: options.machine,
             timings: options.timings,
-            may_fuse: !options.no_joint_launches,
+            may_fuse: !options.no_fused_launches,
             invariant: options.invariant,
         }
     }

@@ -49,7 +49,7 @@ enum Writes {
 
 impl Prepared {
     pub(super) fn of(graph: &Graph, program: &Program, options: &LowerOptions) -> Self {
-        if options.no_joint_launches {
+        if options.no_fused_launches {
             return Self::default();
         }
         let order = graph.topological();

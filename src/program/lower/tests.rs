@@ -329,7 +329,7 @@ fn every_accepted_shape_lowers_and_matches_the_interpreter() {
         timings: None,
         attention: AttentionChoice::Auto,
         invariant: false,
-        no_joint_launches: false,
+        no_fused_launches: false,
     };
     for dtype in [DType::F16, DType::BF16, DType::F32] {
         for machine in [&hopper, &usual] {
