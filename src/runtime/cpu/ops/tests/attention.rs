@@ -318,7 +318,7 @@ fn short_attention_rejects_a_longer_sequence() {
     assert_eq!(
         got,
         Err(OpError::TooLong {
-            op: "mha_short",
+            op: "mha_simt",
             sequence: 1,
             len: 5,
             max_len: 4

@@ -119,15 +119,15 @@ fn tensors_between_the_grouped_products_must_have_their_room() {
         )
     };
     run_scores(&mut room, &mut partials).unwrap();
-    insta::assert_snapshot!(run_scores(&mut room[1..], &mut partials).unwrap_err(), @"mha_long_scores: `out` has 195 elements; expected 196");
-    insta::assert_snapshot!(run_scores(&mut room, &mut partials[2..]).unwrap_err(), @"mha_long_scores: `partials` has 30 elements; expected 32");
+    insta::assert_snapshot!(run_scores(&mut room[1..], &mut partials).unwrap_err(), @"mha_long_scores_simt: `out` has 195 elements; expected 196");
+    insta::assert_snapshot!(run_scores(&mut room, &mut partials[2..]).unwrap_err(), @"mha_long_scores_simt: `partials` has 30 elements; expected 32");
     let one = run(
         &KernelSpec::from(scores.clone()),
         &batch.extents,
         &reads,
         &mut [&mut room],
     );
-    insta::assert_snapshot!(one.unwrap_err(), @"mha_long_scores writes two tensors; 1 were given");
+    insta::assert_snapshot!(one.unwrap_err(), @"mha_long_scores_simt writes two tensors; 1 were given");
     let mut statistics = vec![0.0; 2 * 8 * 2];
     let short = run(
         &KernelSpec::from(reduce),
@@ -150,5 +150,5 @@ fn tensors_between_the_grouped_products_must_have_their_room() {
         &reads,
         &mut [&mut out],
     );
-    insta::assert_snapshot!(short.unwrap_err(), @"mha_long_context: `scores` has 194 elements; expected 196");
+    insta::assert_snapshot!(short.unwrap_err(), @"mha_long_context_simt: `scores` has 194 elements; expected 196");
 }
