@@ -301,3 +301,111 @@ sweeps!(
     m2m_100,
     t5
 );
+
+/// Keys that published code of these families reads or writes besides those of the stored configurations, with their defaults.
+const PUBLISHED: [(&str, &str); 3] = [
+    (
+        "nomic_bert",
+        r#"{"attn_pdrop": 0.0, "dense_seq_output": true, "embd_pdrop": 0.0, "fused_bias_fc": true, "fused_dropout_add_ln": true,
+            "hidden_act": "silu", "initializer_range": 0.02, "num_experts": 0, "pad_vocab_size_multiple": 64,
+            "parallel_block_tied_norm": false, "reorder_and_upcast_attn": false, "resid_pdrop": 0.0,
+            "rotary_scaling_factor": null, "scale_attn_by_inverse_layer_idx": false, "scale_attn_weights": true,
+            "summary_type": "cls_index", "use_cache": true, "use_flash_attn": true, "use_xentropy": true}"#,
+    ),
+    (
+        "gte",
+        r#"{"attention_probs_dropout_prob": 0.0, "classifier_dropout": null, "hidden_dropout_prob": 0.1,
+            "initializer_range": 0.02, "pad_token_id": 0}"#,
+    ),
+    (
+        "jina_bert",
+        r#"{"add_cross_attention": false, "attention_probs_dropout_prob": 0.0, "classifier_dropout": null,
+            "gradient_checkpointing": false, "hidden_dropout_prob": 0.1, "initializer_range": 0.02, "is_decoder": false,
+            "model_max_length": 8192, "pad_token_id": 0, "use_cache": true}"#,
+    ),
+];
+
+/// Other values of a key.
+fn others(value: &Value) -> Vec<Value> {
+    match value {
+        Value::Null => vec![true.into(), 2.into()],
+        Value::Bool(is) => vec![(!is).into()],
+        Value::Number(n) if n.is_u64() => {
+            let n = n.as_u64().expect("it is one");
+            vec![(n + 1).into(), (2 * n + 2).into()]
+        }
+        Value::Number(n) => vec![(n.as_f64().expect("it is one") * 2.0 + 0.25).into()],
+        Value::String(_) => vec!["other".into()],
+        Value::Array(_) => Vec::new(),
+        Value::Object(entries) => {
+            let each = entries.iter().flat_map(|(key, value)| {
+                others(value).into_iter().map(|other| {
+                    let mut changed = entries.clone();
+                    changed.insert(key.clone(), other);
+                    changed.into()
+                })
+            });
+            each.collect()
+        }
+    }
+}
+
+/// No class of transformers computes these families, so nothing tells which keys change their results. The list of the keys
+/// without effect is read by people: they may only be about training, speed, or other outputs.
+#[test]
+fn keys_of_families_with_published_code_change_the_graph_or_are_refused_by_name() {
+    let mut report = String::new();
+    for (family, more) in PUBLISHED {
+        let source = std::fs::read_to_string(format!("models/{family}.ron"));
+        let source = source.expect("the description is there");
+        let description = Description::parse(family, &source).expect("it is right");
+        let text = std::fs::read_to_string(format!("tests/references/{family}_h320a5.json"));
+        let mut config: Map<String, Value> =
+            serde_json::from_str(&text.expect("it is there")).expect("JSON");
+        config.extend(serde_json::from_str::<Map<String, Value>>(more).expect("JSON"));
+        let build = |config: &Map<String, Value>| {
+            let config = Value::from(config.clone());
+            let model = description.build(&config, None)?;
+            let nodes = model.graph.topological().into_iter();
+            let nodes = nodes.map(|id| format!("{:?}", model.graph.node(id)));
+            let positions = model.max_positions;
+            Ok::<_, gemmule::model::ModelError>((nodes.collect::<String>(), positions))
+        };
+        let own = build(&config).expect("the family's own config.json is built");
+        let mut outcomes: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for (key, value) in &config {
+            for other in others(value) {
+                let mut changed = config.clone();
+                changed.insert(key.clone(), other.clone());
+                let outcome = match build(&changed) {
+                    Ok(found) if found == own => "without effect",
+                    Ok(_) => "change the graph",
+                    Err(error) => {
+                        let error = text_of(error);
+                        match error.contains("shapes do not match") {
+                            true => "do not fit the other sizes",
+                            false => {
+                                assert!(error.contains(key.as_str()), "{key}: {other}: {error}");
+                                "refused"
+                            }
+                        }
+                    }
+                };
+                let shown = match other {
+                    Value::Object(_) => format!("{key} {other}"),
+                    other => format!("{key}: {other}"),
+                };
+                outcomes.entry(outcome).or_default().push(shown);
+            }
+        }
+        report += &format!("{family}\n");
+        for (outcome, keys) in outcomes {
+            report += &format!("  {outcome}: {}\n", keys.join(", "));
+        }
+    }
+    insta::assert_snapshot!(report);
+}
+
+fn text_of(error: gemmule::model::ModelError) -> String {
+    text(&EngineError::Model(Box::new(error)))
+}
