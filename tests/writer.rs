@@ -432,7 +432,7 @@ fn what_cannot_be_written_is_refused_in_words() {
     let too_long = refused(&["generate", "--prompt", &long]);
     assert!(
         too_long.contains(
-            "the prompt's 300 tokens and 200 new ones are more than the model's 256 positions"
+            "the prompt's 300 tokens and 1 new ones are more than the model's 256 positions"
         ),
         "{too_long}"
     );

@@ -257,8 +257,11 @@ fn parse(value: &Value) -> Result<Parsed, String> {
     if let Some(least) = min_new_tokens {
         (rules.min_new_tokens, rules.min_length) = (least, 0);
     }
-    generate.max_length = generate.max_length.filter(|_| max_new_tokens.is_none());
     let new = max_new_tokens.or(generate.max_length);
+    if max_new_tokens.is_some() {
+        // A default does not refuse a long prompt: it is lowered to the positions that are left.
+        generate.max_length = Some(usize::MAX);
+    }
     rules.max_new_tokens = new.unwrap_or(Rules::NO_LIMIT);
     generate.sampling = samples.then_some(generate.default_sampling);
     generate.beams = (generate.default_beams.n > 1).then_some(generate.default_beams);
@@ -532,7 +535,7 @@ mod tests {
         assert_eq!(of(json!({"max_length": 512})), (512, Some(512)));
         assert_eq!(of(json!({"max_length": 20})), (20, Some(20)));
         let both = json!({"max_length": 512, "max_new_tokens": 30});
-        assert_eq!(of(both), (30, None));
+        assert_eq!(of(both), (30, Some(usize::MAX)));
     }
 
     #[test]
