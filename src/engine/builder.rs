@@ -268,6 +268,18 @@ impl Builder {
         self
     }
 
+    #[doc(hidden)]
+    #[deprecated = "use `no_fused_launches`"]
+    pub fn no_joint_launches(self, none: bool) -> Self {
+        self.no_fused_launches(none)
+    }
+
+    #[doc(hidden)]
+    #[deprecated = "use `allow_unused_layers`"]
+    pub fn unused_layers(self, may_be: bool) -> Self {
+        self.allow_unused_layers(may_be)
+    }
+
     /// Sets whether a checkpoint may have layers that the model does not read, such as when config.json was edited to run
     /// only the first layers. Otherwise they are an error.
     pub fn allow_unused_layers(mut self, may_be: bool) -> Self {
