@@ -19,7 +19,7 @@ pub fn noise(seed: u64, column: u32) -> f64 {
 /// Last word of the Philox counter. The counters used to sample tokens reach it only after 2⁶³ sequences.
 pub(crate) const LATENT: u32 = 1 << 31;
 
-/// Combines the low and high halves of a sequence's seed ([`BatchInput::Seeds`]).
+/// Combines the low and high halves of a sequence's seed ([`BatchInput::Seeds`](super::BatchInput::Seeds)).
 pub fn seed_of(halves: [i32; 2]) -> u64 {
     let [low, high] = halves.map(|half| u64::from(half as u32));
     high << 32 | low

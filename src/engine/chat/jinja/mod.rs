@@ -57,7 +57,8 @@ impl Template {
         let tree = parse::template(source).map_err(|e| *e)?;
         let mut names: Vec<String> = Vec::new();
         for (token, _) in lex::tokens(source).map_err(|e| *e)? {
-            if let lex::Token::Name(name) = token {
+            // A field is read as `message.content` or as `message['content']`.
+            if let lex::Token::Name(name) | lex::Token::Str(name) = token {
                 names.push(name);
             }
         }
@@ -66,7 +67,7 @@ impl Template {
         Ok(Self { tree, names })
     }
 
-    /// Whether `name` occurs in the template, as a variable or any other name.
+    /// Whether `name` occurs in the template, as a variable, any other name, or a string.
     pub fn mentions(&self, name: &str) -> bool {
         self.names
             .binary_search_by(|known| known.as_str().cmp(name))

@@ -170,7 +170,7 @@ pub enum OpError {
 /// Runs one kernel.
 ///
 /// `reads` are the kernel's parameters of role `Read` in the order that its type documents, without the counts. `writes` are the
-/// tensors that it writes: one for most kernels, two for some ([`Kernel::n_writes`]). Their previous contents are ignored,
+/// tensors that it writes: one for most kernels, two for some ([`Kernel::n_writes`](crate::kernels::Kernel::n_writes)). Their previous contents are ignored,
 /// and all elements are written, with two exceptions: columns that the view of an attention result skips, and elements between
 /// the rows of ragged scores. `extents.rows` is the number of rows of row-wise kernels and GEMMs.
 ///
