@@ -10,7 +10,7 @@ use std::{
 
 const EMBEDDED: [&str; 2] = ["templates", "machines"];
 /// Folders that determine the kernels' sources.
-const KERNELS: [&str; 2] = ["templates", "src/kernels"];
+const KERNELS: [&str; 3] = ["templates", "src/kernels", "src/ops"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     for folder in EMBEDDED.iter().chain(&KERNELS) {

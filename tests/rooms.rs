@@ -120,6 +120,18 @@ fn every_folder_is_a_room() {
 }
 
 #[test]
+fn no_file_is_longer_than_600_lines() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for folder in ["src", "crates"] {
+        sources(&root.join(folder), &mut files);
+    }
+    let n_lines = |path: &PathBuf| fs::read_to_string(path).map_or(0, |text| text.lines().count());
+    let long: Vec<&PathBuf> = files.iter().filter(|path| n_lines(path) > 600).collect();
+    assert!(long.is_empty(), "{long:?}");
+}
+
+#[test]
 fn rooms_use_only_rooms_above_them() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = Vec::new();

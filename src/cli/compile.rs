@@ -1,4 +1,3 @@
-use crate::tensor::Format;
 use std::{path::PathBuf, process::ExitCode};
 
 use miette::{IntoDiagnostic, Report, miette};
@@ -19,6 +18,7 @@ use crate::{
     machine::Machine,
     runtime::cuda::{CudaModel, Device},
     select::Timings,
+    tensor::Format,
 };
 
 /// Targets of data-centre cards before Blackwell.

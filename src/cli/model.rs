@@ -1,6 +1,5 @@
 //! Arguments that select a model, shared by the subcommands.
 
-use crate::tensor::Format;
 use std::{
     cell::OnceCell,
     collections::BTreeSet,
@@ -13,14 +12,15 @@ use serde_json::Value;
 
 use crate::{
     DType, EngineError,
-    engine::{Builder, DeviceChoice, Engine},
     engine::{
-        CompileOptions, Compiled, Folder, ModelFile, Stage, TimedOn, TuneMode, compile, config,
+        Builder, CompileOptions, Compiled, DeviceChoice, Engine, Folder, ModelFile, Stage, TimedOn,
+        TuneMode, compile, config,
     },
     jit::Target,
     machine::Machine,
     program::AttentionChoice,
     runtime::{GraphChoice, weights::RandomWeights},
+    tensor::Format,
 };
 
 use super::{memory::Memory, progress::Bars};

@@ -5,7 +5,6 @@
 
 mod canonical;
 
-use crate::tensor::Values;
 use std::borrow::Cow;
 
 use sha2::{Digest, Sha256};
@@ -15,7 +14,7 @@ pub use canonical::canonical;
 
 use crate::{
     kernels::{Kernel, Role},
-    tensor::{DType, Element},
+    tensor::{DType, Element, Values},
 };
 
 /// Names and texts of the files in `templates/`. The build script lists them.

@@ -1,7 +1,7 @@
 mod pooling;
+mod precision;
 mod start;
 
-use crate::tensor::Format;
 use std::{
     collections::BTreeSet,
     num::NonZeroUsize,
@@ -17,7 +17,6 @@ use super::{
     Artifact, Backend, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, ModelFile,
     TuneMode, Tuner,
     compile::{CompileOptions, Compiled, compile, emit},
-    default_dtype,
     folder::Folder,
     model_file::description,
     weights,
@@ -37,7 +36,7 @@ use crate::{
         weights::{Checkpoint, RandomWeights, WeightSource},
     },
     select::Timings,
-    tensor::DType,
+    tensor::{DType, Format},
 };
 
 /// The compiled program and its kernels, before the weights are loaded.
@@ -386,35 +385,6 @@ impl Builder {
             times,
             chosen_by,
         })
-    }
-
-    /// Returns the storage type of the program, and the format of the weights of linear layers if it is another.
-    fn computes_in(&self, device: &DeviceName) -> Result<(DType, Option<Format>), EngineError> {
-        const BF16: Format = Format::Plain(DType::BF16);
-        let dtype = self.dtype.unwrap_or_else(|| default_dtype(device));
-        match (device, dtype, self.quantize) {
-            (DeviceName::Cuda(_), ..) => Ok((dtype, None)),
-            (DeviceName::Cpu { .. }, DType::BF16, None | Some(BF16)) => {
-                Ok((DType::F32, Some(BF16)))
-            }
-            (DeviceName::Cpu { .. }, DType::BF16, Some(format)) => {
-                Err(EngineError::TwoFormats { format })
-            }
-            (DeviceName::Cpu { .. }, DType::F32 | DType::F16, format) => {
-                Ok((dtype, format.filter(|&format| format != dtype.into())))
-            }
-        }
-    }
-
-    /// Refuses options that apply only to a CPU.
-    fn check_for_cuda(&self, device: &DeviceName) -> Result<(), EngineError> {
-        let option = match (self.threads, self.quantize) {
-            (Some(_), _) => "--threads",
-            (None, Some(_)) => "--quantize",
-            (None, None) => return Ok(()),
-        };
-        let device = device.to_string();
-        Err(EngineError::CpuOnly { option, device })
     }
 
     /// Compiles the program, or reads it and its kernels from an artifact file. `own` names the tied output heads for which

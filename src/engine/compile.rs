@@ -1,4 +1,3 @@
-use crate::tensor::Format;
 use std::collections::BTreeSet;
 
 use serde_json::Value;
@@ -14,7 +13,7 @@ use crate::{
     passes::{self, PassError, Report},
     program::{self, AttentionChoice, LowerOptions, NEXT_LOGITS, Padding, Program},
     select::{Alternative, Timings},
-    tensor::DType,
+    tensor::{DType, Format},
 };
 
 /// Options of [`compile`].

@@ -1,4 +1,3 @@
-use crate::tensor::Format;
 use std::path::PathBuf;
 
 use super::{
@@ -22,6 +21,7 @@ use crate::{
         cuda::CudaError,
         weights::CheckpointError,
     },
+    tensor::Format,
 };
 
 /// Any error of loading or running a model.

@@ -4,8 +4,6 @@
 //! If `rows` (I64) is present, values with a row for each token contain only these rows, and their last dimension may be cut.
 //! Several cases are distinguished by a prefix and a dot, such as `tiny.ids`.
 
-use crate::tensor::Format;
-use crate::tensor::Values;
 use std::{collections::BTreeMap, fmt, path::Path};
 
 use safetensors::{Dtype, SafeTensors};
@@ -14,7 +12,7 @@ use super::{EngineError, Session};
 use crate::{
     files::{self, Kind},
     runtime::{Output, batch::Batch, cpu::ops::PackedWeight, weights::decode},
-    tensor::DType,
+    tensor::{DType, Format, Values},
 };
 
 /// Results of another implementation.

@@ -5,11 +5,13 @@ use std::{borrow::Cow, fmt};
 use serde::{Deserialize, Serialize};
 
 use super::WeightExpr;
-use crate::ops::{
-    Activation, AttentionProblem, BatchInput, Bias, Epilogue, HeadView, PositionBias, Rotation,
-    Side,
+use crate::{
+    ops::{
+        Activation, AttentionProblem, BatchInput, Bias, Epilogue, HeadView, PositionBias, Rotation,
+        Side,
+    },
+    tensor::Format,
 };
-use crate::tensor::Format;
 
 /// An operator. Descriptions use the operators of the first block; passes create those of the
 /// second. Operands are listed in slot order.

@@ -24,7 +24,6 @@ mod unfused;
 mod view;
 mod wgmma;
 
-use crate::ops::{AttentionProblem, DistanceTooLarge, HeadView, default_scale};
 pub use cached::{Keys, MhaCached};
 pub use decode::{DecodeCtas, MhaDecode};
 pub use decode_append::MhaDecodeAppend;
@@ -42,7 +41,10 @@ pub use unfused::{AttentionContext, AttentionScores};
 pub use wgmma::{MhaTile, MhaWgmma};
 
 use super::KernelSpec;
-use crate::tensor::DType;
+use crate::{
+    ops::{AttentionProblem, DistanceTooLarge, HeadView, default_scale},
+    tensor::DType,
+};
 
 /// The reason that a fused attention kernel cannot be generated for these operands.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

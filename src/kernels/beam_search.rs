@@ -19,9 +19,9 @@ use super::{
     },
     rows::{one_per, read, read_meta, rows_by, write},
 };
-use crate::ops::BatchInput;
 use crate::{
     machine::Machine,
+    ops::BatchInput,
     search::{BeamState, Beams, Ending, Kept, Rules, largest, log_sum},
     tensor::{DType, Element, Extents, Symbol},
 };

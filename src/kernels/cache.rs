@@ -4,7 +4,6 @@
 //! `[heads, BLOCK, head]`, so that a head's keys are contiguous. Position `p` of a sequence is stored in *slot* `block · BLOCK +
 //! p % BLOCK`, which is looked up in a table.
 
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -14,9 +13,12 @@ use super::{
         vector_width, write,
     },
 };
-use crate::machine::Machine;
-use crate::ops::{BatchInput, HeadView};
-use crate::tensor::{DType, Extents, Shape, Symbol};
+use crate::{
+    kernels::limits,
+    machine::Machine,
+    ops::{BatchInput, HeadView},
+    tensor::{DType, Extents, Shape, Symbol},
+};
 
 /// Positions per block.
 pub const BLOCK: u32 = 32;

@@ -21,9 +21,9 @@ use super::{
     cache::BLOCK,
     rows::{count, one_per, read, read_meta, rows_by, write},
 };
-use crate::ops::BatchInput;
 use crate::{
     machine::Machine,
+    ops::BatchInput,
     search::Rules,
     tensor::{DType, Element, Extents, Shape, Symbol},
 };

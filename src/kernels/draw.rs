@@ -1,16 +1,18 @@
 //! Samples of a latent variable: `mean + exp(log_variance / 2) · noise`, as in a variational autoencoder (Kingma and Welling
 //! 2014, section 2.4).
 
-use crate::kernels::limits;
-use crate::ops::{BatchInput, LATENT, noise, seed_of};
 use serde::{Deserialize, Serialize};
 
 use super::{
     Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     rows::{STREAM_THREADS, count, read, read_meta, rows_by, storage, stream_launch, write},
 };
-use crate::machine::Machine;
-use crate::tensor::{DType, Extents, Shape, Size, Symbol};
+use crate::{
+    kernels::limits,
+    machine::Machine,
+    ops::{BatchInput, LATENT, noise, seed_of},
+    tensor::{DType, Extents, Shape, Size, Symbol},
+};
 
 /// `mean [batch, width]`, `log_variance [batch, width]`, `seeds [2·batch]` → `out [batch, width]`: `mean + exp(log_variance / 2) ·
 /// noise`, with [`noise`] of the sequence's seed and the column.

@@ -5,7 +5,6 @@ mod concat;
 mod copies;
 mod gate;
 
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 pub use concat::Concat;
@@ -19,9 +18,12 @@ use super::{
         vector_width, word, write,
     },
 };
-use crate::machine::Machine;
-use crate::ops::{Activation, activate_f64};
-use crate::tensor::{DType, Extents, Shape, Symbol};
+use crate::{
+    kernels::limits,
+    machine::Machine,
+    ops::{Activation, activate_f64},
+    tensor::{DType, Extents, Shape, Symbol},
+};
 
 /// `x [rows, width]`, `bias [width]` → `out [rows, width]`: `x + bias`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -1,7 +1,5 @@
 //! Embedding lookups: a single one, and a sum of several fused with LayerNorm.
 
-use crate::kernels::Class;
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -12,9 +10,12 @@ use super::{
         stream_launch, vector_width, word, write,
     },
 };
-use crate::machine::Machine;
-use crate::ops::BatchInput;
-use crate::tensor::{DType, Extents, Shape, Symbol};
+use crate::{
+    kernels::{Class, limits},
+    machine::Machine,
+    ops::BatchInput,
+    tensor::{DType, Extents, Shape, Symbol},
+};
 
 /// An embedding table `[rows, width]`, and the batch data that indexes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

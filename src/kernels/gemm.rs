@@ -12,9 +12,6 @@ mod stream;
 mod tile;
 mod wgmma;
 
-use crate::kernels::Class;
-use crate::kernels::limits;
-use crate::ops::{Activation, Epilogue, activate_f64};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -33,8 +30,12 @@ pub(crate) use {
 };
 
 use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};
-use crate::machine::Machine;
-use crate::tensor::{DType, Extents, Format, Shape, Size, Symbol};
+use crate::{
+    kernels::{Class, limits},
+    machine::Machine,
+    ops::{Activation, Epilogue, activate_f64},
+    tensor::{DType, Extents, Format, Shape, Size, Symbol},
+};
 
 /// CTA tile `m × n × k`, computed by `warps_m × warps_n` warps with a pipeline of `stages` k tiles in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -4,16 +4,17 @@
 #[cfg(test)]
 mod tests;
 
-use crate::kernels::Class;
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
     Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
     rows::{count, read, rounded_once, rows_by, word, write},
 };
-use crate::machine::{Machine, SMALL_M};
-use crate::tensor::{DType, Extents, Shape, Symbol};
+use crate::{
+    kernels::{Class, limits},
+    machine::{Machine, SMALL_M},
+    tensor::{DType, Extents, Shape, Symbol},
+};
 
 pub use super::rows::Teams;
 

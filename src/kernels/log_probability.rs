@@ -1,16 +1,17 @@
 //! Log-probabilities that a language model assigns to the tokens of a text.
 
-use crate::kernels::embedding::Table;
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
     Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     rows::{blocks, read, read_meta, rows_by, storage, write},
 };
-use crate::machine::Machine;
-use crate::ops::BatchInput;
-use crate::tensor::{DType, Element, Extents, Shape, Symbol};
+use crate::{
+    kernels::{embedding::Table, limits},
+    machine::Machine,
+    ops::BatchInput,
+    tensor::{DType, Element, Extents, Shape, Symbol},
+};
 
 /// `logits [tokens, width]`, `token_ids [tokens]`, `positions [tokens]` → `out [tokens, 1]` in f32: the log-probability of each
 /// token given the preceding tokens of its sequence, by the softmax of the previous row. 0 for a sequence's first token.

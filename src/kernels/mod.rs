@@ -28,7 +28,6 @@ mod spec;
 pub mod trial;
 pub mod upload;
 
-use crate::ops::BatchInput;
 use std::collections::BTreeMap;
 
 use serde::Serialize;
@@ -38,8 +37,11 @@ pub use class::Class;
 pub use limits::MAX_ELEMENTS;
 pub use spec::{KernelSpec, representative};
 
-use crate::machine::Machine;
-use crate::tensor::{DType, Element, Extents, Shape, Size};
+use crate::{
+    machine::Machine,
+    ops::BatchInput,
+    tensor::{DType, Element, Extents, Shape, Size},
+};
 
 /// A parameter of a kernel: its name, and the source of its argument.
 #[derive(Clone, Debug, PartialEq)]

@@ -10,9 +10,11 @@ use super::{
     Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
     rows::{COPIED, blocks, count, offsets, one_per, read, read_meta, write},
 };
-use crate::machine::Machine;
-use crate::ops::BatchInput;
-use crate::tensor::{Element, Extents, Shape, Symbol};
+use crate::{
+    machine::Machine,
+    ops::BatchInput,
+    tensor::{Element, Extents, Shape, Symbol},
+};
 
 /// `mask [batch, longest]` → `cu_lens [batch + 1]`, `pair_offsets [batch + 1]`. One warp counts a sequence, and one CTA scans
 /// the counts.

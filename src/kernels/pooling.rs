@@ -1,6 +1,5 @@
 //! Pooling of tokens to one row per sequence.
 
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -10,9 +9,12 @@ use super::{
         rows_by, storage, stream_constants, stream_launch, vector_width, word, write,
     },
 };
-use crate::machine::Machine;
-use crate::ops::BatchInput;
-use crate::tensor::{DType, Extents, Symbol};
+use crate::{
+    kernels::limits,
+    machine::Machine,
+    ops::BatchInput,
+    tensor::{DType, Extents, Symbol},
+};
 
 /// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: the row of one token of each sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

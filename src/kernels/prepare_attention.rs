@@ -1,8 +1,6 @@
 //! Prepares the inputs of attention from merged projections in one launch: RMS-normalises and rotates the heads of queries
 //! and keys, and stores keys and values in the KV cache if there is one.
 
-use crate::kernels::limits;
-use crate::kernels::rotary::RotationCode;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -13,9 +11,12 @@ use super::{
     rotary::frequencies,
     rows::{STREAM_THREADS, count, read, read_meta, rows_by, storage, vector_width, word, write},
 };
-use crate::machine::{Machine, SMALL_M};
-use crate::ops::{BatchInput, Rotation};
-use crate::tensor::{DType, Extents, Shape, Symbol};
+use crate::{
+    kernels::{limits, rotary::RotationCode},
+    machine::{Machine, SMALL_M},
+    ops::{BatchInput, Rotation},
+    tensor::{DType, Extents, Shape, Symbol},
+};
 
 /// `x [tokens, row]`, (`q_gamma, k_gamma [head]`), (`positions [tokens]`), (`token_slots [tokens]`) → `queries
 /// [tokens, heads·head]`, `cache [blocks, stride]` or `keys [tokens, kv_heads·head]`: divides each head of queries and keys by

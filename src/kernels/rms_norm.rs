@@ -1,7 +1,5 @@
 //! RMSNorm (Zhang and Sennrich 2019): divides a row by its root mean square.
 
-use crate::kernels::Class;
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -9,8 +7,11 @@ use super::{
     layernorm::NO_RESIDUAL,
     rows::{Teams, read, rounded_once, rows_by, vector_width, word, write},
 };
-use crate::machine::{Machine, SMALL_M};
-use crate::tensor::{DType, Extents, Shape, Size, Symbol};
+use crate::{
+    kernels::{Class, limits},
+    machine::{Machine, SMALL_M},
+    tensor::{DType, Extents, Shape, Size, Symbol},
+};
 
 /// `x [rows, stride]`, `gamma [width]` → `out [rows, heads·width]`: `h / √(mean(h²) + eps) · gamma` for each head `h` of a row.
 /// The heads are adjacent, from column `from` of `x`.

@@ -1,15 +1,17 @@
 //! Rotary position embedding (RoPE; Su et al. 2021). It rotates pairs of columns, one from each half of a head.
 
-use crate::kernels::limits;
-use crate::ops::{BatchInput, Rotation};
 use serde::{Deserialize, Serialize};
 
 use super::{
     Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
     rows::{STREAM_THREADS, count, read, read_meta, rows_by, storage, stream_launch, write},
 };
-use crate::machine::Machine;
-use crate::tensor::{DType, Extents, Shape, Symbol};
+use crate::{
+    kernels::limits,
+    machine::Machine,
+    ops::{BatchInput, Rotation},
+    tensor::{DType, Extents, Shape, Symbol},
+};
 
 /// `x [tokens, stride]`, `positions [tokens]` → `out [tokens, heads·head]`: rotates each head by its token's position. Heads
 /// are adjacent, from column `from` of `x`.

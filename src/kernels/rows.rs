@@ -4,9 +4,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Constant, Constants, Fill, Launch, Param, Role, Tolerance, f32_literal};
-use crate::ops::BatchInput;
 use crate::{
     machine::Machine,
+    ops::BatchInput,
     tensor::{DType, Element, Shape, Size, Symbol},
 };
 

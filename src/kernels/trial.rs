@@ -2,8 +2,10 @@
 //! reference. Every executor uses these checks.
 
 use super::{Case, Fill, HostTensor, Kernel, Role, Tolerance, cache::BLOCK};
-use crate::ops::BatchInput;
-use crate::tensor::{Element, Extents, LengthsError};
+use crate::{
+    ops::BatchInput,
+    tensor::{Element, Extents, LengthsError},
+};
 
 /// Inputs of a kernel for a batch, and the reference's results.
 pub struct Trial {

@@ -10,9 +10,11 @@ use super::{
         COPIED, STREAM_THREADS, count, one_per, read, read_meta, rows_by, stream_launch, write,
     },
 };
-use crate::machine::Machine;
-use crate::ops::BatchInput;
-use crate::tensor::{Element, Extents, Symbol};
+use crate::{
+    machine::Machine,
+    ops::BatchInput,
+    tensor::{Element, Extents, Symbol},
+};
 
 /// `from` → `to`, both `[rows, 4]` 32-bit integers. A row is a piece of 16 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

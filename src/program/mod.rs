@@ -10,7 +10,6 @@ mod print;
 mod step;
 mod validate;
 
-use crate::tensor::Format;
 use serde::{Deserialize, Serialize};
 
 pub use attention::{AttentionChoice, UnknownAttention};
@@ -27,7 +26,7 @@ use crate::{
     kernels::{Class, KernelSpec, cache::BLOCK},
     ops::BatchInput,
     plan::UsageRecord,
-    tensor::{DType, Element, Extents, Shape, Size, Symbol},
+    tensor::{DType, Element, Extents, Format, Shape, Size, Symbol},
 };
 
 /// Index into [`Program::tensors`].

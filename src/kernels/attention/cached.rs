@@ -1,9 +1,5 @@
 //! Attention of new tokens to their sequence's keys in a KV cache.
 
-use crate::kernels::Class;
-use crate::kernels::attention::position_bias::PositionBiasCode;
-use crate::kernels::class::attention_flop;
-use crate::kernels::limits;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -17,8 +13,12 @@ use super::{
 };
 use crate::{
     kernels::{
-        Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role, Tolerance,
+        Case, Class, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role,
+        Tolerance,
+        attention::position_bias::PositionBiasCode,
         cache::{BLOCK, index, pool},
+        class::attention_flop,
+        limits,
     },
     machine::Machine,
     ops::{BatchInput, Bias, HeadView, PositionBias, default_scale},

@@ -1,20 +1,16 @@
 //! Decode attention: single tokens attend to their sequences' keys in a KV cache.
 
-use crate::kernels::Class;
-use crate::kernels::attention::position_bias::PositionBiasCode;
-use crate::kernels::limits;
-use crate::tensor::Size;
 use serde::{Deserialize, Serialize};
 
 use super::{AttentionError, Keys, MhaCached, storage};
-use crate::ops::{HeadView, PositionBias, default_scale};
 use crate::{
     kernels::{
-        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Tolerance,
-        cache::BLOCK,
+        Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
+        Tolerance, attention::position_bias::PositionBiasCode, cache::BLOCK, limits,
     },
     machine::Machine,
-    tensor::{DType, Extents},
+    ops::{HeadView, PositionBias, default_scale},
+    tensor::{DType, Extents, Size},
 };
 
 /// Attention to a KV cache for batches with one new token per sequence. It computes correct results for any batch.

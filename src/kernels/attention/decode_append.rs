@@ -1,22 +1,19 @@
 //! Decode attention that also appends the new keys and values to the KV cache.
 
-use crate::kernels::Class;
-use crate::kernels::limits;
-use crate::tensor::DType;
-use crate::tensor::Size;
 use serde::{Deserialize, Serialize};
 
 use super::{AttentionError, Keys, MhaDecode, params};
 use crate::{
     kernels::{
-        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
+        Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
         Tolerance,
         cache::{AppendCache, index, pool},
+        limits,
         rows::read_meta,
     },
     machine::Machine,
     ops::{BatchInput, HeadView},
-    tensor::{Extents, Shape, Symbol},
+    tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
 /// [`MhaDecode`]'s parameters, then `x [tokens, x.stride]` and `token_slots [tokens]` → `cache [blocks, stride]` as written by

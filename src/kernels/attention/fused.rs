@@ -1,20 +1,19 @@
 //! Fused attention, whose scores never reach global memory: a kernel for short sequences, and one for any length.
 
-use crate::kernels::Class;
-use crate::kernels::class::attention_flop;
-use crate::kernels::limits;
-use crate::tensor::Size;
 use serde::{Deserialize, Serialize};
 
 use super::{
     AttentionError,
     operands::{Operands, check_head, row_bytes},
 };
-use crate::ops::AttentionProblem;
 use crate::{
-    kernels::{Case, Constants, HostTensor, Kernel, Launch, Param, Tolerance},
+    kernels::{
+        Case, Class, Constants, HostTensor, Kernel, Launch, Param, Tolerance,
+        class::attention_flop, limits,
+    },
     machine::Machine,
-    tensor::{DType, Extents},
+    ops::AttentionProblem,
+    tensor::{DType, Extents, Size},
 };
 
 /// Fused attention for short sequences (ByteTransformer III.E.1): all keys of a sequence, at most `max_len`, are resident in

@@ -1,7 +1,5 @@
 //! Operands of the fused kernels, their checks, and the shared definition of attention.
 
-use crate::kernels::attention::position_bias::PositionBiasCode;
-use crate::kernels::attention::view::ViewCode;
 use rayon::prelude::*;
 
 use super::{
@@ -12,9 +10,12 @@ use super::{
     storage,
     view::{heads_word, kv_head_of, scale_suffix, views_suffix},
 };
-use crate::ops::{AttentionProblem, HeadView, default_scale};
 use crate::{
-    kernels::{Constants, HostTensor, Param, Tolerance},
+    kernels::{
+        Constants, HostTensor, Param, Tolerance,
+        attention::{position_bias::PositionBiasCode, view::ViewCode},
+    },
+    ops::{AttentionProblem, HeadView, default_scale},
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 

@@ -1,19 +1,16 @@
 //! Prefill attention: many new tokens attend to their sequences' keys in a KV cache.
 
-use crate::kernels::Class;
-use crate::kernels::limits;
-use crate::tensor::Size;
 use serde::{Deserialize, Serialize};
 
 use super::{AttentionError, Keys, MhaCached, MhaOnline, MhaTile, MhaWgmma, wgmma::Origin};
-use crate::ops::{AttentionProblem, HeadView, PositionBias, default_scale};
 use crate::{
     kernels::{
-        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, TensorMap,
-        Tolerance, cache::BLOCK,
+        Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
+        TensorMap, Tolerance, cache::BLOCK, limits,
     },
     machine::Machine,
-    tensor::{DType, Extents},
+    ops::{AttentionProblem, HeadView, PositionBias, default_scale},
+    tensor::{DType, Extents, Size},
 };
 
 /// Attention to a KV cache by tiles of queries, in f16 or bf16, with keys and values gathered by slot. It is based on

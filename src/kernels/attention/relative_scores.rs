@@ -1,18 +1,15 @@
 //! Scores of tokens against embeddings of relative positions, as in disentangled attention (DeBERTa).
 
-use crate::kernels::Class;
-use crate::kernels::class::attention_flop;
-use crate::kernels::limits;
-use crate::ops::PositionBias;
-use crate::ops::Side;
 use serde::{Deserialize, Serialize};
 
 use super::{params, storage, unfused, unfused::rounding};
 use crate::{
     kernels::{
-        Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role, Tolerance,
+        Case, Class, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role,
+        Tolerance, class::attention_flop, limits,
     },
     machine::Machine,
+    ops::{PositionBias, Side},
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 

@@ -4,8 +4,6 @@
 //! keeps it in registers, and interleaves the reductions of X rows (TurboTransformers 4.1.2, `warpAllReduce_XElem` and its
 //! block-level form).
 
-use crate::kernels::Class;
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -15,7 +13,8 @@ use super::{
 };
 use crate::{
     kernels::{
-        Case, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
+        Case, Class, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
+        f32_literal, limits,
     },
     machine::Machine,
     tensor::{DType, Extents},

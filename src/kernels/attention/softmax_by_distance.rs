@@ -1,8 +1,5 @@
 //! Softmax between the two matrix products of unfused attention, with windows and biases that depend on key distance.
 
-use crate::kernels::Class;
-use crate::kernels::attention::position_bias::PositionBiasCode;
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -12,10 +9,13 @@ use super::{
     unfused::{pairs_shape, rounding},
     view::scale_suffix,
 };
-use crate::ops::PositionBias;
 use crate::{
-    kernels::{Case, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance},
+    kernels::{
+        Case, Class, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
+        attention::position_bias::PositionBiasCode, limits,
+    },
     machine::Machine,
+    ops::PositionBias,
     tensor::{DType, Extents},
 };
 

@@ -1,18 +1,16 @@
 //! Attention for few tokens: the warps of a CTA split the keys of a small query tile.
 
-use crate::kernels::Class;
-use crate::kernels::limits;
-use crate::tensor::Size;
 use serde::{Deserialize, Serialize};
 
 use super::{AttentionError, MhaOnline, fused::edge_cases, storage, view::scale_log2};
-use crate::ops::{AttentionProblem, HeadView, default_scale};
 use crate::{
     kernels::{
-        Case, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
+        Case, Class, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
+        f32_literal, limits,
     },
     machine::Machine,
-    tensor::{DType, Extents},
+    ops::{AttentionProblem, HeadView, default_scale},
+    tensor::{DType, Extents, Size},
 };
 
 /// Fused attention of sequences of at most [`MhaSplitKeys::MAX_LEN`] tokens, in f16 or bf16, for batches of few tokens.

@@ -7,10 +7,6 @@
 #[cfg(test)]
 mod tests;
 
-use crate::kernels::Class;
-use crate::kernels::attention::view::ViewCode;
-use crate::kernels::class::attention_flop;
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -20,13 +16,13 @@ use super::{
     params, storage,
     view::{heads_word, kv_head_of, scale_suffix, views_suffix},
 };
-use crate::ops::{HeadView, default_scale};
 use crate::{
     kernels::{
-        Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role, Tolerance,
-        f32_literal,
+        Case, Class, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role,
+        Tolerance, attention::view::ViewCode, class::attention_flop, f32_literal, limits,
     },
     machine::Machine,
+    ops::{HeadView, default_scale},
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 

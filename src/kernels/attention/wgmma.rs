@@ -1,22 +1,20 @@
 //! Attention on Hopper with WGMMA. Persistent CTAs are warp-specialised, with TMA producers. With one tile per CTA, all threads
 //! load with `cp.async`.
 
-use crate::kernels::Class;
-use crate::kernels::attention::position_bias::PositionBiasCode;
-use crate::kernels::class::attention_flop;
-use crate::kernels::limits;
-use crate::tensor::Size;
+mod instances;
+
 use serde::{Deserialize, Serialize};
 
-use super::{AttentionError, MhaOnline, fused::edge_cases, position_bias, storage};
-use crate::ops::{AttentionProblem, HeadView, PositionBias, default_scale};
+use super::{AttentionError, MhaOnline, fused::edge_cases, storage};
 use crate::{
     kernels::{
-        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
-        TensorMap, Tolerance,
+        Case, Class, Constants, HostTensor, Instructions, Kernel, Launch, Param, RowOrder,
+        TensorMap, Tolerance, attention::position_bias::PositionBiasCode, class::attention_flop,
+        limits,
     },
     machine::Machine,
-    tensor::{DType, Extents},
+    ops::{AttentionProblem, HeadView},
+    tensor::{DType, Extents, Size},
 };
 
 /// Tile shape and occupancy of attention on Hopper.
@@ -562,70 +560,7 @@ impl Kernel for MhaWgmma {
     }
 }
 
-/// Every tile of every head size in both storage types, with Q, K, V merged in one tensor and separate.
-pub(super) fn representative() -> Vec<KernelSpec> {
-    let mut all = Vec::new();
-    for dtype in [DType::F16, DType::BF16] {
-        for (heads, kv_heads, head, causal) in [
-            (12, 12, 32, false),
-            (12, 12, 64, false),
-            (5, 5, 96, false),
-            (2, 2, 128, false),
-            (3, 1, 32, true),
-            (4, 2, 64, true),
-            (5, 5, 96, true),
-            (6, 2, 128, true),
-        ] {
-            let stride = (heads + 2 * kv_heads) * head;
-            let column = |offset| HeadView::TokenMajor { offset, stride };
-            let of = AttentionProblem {
-                heads,
-                kv_heads,
-                head,
-                scale: default_scale(head),
-                causal,
-                by: PositionBias::default(),
-                q: column(0),
-                k: column(heads * head),
-                v: column((heads + kv_heads) * head),
-            };
-            let tiles = MhaTile::candidates(head).iter();
-            all.extend(tiles.map(|&tile| KernelSpec::from(MhaWgmma { of, dtype, tile })));
-        }
-        // Windows and biases.
-        for (heads, head) in [(12, 64), (2, 128), (12, 32), (5, 96)] {
-            let column = |i| HeadView::TokenMajor {
-                offset: i * heads * head,
-                stride: 3 * heads * head,
-            };
-            let full =
-                AttentionProblem::full(heads, head, default_scale(head), [0, 1, 2].map(column));
-            for (_, by) in position_bias::examples()
-                .into_iter()
-                .filter(|(causal, _)| !causal)
-            {
-                // Other head sizes differ only in their tiles.
-                if head % 64 != 0 && by.window.is_some() != by.bias.is_some() {
-                    continue;
-                }
-                let of = AttentionProblem { by, ..full };
-                let tile = MhaTile::for_distances(head);
-                all.extend(tile.map(|tile| KernelSpec::from(MhaWgmma { of, dtype, tile })));
-            }
-        }
-        let (heads, head) = (3, 64);
-        let plain = HeadView::TokenMajor {
-            offset: 0,
-            stride: heads * head,
-        };
-        all.push(KernelSpec::from(MhaWgmma {
-            of: AttentionProblem::full(heads, head, 1.0, [plain; 3]),
-            dtype,
-            tile: MhaTile::candidates(head)[0],
-        }));
-    }
-    all
-}
+pub(super) use instances::representative;
 
 #[cfg(test)]
 mod tests;

@@ -1,9 +1,8 @@
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     kernels::{
-        Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
+        Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, limits,
         rows::{
             COPIED, STREAM_THREADS, count, read, rows_by, stream_constants, stream_launch,
             vector_width, write,

@@ -1,11 +1,10 @@
 //! Kernels that only move elements. Fusion replaces them by addressing.
 
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     kernels::{
-        Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
+        Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, limits,
         rows::{
             COPIED, STREAM_THREADS, count, read, rows_by, stream_constants, stream_launch,
             vector_width, write,

@@ -1,19 +1,18 @@
 //! Gate of a feed-forward network (GLU variants: Shazeer 2020).
 
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{Machine, SMALL_M};
-use crate::tensor::{DType, Extents, Symbol};
 use crate::{
     kernels::{
-        Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
+        Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, limits,
         rows::{
             STREAM_THREADS, count, read, rounded_once, rows_by, stream_constants, stream_launch,
             vector_width, write,
         },
     },
+    machine::{Machine, SMALL_M},
     ops::{Activation, activate_f64},
+    tensor::{DType, Extents, Symbol},
 };
 
 /// `x [rows, 2·width]` → `out [rows, width]`: the activation of the first half of a row's columns, times the second half.

@@ -1,20 +1,19 @@
 //! Deferred LayerNorm from row statistics, fused with the linear layer that reads it, for small M on Hopper.
 
-use crate::kernels::Class;
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
     Gemm, GemmWgmma, SplitKTile,
     residual_row_stats::{SlicedK, room_to_exchange, row_stats_of, row_stats_shape},
 };
-use crate::ops::Epilogue;
 use crate::{
     kernels::{
-        Case, Constants, Fill, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
-        TensorMap, Tolerance, f32_literal, layernorm::BiasResidualLayerNorm, rows::word,
+        Case, Class, Constants, Fill, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
+        Role, TensorMap, Tolerance, f32_literal, layernorm::BiasResidualLayerNorm, limits,
+        rows::word,
     },
     machine::Machine,
+    ops::Epilogue,
     tensor::{DType, Extents},
 };
 

@@ -1,7 +1,7 @@
 use super::{Gemm, Tile};
-use crate::ops::{Activation, Epilogue};
 use crate::{
     kernels::{Instructions, KernelSpec},
+    ops::{Activation, Epilogue},
     tensor::DType,
 };
 

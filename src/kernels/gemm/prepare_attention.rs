@@ -1,14 +1,13 @@
 //! The QKV projection with rotary embedding of heads in its epilogue.
 
-use crate::kernels::Class;
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{Gemm, GemmWgmma, WgmmaTile};
 use crate::{
     kernels::{
-        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
-        RowOrder, TensorMap, Tolerance, prepare_attention::PrepareAttention, rotary::frequencies,
+        Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
+        RowOrder, TensorMap, Tolerance, limits, prepare_attention::PrepareAttention,
+        rotary::frequencies,
     },
     machine::Machine,
     ops::{Activation, Epilogue, Rotation},

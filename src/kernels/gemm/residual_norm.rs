@@ -1,19 +1,17 @@
 //! A linear layer fused with everything up to the following LayerNorm or RMSNorm, for Hopper. A cluster holds whole rows of the
 //! result, so that they are normalised in registers with a cluster reduction of row statistics.
 
-use crate::kernels::Class;
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{Gemm, GemmWgmma, WgmmaTile};
-use crate::ops::Epilogue;
 use crate::{
     kernels::{
-        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
-        RowOrder, TensorMap, Tolerance, f32_literal, layernorm::LayerNorm, rms_norm::RmsNorm,
-        rows::word,
+        Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
+        RowOrder, TensorMap, Tolerance, f32_literal, layernorm::LayerNorm, limits,
+        rms_norm::RmsNorm, rows::word,
     },
     machine::{Hopper, Machine},
+    ops::Epilogue,
     tensor::{DType, Extents},
 };
 

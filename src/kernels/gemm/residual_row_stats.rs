@@ -1,21 +1,19 @@
 //! The GEMM before a deferred LayerNorm, for small M on Hopper. It also writes row statistics, with which the next GEMM
 //! normalises, so that LayerNorm needs no separate launch.
 
-use crate::kernels::Class;
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{
     Gemm, GemmWgmma, SplitKTile,
     split_k::{ALIGNMENT, BLOCK_K, BLOCK_N, PARTIAL_BYTES, SHARED_LIMIT, STEP_BYTES},
 };
-use crate::ops::Epilogue;
 use crate::{
     kernels::{
-        Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role, TensorMap,
-        Tolerance, layernorm::BiasResidualLayerNorm,
+        Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
+        TensorMap, Tolerance, layernorm::BiasResidualLayerNorm, limits,
     },
     machine::Machine,
+    ops::Epilogue,
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 

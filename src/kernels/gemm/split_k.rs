@@ -1,17 +1,15 @@
 //! The GEMM for small M on Hopper: swap-AB, with split-K over the CTAs of a cluster.
 
-use crate::kernels::Class;
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{Gemm, GemmWgmma, instances::at_odd_sizes};
-use crate::ops::Epilogue;
 use crate::{
     kernels::{
-        Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
-        TensorMap, Tolerance,
+        Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
+        TensorMap, Tolerance, limits,
     },
     machine::{Hopper, Machine},
+    ops::Epilogue,
     tensor::{DType, Extents},
 };
 

@@ -6,8 +6,6 @@ mod instances;
 mod reference;
 mod tile;
 
-use crate::kernels::Class;
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::reference::{stream_normals, stream_scaled};
@@ -18,16 +16,16 @@ use super::{
     residual_row_stats::{row_stats_of, row_stats_shape},
     split_k::{ALIGNMENT, BLOCK_K},
 };
-use crate::ops::Epilogue;
 use crate::{
     kernels::{
-        Case, Constants, Fill, HostTensor, Instructions, Kernel, Launch, Param, Role, RowOrder,
-        TensorMap, Tolerance,
+        Case, Class, Constants, Fill, HostTensor, Instructions, Kernel, Launch, Param, Role,
+        RowOrder, TensorMap, Tolerance,
         elementwise::Gate,
-        f32_literal,
+        f32_literal, limits,
         rows::{read, word},
     },
     machine::{Machine, SMALL_M},
+    ops::Epilogue,
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 

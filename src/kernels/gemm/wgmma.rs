@@ -1,17 +1,15 @@
 //! The persistent, warp-specialised GEMM for Hopper: `wgmma` on tiles that TMA loads.
 
-use crate::kernels::Class;
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{Gemm, GemmStream, StreamNorm, StreamTile};
-use crate::ops::Epilogue;
 use crate::{
     kernels::{
-        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
-        TensorMap, Tolerance,
+        Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
+        RowOrder, TensorMap, Tolerance, limits,
     },
     machine::{Hopper, Machine, SMALL_M},
+    ops::Epilogue,
     tensor::{DType, Extents},
 };
 

@@ -1,13 +1,13 @@
 //! Kernels of operators that are not sites of chains.
 
 use super::{Lowering, constant, width};
-use crate::ops::PositionBias;
 use crate::{
     graph::{NodeId, Op},
     kernels::{
         KernelSpec, attention::*, draw::Draw, elementwise::*, embedding::*,
         log_probability::LogProbability, pooling::*, rms_norm::RmsNorm, rotary::Rotary,
     },
+    ops::PositionBias,
     program::Padding,
     select::Dispatch,
     tensor::Symbol,

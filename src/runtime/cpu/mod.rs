@@ -6,7 +6,6 @@ pub mod ops;
 mod threads;
 mod weights;
 
-use crate::tensor::Format;
 pub use threads::{Threads, ThreadsError};
 
 use std::{
@@ -29,7 +28,7 @@ use crate::{
     ops::BatchInput,
     plan::Plan,
     program::{LaunchError, Program, SizeOverflow, Step, Storage, TensorIndex},
-    tensor::{DType, Element, Extents},
+    tensor::{DType, Element, Extents, Format},
 };
 
 #[derive(Debug, thiserror::Error)]

@@ -6,6 +6,7 @@ mod cublaslt;
 mod device;
 mod error;
 mod graphs;
+mod matrix;
 mod memory;
 mod model;
 mod session;

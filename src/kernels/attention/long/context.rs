@@ -1,7 +1,3 @@
-use crate::kernels::Class;
-use crate::kernels::attention::view::ViewCode;
-use crate::kernels::class::attention_flop;
-use crate::kernels::limits;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -15,10 +11,13 @@ use super::{
     KEY_TILE, Layout, cases, problems, scores_shape, statistics_shape, visitor_constants,
     visitor_launch,
 };
-use crate::ops::HeadView;
 use crate::{
-    kernels::{Case, Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance},
+    kernels::{
+        Case, Class, Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance,
+        attention::view::ViewCode, class::attention_flop, limits,
+    },
     machine::Machine,
+    ops::HeadView,
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 

@@ -1,10 +1,10 @@
-use crate::kernels::Class;
-use crate::kernels::limits;
 use serde::{Deserialize, Serialize};
 
 use super::{super::params, KEY_TILE, Layout, cases, partials_shape, problems, statistics_shape};
 use crate::{
-    kernels::{Case, Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance},
+    kernels::{
+        Case, Class, Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance, limits,
+    },
     machine::Machine,
     tensor::{DType, Extents},
 };

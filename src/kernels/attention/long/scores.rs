@@ -1,8 +1,3 @@
-use crate::kernels::Class;
-use crate::kernels::attention::view::ViewCode;
-use crate::kernels::class::attention_flop;
-use crate::kernels::limits;
-use crate::tensor::Size;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -17,11 +12,14 @@ use super::{
     KEY_TILE, Layout, cases, max_tiles, partials_shape, problems, scores_shape, visitor_constants,
     visitor_launch,
 };
-use crate::ops::{HeadView, default_scale};
 use crate::{
-    kernels::{Case, Constants, HostTensor, Kernel, Launch, Param, Tolerance, f32_literal},
+    kernels::{
+        Case, Class, Constants, HostTensor, Kernel, Launch, Param, Tolerance,
+        attention::view::ViewCode, class::attention_flop, f32_literal, limits,
+    },
     machine::Machine,
-    tensor::{DType, Extents, Shape},
+    ops::{HeadView, default_scale},
+    tensor::{DType, Extents, Shape, Size},
 };
 
 /// `q`, `k`, `cu_lens`, `pair_offsets` → `scores [heads, pairs + 8·tokens]`: `scale · q·kᵀ` for each sequence; and `partials

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ops::PositionBias;
+use crate::ops::{PositionBias, default_scale};
 
 fn kernel(head: u32, tile: MhaTile) -> MhaWgmma {
     let column = |i: u32| HeadView::TokenMajor {

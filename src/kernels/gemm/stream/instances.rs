@@ -1,9 +1,9 @@
 //! Instances of the GEMM that streams its weight, at odd sizes.
 
 use super::{super::instances::odd_sizes, GemmStream, StreamNorm, StreamTile};
-use crate::ops::{Activation, Epilogue};
 use crate::{
     kernels::{Instructions, KernelSpec},
+    ops::{Activation, Epilogue},
     tensor::DType,
 };
 

@@ -12,8 +12,10 @@ use gemmule_cpu::{
 
 use super::OpError;
 use super::args::{Args, Heads, Sequence};
-use crate::kernels::attention::*;
-use crate::ops::{PositionBias, Side};
+use crate::{
+    kernels::attention::*,
+    ops::{PositionBias, Side},
+};
 
 /// Consecutive queries of one sequence.
 #[derive(Clone, Copy)]

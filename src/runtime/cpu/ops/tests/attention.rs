@@ -1,6 +1,5 @@
 use super::*;
-use crate::kernels::attention::*;
-use crate::ops::AttentionProblem;
+use crate::{kernels::attention::*, ops::AttentionProblem};
 
 const HEADS: u32 = 3;
 const HEAD: u32 = 20;

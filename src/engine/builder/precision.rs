@@ -1,0 +1,38 @@
+//! The storage type of a program and the format of its weights, by device.
+
+use super::super::{Builder, DeviceName, EngineError, default_dtype};
+use crate::tensor::{DType, Format};
+
+impl Builder {
+    /// Returns the storage type of the program, and the format of the weights of linear layers if it is another.
+    pub(super) fn computes_in(
+        &self,
+        device: &DeviceName,
+    ) -> Result<(DType, Option<Format>), EngineError> {
+        const BF16: Format = Format::Plain(DType::BF16);
+        let dtype = self.dtype.unwrap_or_else(|| default_dtype(device));
+        match (device, dtype, self.quantize) {
+            (DeviceName::Cuda(_), ..) => Ok((dtype, None)),
+            (DeviceName::Cpu { .. }, DType::BF16, None | Some(BF16)) => {
+                Ok((DType::F32, Some(BF16)))
+            }
+            (DeviceName::Cpu { .. }, DType::BF16, Some(format)) => {
+                Err(EngineError::TwoFormats { format })
+            }
+            (DeviceName::Cpu { .. }, DType::F32 | DType::F16, format) => {
+                Ok((dtype, format.filter(|&format| format != dtype.into())))
+            }
+        }
+    }
+
+    /// Refuses options that apply only to a CPU.
+    pub(super) fn check_for_cuda(&self, device: &DeviceName) -> Result<(), EngineError> {
+        let option = match (self.threads, self.quantize) {
+            (Some(_), _) => "--threads",
+            (None, Some(_)) => "--quantize",
+            (None, None) => return Ok(()),
+        };
+        let device = device.to_string();
+        Err(EngineError::CpuOnly { option, device })
+    }
+}

@@ -1,0 +1,71 @@
+use super::{super::position_bias, MhaTile, MhaWgmma};
+use crate::{
+    kernels::KernelSpec,
+    ops::{AttentionProblem, HeadView, PositionBias, default_scale},
+    tensor::DType,
+};
+
+/// Every tile of every head size in both storage types, with Q, K, V merged in one tensor and separate.
+pub(in crate::kernels::attention) fn representative() -> Vec<KernelSpec> {
+    let mut all = Vec::new();
+    for dtype in [DType::F16, DType::BF16] {
+        for (heads, kv_heads, head, causal) in [
+            (12, 12, 32, false),
+            (12, 12, 64, false),
+            (5, 5, 96, false),
+            (2, 2, 128, false),
+            (3, 1, 32, true),
+            (4, 2, 64, true),
+            (5, 5, 96, true),
+            (6, 2, 128, true),
+        ] {
+            let stride = (heads + 2 * kv_heads) * head;
+            let column = |offset| HeadView::TokenMajor { offset, stride };
+            let of = AttentionProblem {
+                heads,
+                kv_heads,
+                head,
+                scale: default_scale(head),
+                causal,
+                by: PositionBias::default(),
+                q: column(0),
+                k: column(heads * head),
+                v: column((heads + kv_heads) * head),
+            };
+            let tiles = MhaTile::candidates(head).iter();
+            all.extend(tiles.map(|&tile| KernelSpec::from(MhaWgmma { of, dtype, tile })));
+        }
+        // Windows and biases.
+        for (heads, head) in [(12, 64), (2, 128), (12, 32), (5, 96)] {
+            let column = |i| HeadView::TokenMajor {
+                offset: i * heads * head,
+                stride: 3 * heads * head,
+            };
+            let full =
+                AttentionProblem::full(heads, head, default_scale(head), [0, 1, 2].map(column));
+            for (_, by) in position_bias::examples()
+                .into_iter()
+                .filter(|(causal, _)| !causal)
+            {
+                // Other head sizes differ only in their tiles.
+                if head % 64 != 0 && by.window.is_some() != by.bias.is_some() {
+                    continue;
+                }
+                let of = AttentionProblem { by, ..full };
+                let tile = MhaTile::for_distances(head);
+                all.extend(tile.map(|tile| KernelSpec::from(MhaWgmma { of, dtype, tile })));
+            }
+        }
+        let (heads, head) = (3, 64);
+        let plain = HeadView::TokenMajor {
+            offset: 0,
+            stride: heads * head,
+        };
+        all.push(KernelSpec::from(MhaWgmma {
+            of: AttentionProblem::full(heads, head, 1.0, [plain; 3]),
+            dtype,
+            tile: MhaTile::candidates(head)[0],
+        }));
+    }
+    all
+}
