@@ -6,7 +6,8 @@ use std::collections::HashMap;
 
 use gemmule::{
     Engine,
-    engine::{AdmitError, Event, Folder, Request, TextEncoder, generation_config},
+    generate::{AdmitError, Event, Request, generation_config},
+    text::{Folder, TextEncoder},
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

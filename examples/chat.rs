@@ -10,7 +10,8 @@ use std::{
 
 use gemmule::{
     Engine,
-    engine::{ChatTemplate, Event, Folder, Message, Stop, TextEncoder, generation_config},
+    generate::{Event, Stop, generation_config},
+    text::{ChatTemplate, Folder, Message, TextEncoder},
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

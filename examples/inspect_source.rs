@@ -3,8 +3,9 @@
 
 use gemmule::{
     DType,
-    engine::{CompileOptions, compile, description, emit, shipped_configs},
+    engine::{CompileOptions, compile, description, emit},
     machine::Machine,
+    measure::shipped_configs,
     tensor::Extents,
 };
 

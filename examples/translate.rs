@@ -10,7 +10,8 @@ use std::{
 
 use gemmule::{
     Engine,
-    engine::{Folder, TextEncoder, generation_config},
+    generate::generation_config,
+    text::{Folder, TextEncoder},
 };
 
 /// Lines that are in memory at once.

@@ -12,7 +12,7 @@
 //!   concurrently.
 //! - A [`Batch`] is a packed list of sequences of token ids.
 //! - [`Outputs`] are the named tensors of a run, such as `sentence_embedding`.
-//! - A [`Generator`](engine::Generator) generates text for several requests at once, with a KV cache.
+//! - A [`Generator`](generate::Generator) generates text for several requests at once, with a KV cache.
 //!   It admits a request as soon as the cache has room.
 //!
 //! # Examples
@@ -46,12 +46,14 @@ pub mod cli;
 pub mod codegen;
 pub mod engine;
 pub mod files;
+pub mod generate;
 pub mod graph;
 #[cfg(feature = "server")]
 pub mod http;
 pub mod jit;
 pub mod kernels;
 pub mod machine;
+pub mod measure;
 pub mod model;
 #[doc(hidden)]
 pub mod names;
@@ -68,12 +70,14 @@ pub mod serve;
 #[cfg(feature = "simulate")]
 pub mod simulate;
 pub mod tensor;
+pub mod text;
 
 pub use engine::{Builder, DeviceChoice, Engine, EngineError, Outputs, Session};
 pub use plan::ChunkPolicy;
 pub use program::AttentionChoice;
 pub use runtime::{AllocatorChoice, GraphChoice, Output, batch::Batch};
 pub use tensor::{DType, Format};
+pub use text::TextError;
 
 /// Compiles the Rust code of the README as doctests.
 #[cfg(doctest)]

@@ -95,7 +95,7 @@ fn an_artifact_runs_as_the_model_itself() {
 fn every_shipped_model_is_sound_in_a_file() {
     let folder = Folder::new();
     let file = folder.file("model");
-    for (name, model, config) in gemmule::engine::shipped_configs().expect("they are shipped") {
+    for (name, model, config) in gemmule::measure::shipped_configs().expect("they are shipped") {
         let description = gemmule::engine::description(model).expect("it is shipped");
         let outputs: Vec<String> = description
             .outputs_without_source()

@@ -5,9 +5,10 @@ mod common;
 use common::{hopper, usual};
 use gemmule::{
     DType,
-    engine::{CompileOptions, compile, description, shipped_configs},
+    engine::{CompileOptions, compile, description},
     graph::Op,
     kernels::trial::uniform,
+    measure::shipped_configs,
     passes,
     plan::{Allocator, ChunkAllocator, ChunkPolicy, lower_bound},
     program::{AttentionChoice, Buckets, Program},

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gemmule::engine::{ChatTemplate, Message};
+use gemmule::text::{ChatTemplate, Message};
 
 /// Counts the bytes that live, and their max.
 struct Counting;

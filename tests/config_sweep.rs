@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, num::NonZeroUsize, path::Path, sync::OnceLock};
 
 use gemmule::{
     Batch, DType, DeviceChoice, Engine, EngineError,
-    engine::{Event, Request, SamplingParams},
+    generate::{Event, Request, SamplingParams},
     model::Description,
     runtime::weights::RandomWeights,
     search::{Beams, Rules},

@@ -16,7 +16,8 @@ use std::{
 use common::mates;
 use gemmule::{
     AllocatorChoice, Batch, ChunkPolicy, DeviceChoice, Engine, EngineError, GraphChoice, Session,
-    engine::{Builder, DeviceName, Pending, Pipeline, Request, SamplingParams},
+    engine::{Builder, DeviceName, Pending, Pipeline},
+    generate::{Request, SamplingParams},
     program::AttentionChoice,
     runtime::{cuda::CudaError, weights::RandomWeights},
     search::Rules,

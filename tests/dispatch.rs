@@ -12,9 +12,10 @@ use std::{
 
 use gemmule::{
     DType,
-    engine::{CompileOptions, compile, description, shipped_configs},
+    engine::{CompileOptions, compile, description},
     jit::Target,
     machine::{Fit, Instructions, Machine},
+    measure::shipped_configs,
     program::{NEXT_LOGITS, Program},
     select::Batches,
     tensor::Extents,

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use common::Folder;
 use gemmule::{
-    DeviceChoice, Engine, EngineError,
-    engine::{Prompt, TextEncoder},
+    DeviceChoice, Engine,
     model::Description,
+    text::{Prompt, TextEncoder},
 };
 use insta::assert_snapshot;
 use serde_json::{Value, json};
@@ -443,7 +443,7 @@ fn what_a_folder_has_in_place_of_weights_is_named_with_the_way_out() {
 #[test]
 fn what_the_server_has_no_route_for_is_named_by_its_task() {
     let refused = |name: &str| {
-        let folder = gemmule::engine::Folder::open(&published(name)).expect("it is whole");
+        let folder = gemmule::text::Folder::open(&published(name)).expect("it is whole");
         let outputs = gemmule::serve::Model::outputs(&folder, false, false);
         let root = published("").display().to_string();
         outputs
@@ -516,7 +516,7 @@ fn prompts_go_by_their_names() {
 #[test]
 fn a_prompt_that_pooling_leaves_out_is_refused_and_an_empty_one_is_none() {
     let encoder = TextEncoder::open(&published("st-default-prompt")).expect("a tokenizer");
-    let error = |e: EngineError| {
+    let error = |e: gemmule::TextError| {
         let root = published("").display().to_string();
         e.to_string().replace(&root, "[checkpoints]/")
     };

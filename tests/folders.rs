@@ -5,8 +5,9 @@
 use std::path::{Path, PathBuf};
 
 use gemmule::{
-    Batch, DType, DeviceChoice, Engine, EngineError, Output, Session,
-    engine::{Bound, Comparison, Prompt, TextEncoder},
+    Batch, DType, DeviceChoice, Engine, Output, Session, TextError,
+    measure::{Bound, Comparison},
+    text::{Prompt, TextEncoder},
 };
 use serde::Deserialize;
 
@@ -55,7 +56,7 @@ impl Run {
         }
     }
 
-    fn encode(&self, encoder: &TextEncoder) -> Result<Batch, EngineError> {
+    fn encode(&self, encoder: &TextEncoder) -> Result<Batch, TextError> {
         match (&self.texts, &self.pairs) {
             (Some(texts), _) => encoder.encode_with(texts, self.prompt()),
             (None, Some(pairs)) => encoder.encode_pairs(pairs, self.prompt()),

@@ -11,7 +11,7 @@ use std::{
 
 use gemmule::{
     AttentionChoice, Batch, DType, DeviceChoice, Engine,
-    engine::{
+    generate::{
         AdmitError, Event, Failure, Generator, Reason, Request, SamplingParams, Stop, Ticket,
     },
     runtime::weights::RandomWeights,
@@ -722,7 +722,7 @@ fn a_key_that_would_change_the_result_is_refused_with_its_file() {
         let config = r#"{"eos_token_id": 0, "guidance_scale": 2.5}"#;
         std::fs::write(folder.join("generation_config.json"), config).expect("it is written");
     });
-    let refused = gemmule::engine::generation_config(folder.path()).expect_err("an error");
+    let refused = gemmule::generate::generation_config(folder.path()).expect_err("an error");
     let text = refused.to_string();
     let text = text.replace(&folder.path().display().to_string(), "[dir]");
     insta::assert_snapshot!(text, @"`[dir]/generation_config.json`: `guidance_scale` is 2.5, which changes the result and is not supported; remove it in a copy of the folder to ignore it");

@@ -5,7 +5,8 @@ mod common;
 use common::{Folder, Tensors, options, tensors_of, write_tensors};
 use gemmule::{
     Batch, DType, DeviceChoice, Engine, EngineError,
-    engine::{Event, Request, SamplingParams, compile, description},
+    engine::{compile, description},
+    generate::{Event, Request, SamplingParams},
     model::{Description, ModelError},
     runtime::weights::RandomWeights,
     search::Rules,

@@ -2,10 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use gemmule::{
-    engine::{catalogue, emit},
-    kernels::KernelSpec,
-};
+use gemmule::{engine::emit, kernels::KernelSpec, measure::catalogue};
 use serde::Deserialize;
 
 #[derive(Deserialize)]

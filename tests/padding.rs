@@ -4,9 +4,8 @@ mod common;
 
 use common::{WEIGHTS, tiny_config};
 use gemmule::{
-    Batch, Builder, DeviceChoice, Engine, EngineError, Outputs,
-    engine::{Comparison, Padding},
-    passes,
+    Batch, Builder, DeviceChoice, Engine, EngineError, Outputs, engine::Padding,
+    measure::Comparison, passes,
 };
 use insta::assert_snapshot;
 

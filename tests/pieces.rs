@@ -9,7 +9,7 @@ use std::{
 };
 
 use common::Folder;
-use gemmule::engine::TextEncoder;
+use gemmule::text::TextEncoder;
 use insta::assert_snapshot;
 use serde::Deserialize;
 
@@ -33,8 +33,8 @@ fn folder(name: &str) -> PathBuf {
         .join(name)
 }
 
-fn encoder(folder: &Path) -> Result<TextEncoder, gemmule::EngineError> {
-    TextEncoder::for_prompts(gemmule::engine::Folder::open(folder)?)
+fn encoder(folder: &Path) -> Result<TextEncoder, gemmule::TextError> {
+    TextEncoder::for_prompts(gemmule::text::Folder::open(folder)?)
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn a_text_is_cut_where_the_folder_says_and_pairs_are_refused() {
     let mut want: Vec<i32> = whole[..5].iter().map(|&id| id as i32).collect();
     want.push(whole[whole.len() - 1] as i32);
     assert_eq!(cut.token_ids(), want);
-    let input = gemmule::engine::Input::Pair("a", "b");
+    let input = gemmule::text::Input::Pair("a", "b");
     let pair = encoder.encode_one(input, Default::default());
     assert_snapshot!(pair.expect_err("an error"), @"text 0 cannot be tokenized: the tokenizer is a SentencePiece model for translation, which does not take pairs of texts; give one text");
 }

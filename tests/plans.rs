@@ -5,7 +5,8 @@ mod common;
 
 use gemmule::{
     DType,
-    engine::{CompileOptions, compile, description, shipped_configs},
+    engine::{CompileOptions, compile, description},
+    measure::shipped_configs,
     passes,
     plan::{Allocator, ChunkAllocator, ChunkPolicy, lower_bound},
     tensor::Extents,

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use gemmule::{
     Batch, DType, DeviceChoice, Engine, Format,
-    engine::{Bound, Comparison, Reference, TextEncoder},
+    measure::{Bound, Comparison, Reference},
     runtime::{cpu::computes_with, weights::RandomWeights},
+    text::TextEncoder,
 };
 
 /// As in `scripts/reference.py`.

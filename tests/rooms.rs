@@ -9,14 +9,14 @@ use std::{
 use gemmule::machine::Machine;
 
 /// Top to bottom. `names` and `files` are helpers without dependencies that any room may use.
-const ORDER: [&str; 22] = [
+const ORDER: [&str; 25] = [
     "names", "files", "search", "tensor", "ops", "graph", "model", "passes", "machine", "kernels",
-    "plan", "schedule", "simulate", "codegen", "select", "program", "jit", "runtime", "engine",
-    "serve", "http", "cli",
+    "plan", "schedule", "simulate", "codegen", "select", "program", "jit", "runtime", "text",
+    "generate", "engine", "measure", "serve", "http", "cli",
 ];
 
 /// Rooms that a room must not name although they are above it.
-const FORBIDDEN: [(&str, &[&str]); 16] = [
+const FORBIDDEN: [(&str, &[&str]); 18] = [
     ("search", &["names", "files"]),
     ("ops", &["names", "files"]),
     (
@@ -46,7 +46,7 @@ const FORBIDDEN: [(&str, &[&str]); 16] = [
         "http",
         &[
             "kernels", "graph", "passes", "plan", "codegen", "select", "program", "jit", "runtime",
-            "engine",
+            "text", "generate", "engine",
         ],
     ),
     ("codegen", &["graph", "model", "passes", "plan"]),
@@ -56,6 +56,18 @@ const FORBIDDEN: [(&str, &[&str]); 16] = [
         &["select", "graph", "passes", "program", "model", "plan"],
     ),
     ("runtime", &["passes", "model"]),
+    (
+        "text",
+        &[
+            "graph", "passes", "machine", "kernels", "plan", "codegen", "select", "jit",
+        ],
+    ),
+    (
+        "generate",
+        &[
+            "graph", "model", "passes", "machine", "codegen", "select", "jit", "text",
+        ],
+    ),
     ("program", &["model", "passes", "codegen"]),
 ];
 

@@ -19,11 +19,12 @@ use std::{
 
 use gemmule::{
     DeviceChoice, Engine,
-    engine::{Folder, SamplingParams, TextEncoder, generation_config},
+    generate::{SamplingParams, generation_config},
     http::{HttpChoice, Keys, Server},
     schedule::{CostTable, Settings, scheduler},
     search::Rules,
     serve::{Devices, Model, ModelChoice, Models},
+    text::{Folder, TextEncoder},
 };
 use serde_json::{Value, json};
 

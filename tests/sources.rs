@@ -19,10 +19,11 @@ use std::{
 use class::classes;
 use gemmule::{
     codegen::{Codegen, Marks},
-    engine::{Emitted, catalogue, emit},
+    engine::emit,
     jit::{DiskCache, Jit, Source, Target},
     kernels::KernelSpec,
     machine::Machine,
+    measure::{Emitted, catalogue},
 };
 use partials::{Partials, Rendered};
 use record::{Record, targets};

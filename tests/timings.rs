@@ -13,10 +13,11 @@ use gemmule::{
     DType, Engine, EngineError,
     engine::{
         Artifact, CompileOptions, Compiled, TimedOn, TuneMode, compile, description, emit,
-        read_timings, shipped_configs, timings_for, write_timings,
+        read_timings, timings_for, write_timings,
     },
     kernels::KernelSpec,
     machine::Machine,
+    measure::shipped_configs,
     program::Program,
     select::Timings,
     tensor::Extents,

@@ -3,7 +3,7 @@
 mod common;
 
 use common::Folder;
-use gemmule::engine::{Input, Prompt, TextEncoder};
+use gemmule::text::{Input, Prompt, TextEncoder};
 use insta::assert_snapshot;
 use serde_json::{Value, json};
 

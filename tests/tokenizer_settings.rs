@@ -6,7 +6,7 @@ mod common;
 use std::{fs, path::Path};
 
 use common::Folder;
-use gemmule::engine::{Encoded, Input, Prompt, TextEncoder};
+use gemmule::text::{Encoded, Input, Prompt, TextEncoder};
 use insta::assert_snapshot;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

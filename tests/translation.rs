@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, ops::ControlFlow};
 
 use gemmule::{
     DType, DeviceChoice, Engine,
-    engine::{AdmitError, Event, Generator, Reason, SamplingParams, Ticket},
+    generate::{AdmitError, Event, Generator, Reason, SamplingParams, Ticket},
     runtime::weights::RandomWeights,
     search::{Beams, EarlyStopping, Rules, Sampling},
 };

@@ -8,8 +8,9 @@ use std::{
 
 use gemmule::{
     DeviceChoice, Engine,
-    engine::{Folder, SamplingParams, TextEncoder, generation_config},
+    generate::{SamplingParams, generation_config},
     search::Beams,
+    text::{Folder, TextEncoder},
 };
 use serde_json::Value;
 

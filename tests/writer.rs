@@ -8,8 +8,9 @@ use std::{
 
 use gemmule::{
     DeviceChoice, Engine,
-    engine::{Folder, Request, SamplingParams, TextEncoder, generation_config},
+    generate::{Request, SamplingParams, generation_config},
     search::{Beams, Sampling},
+    text::{Folder, TextEncoder},
 };
 use serde_json::Value;
 

@@ -9,12 +9,14 @@ use std::{
 use gemmule::{
     AllocatorChoice, Batch, DType, DeviceChoice, Engine, EngineError,
     cli::{Bars, Outcome, Runnable, align_right, human, print, table, write_file, write_json},
-    engine::{CompileOptions, DeviceName, compile, config, description, shipped_configs},
+    engine::{CompileOptions, DeviceName, compile, description},
     machine::Machine,
+    measure::shipped_configs,
     plan::lower_bound,
     program::{Buckets, Program},
     runtime::{GraphChoice, Planner, PlannerError, weights::RandomWeights},
     tensor::Extents,
+    text::config,
 };
 use miette::{IntoDiagnostic, Report, WrapErr};
 use serde::Serialize;

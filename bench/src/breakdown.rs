@@ -6,8 +6,9 @@ use std::process::ExitCode;
 use gemmule::{
     Engine, EngineError,
     cli::{Outcome, Runnable, align_right, bench::sets::Set, print, table, write_file, write_json},
-    engine::{Breakdown, DeviceName},
+    engine::DeviceName,
     kernels::Class,
+    measure::Breakdown,
     passes,
     program::Program,
     tensor::Extents,

@@ -6,12 +6,12 @@ use std::{collections::VecDeque, path::PathBuf, process::ExitCode};
 use gemmule::{
     DeviceChoice, Engine, EngineError,
     cli::{Outcome, Runnable, align_right, human, print, table, write_file, write_json},
-    engine::{
-        AdmitError, Event, Generator, Request, SamplingParams, Ticket, config, shipped_configs,
-    },
+    generate::{AdmitError, Event, Generator, Request, SamplingParams, Ticket},
     kernels::trial::uniform,
+    measure::shipped_configs,
     runtime::weights::RandomWeights,
     search::Rules,
+    text::config,
 };
 use miette::{Report, miette};
 use serde::Serialize;

@@ -25,7 +25,8 @@ use std::process::ExitCode;
 use gemmule::{
     Engine, EngineError,
     cli::{Outcome, Runnable, align_right, bench::sets::Set, print, table, write_file, write_json},
-    engine::{Bound, Comparison, Padding},
+    engine::Padding,
+    measure::{Bound, Comparison},
     passes,
     program::Step,
 };

@@ -9,7 +9,8 @@ use gemmule::{
         bench::sets::{self, Set},
         print,
     },
-    engine::{Builder, shipped_configs},
+    engine::Builder,
+    measure::shipped_configs,
     runtime::{batch::Limits, weights::RandomWeights},
 };
 use miette::{Report, miette};

@@ -8,11 +8,7 @@
 
 use std::{fs, path::PathBuf, sync::LazyLock};
 
-use gemmule::graph::WeightNames;
-use gemmule::{
-    engine::Reference,
-    runtime::weights::{Checkpoint, CheckpointError, WeightSource},
-};
+use gemmule::{graph::WeightNames, measure::Reference, runtime::weights::{Checkpoint, CheckpointError, WeightSource}};
 use libfuzzer_sys::fuzz_target;
 
 /// Data after a header that the fuzzer wrote.

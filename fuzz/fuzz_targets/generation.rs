@@ -5,7 +5,7 @@
 
 use std::{fs, path::Path, sync::LazyLock};
 
-use gemmule::engine::{ChatTemplate, Message, generation_config};
+use gemmule::{text::{ChatTemplate, Message}, generate::generation_config};
 use libfuzzer_sys::fuzz_target;
 
 static FOLDER: LazyLock<tempfile::TempDir> =

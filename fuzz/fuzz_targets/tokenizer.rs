@@ -7,7 +7,7 @@
 
 use std::{fs, path::PathBuf, sync::LazyLock};
 
-use gemmule::engine::TextEncoder;
+use gemmule::text::TextEncoder;
 use libfuzzer_sys::fuzz_target;
 
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {

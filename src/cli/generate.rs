@@ -19,11 +19,9 @@ use super::{
     translate::forced,
 };
 use crate::{
-    engine::{
-        ChatOptions, ChatTemplate, Event, Folder, Generation, Json, MAX_TOKENS, Message, Reason,
-        SamplingParams, Stop, StreamDecoder, TextEncoder, generation_config,
-    },
+    generate::{Event, Generation, MAX_TOKENS, Reason, SamplingParams, Stop, generation_config},
     search::{Beams, EarlyStopping, Sampling},
+    text::{ChatOptions, ChatTemplate, Folder, Json, Message, StreamDecoder, TextEncoder},
 };
 
 #[derive(clap::Args)]

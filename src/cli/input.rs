@@ -6,9 +6,9 @@ use miette::{IntoDiagnostic, Report, WrapErr, miette};
 use serde::Deserialize;
 
 use crate::{
-    Batch, EngineError,
-    engine::{self, Encoded, Prompt, TextEncoder},
+    Batch, EngineError, TextError,
     files::{self, Kind},
+    text::{self, Encoded, Prompt, TextEncoder},
 };
 
 #[derive(clap::Args)]
@@ -106,11 +106,11 @@ impl Input {
         };
         let batch = match &texts {
             Texts::Pairs(pairs) => {
-                let inputs = pairs.iter().map(|(a, b)| engine::Input::Pair(a, b));
+                let inputs = pairs.iter().map(|(a, b)| text::Input::Pair(a, b));
                 source.batch(&encoder, inputs, prompt)?
             }
             Texts::Single(texts) => {
-                let inputs = texts.iter().map(|text| engine::Input::Text(text));
+                let inputs = texts.iter().map(|text| text::Input::Text(text));
                 source.batch(&encoder, inputs, prompt)?
             }
             Texts::None => return Err(miette!("there is no input")),
@@ -153,8 +153,8 @@ impl Source {
     }
 
     /// Returns the error of an input.
-    fn told(&self, index: usize, error: EngineError) -> Report {
-        let error = Report::from(error.of_text(index));
+    fn told(&self, index: usize, error: TextError) -> Report {
+        let error = Report::from(EngineError::from(error.of_text(index)));
         match self {
             Self::Arguments(_) => error,
             Self::Lines(..) => error.wrap_err(self.name(index)),
@@ -165,7 +165,7 @@ impl Source {
     fn batch<'t>(
         &self,
         encoder: &TextEncoder,
-        inputs: impl Iterator<Item = engine::Input<'t>>,
+        inputs: impl Iterator<Item = text::Input<'t>>,
         prompt: Prompt,
     ) -> Result<Batch, Report> {
         let mut all = Vec::new();
@@ -186,7 +186,7 @@ impl Source {
 pub(super) fn prompts<S: AsRef<str>>(
     encoder: &TextEncoder,
     texts: &[S],
-) -> Vec<Result<Vec<u32>, EngineError>> {
+) -> Vec<Result<Vec<u32>, TextError>> {
     let each = texts.iter().enumerate();
     each.map(|(index, text)| {
         let ids = encoder.prompts(&[text]);

@@ -12,9 +12,10 @@ use super::{
 };
 use crate::{
     DeviceChoice,
-    engine::{catalogue, emit},
+    engine::emit,
     jit::{Jit, Target},
     kernels::{KernelSpec, trial::Trial},
+    measure::catalogue,
     runtime::cuda::{Device, check_kernel},
 };
 

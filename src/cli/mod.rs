@@ -191,7 +191,7 @@ fn start_log(level: LevelFilter) {
 pub fn silence_contained_panics() {
     let otherwise = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        if !crate::engine::panics_are_contained() {
+        if !crate::text::panics_are_contained() {
             otherwise(info);
         }
     }));

@@ -13,14 +13,15 @@ use serde_json::Value;
 use crate::{
     DType, EngineError,
     engine::{
-        Builder, CompileOptions, Compiled, DeviceChoice, Engine, Folder, ModelFile, Stage, TimedOn,
-        TuneMode, compile, config,
+        Builder, CompileOptions, Compiled, DeviceChoice, Engine, ModelFile, Stage, TimedOn,
+        TuneMode, compile,
     },
     jit::Target,
     machine::Machine,
     program::AttentionChoice,
     runtime::{GraphChoice, weights::RandomWeights},
     tensor::Format,
+    text::{Folder, config},
 };
 
 use super::{memory::Memory, progress::Bars};
@@ -395,8 +396,8 @@ impl Runnable {
     /// Returns the config.json with the model's sizes: from `--config`, or the checkpoint's.
     pub fn config(&self) -> Result<Value, EngineError> {
         match (&self.config, &self.weights) {
-            (Some(file), _) => config(file),
-            (None, Some(folder)) => config(&folder.join("config.json")),
+            (Some(file), _) => Ok(config(file)?),
+            (None, Some(folder)) => Ok(config(&folder.join("config.json"))?),
             (None, None) => Err(EngineError::NoConfig),
         }
     }

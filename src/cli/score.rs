@@ -11,8 +11,9 @@ use super::{
 };
 use crate::{
     Batch, EngineError,
-    engine::{Folder, LOG_PROBABILITY, TextEncoder},
+    engine::LOG_PROBABILITY,
     runtime::batch::Limits,
+    text::{Folder, TextEncoder},
 };
 
 #[derive(clap::Args)]

@@ -13,9 +13,10 @@ use super::{
 };
 use crate::{
     EngineError,
-    engine::{Event, Folder, MAX_TOKENS, Request, SamplingParams, TextEncoder, generation_config},
     files::{self, Kind},
+    generate::{Event, GenerateError, MAX_TOKENS, Request, SamplingParams, generation_config},
     search::Beams,
+    text::{Folder, TextEncoder},
 };
 
 #[derive(clap::Args)]
@@ -143,7 +144,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let room = lens.get(..at_once).unwrap_or(&[1]);
     let mut generator = engine.generator(engine.cache_bytes_needed(room, &options)?)?;
     let checked = generator.check_options(&options);
-    checked.map_err(EngineError::from)?;
+    checked.map_err(GenerateError::from)?;
     generator.prompt_tokens_per_step(most);
     let bars = Bars::new();
     let (began, total) = (Instant::now(), waiting.len());

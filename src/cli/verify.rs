@@ -1,7 +1,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use super::{Outcome, align_right, model::Runnable, print, table};
-use crate::engine::{Bound, Reference};
+use crate::measure::{Bound, Reference};
 
 #[derive(clap::Args)]
 pub(super) struct Args {

@@ -5,7 +5,7 @@ mod start;
 use std::{
     collections::BTreeSet,
     num::NonZeroUsize,
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -14,22 +14,19 @@ use serde_json::Value;
 use self::pooling::warn_of_pooling;
 pub(super) use self::start::Start;
 use super::{
-    Artifact, Backend, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, ModelFile,
-    TuneMode, Tuner,
+    Artifact, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, ModelFile, TuneMode, Tuner,
     compile::{CompileOptions, Compiled, compile, emit},
-    folder::Folder,
     model_file::description,
     weights,
 };
 use crate::{
-    files::{self, Kind},
     jit::{Cubin, Jit},
     machine::Served,
     model::{Description, Module},
     plan::ChunkPolicy,
     program::{AttentionChoice, NEXT_LOGITS, Padding, Program},
     runtime::{
-        AllocatorChoice, GraphChoice, Planner,
+        AllocatorChoice, GraphChoice, LoadedModel, Planner,
         batch::Limits,
         cpu::{CpuModel, Threads},
         cuda::{CudaModel, Device},
@@ -37,6 +34,7 @@ use crate::{
     },
     select::Timings,
     tensor::{DType, Format},
+    text::{Folder, config},
 };
 
 /// The compiled program and its kernels, before the weights are loaded.
@@ -353,12 +351,12 @@ impl Builder {
         }
         let (program, limits) = (artifact.program, artifact.limits);
         let weights_done = |done, total| (self.progress)(Stage::Weights, done, total);
-        let backend = match &device {
+        let model = match &device {
             DeviceName::Cpu { .. } => {
                 let began = Instant::now();
                 let model = CpuModel::load(program, threads, &*source, &weights_done)?;
                 times.weights = began.elapsed();
-                Backend::Cpu(model.into())
+                LoadedModel::Cpu(model.into())
             }
             DeviceName::Cuda(info) => {
                 let device = Device::open(info.ordinal)?;
@@ -369,11 +367,11 @@ impl Builder {
                 let began = Instant::now();
                 let model = CudaModel::load(device, program, &cubins, &*source, &weights_done)?;
                 times.weights = began.elapsed();
-                Backend::Cuda(model.into())
+                LoadedModel::Cuda(model.into())
             }
         };
         Ok(Engine {
-            backend,
+            model,
             folder,
             encoders: Default::default(),
             device,
@@ -522,8 +520,8 @@ impl Builder {
             return Ok(value.clone());
         }
         match (&self.config, folder) {
-            (Some(file), _) => config(file),
-            (None, Some(folder)) => folder.config().cloned(),
+            (Some(file), _) => Ok(config(file)?),
+            (None, Some(folder)) => Ok(folder.config()?.clone()),
             (None, None) => Err(EngineError::NoConfig),
         }
     }
@@ -567,15 +565,6 @@ impl Builder {
 pub(super) fn modules_of(folder: Option<&Folder>) -> Vec<Module> {
     let modules = folder.and_then(Folder::modules);
     modules.unwrap_or_default().to_vec()
-}
-
-/// Reads a `config.json`.
-pub fn config(file: &Path) -> Result<Value, EngineError> {
-    let text = files::text(file, Kind::Config)?;
-    serde_json::from_str(&text).map_err(|e| EngineError::Config {
-        file: file.to_owned(),
-        problem: e.to_string(),
-    })
 }
 
 impl Limits {

@@ -1,14 +1,11 @@
 use std::path::PathBuf;
 
-use super::{
-    generator::{AdmitError, Failure},
-    timings::TimingsError,
-};
+use super::timings::TimingsError;
 use crate::{
     codegen::CodegenError,
     files::ReadError,
+    generate::{Failure, GenerateError},
     jit::JitError,
-    kernels::cache::BLOCK,
     machine::MachineError,
     model::ModelError,
     names::nearest,
@@ -22,6 +19,7 @@ use crate::{
         weights::CheckpointError,
     },
     tensor::Format,
+    text::TextError,
 };
 
 /// Any error of loading or running a model.
@@ -59,8 +57,6 @@ pub enum EngineError {
         file: PathBuf,
         source: std::io::Error,
     },
-    #[error("`{file}` is not JSON: {problem}; expected the config.json of a checkpoint")]
-    Config { file: PathBuf, problem: String },
     #[error("the sizes of the model are unknown; give a checkpoint folder or a config.json")]
     NoConfig,
     #[error(
@@ -142,16 +138,6 @@ pub enum EngineError {
         "timings select kernels by size, and --invariant uses one kernel for all sizes; omit one of the two"
     )]
     TuneInvariant,
-    #[error("`{file}` has no usable chat template: {problem}")]
-    ChatTemplate { file: PathBuf, problem: String },
-    /// A conversation, or one of its options, that the chat template does not write; `param` names which.
-    #[error("{problem}")]
-    Conversation {
-        param: &'static str,
-        problem: String,
-    },
-    #[error("`{file}` is not a tokenizer: {problem}; expected the tokenizer.json of a checkpoint")]
-    Tokenizer { file: PathBuf, problem: String },
     #[error(
         "`{file}` is a compiled model that computes outputs and does not generate text; give the description or only the checkpoint folder instead"
     )]
@@ -161,29 +147,6 @@ pub enum EngineError {
     )]
     WritesNothing { model: String },
     #[error(
-        "there is no folder `{folder}`; expected a checkpoint folder with config.json, tokenizer.json and weights; gemmule does not download it"
-    )]
-    NoFolder { folder: PathBuf },
-    #[error(
-        "{bytes} bytes are not enough for the KV cache: a block of {BLOCK} tokens takes {block}"
-    )]
-    NoBlock { bytes: u64, block: u64 },
-    #[error(
-        "`{folder}` has no tokenizer.json{}",
-        match found {
-            None => "; expected one, or a SentencePiece model with the vocab.json of its ids: source.spm, or sentencepiece.bpe.model".to_owned(),
-            Some(found) => format!(", and `{found}` is not supported on its own; create a tokenizer.json in Python: transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"),
-        }
-    )]
-    NoTokenizer {
-        folder: PathBuf,
-        /// A tokenizer file of a format that is not supported.
-        found: Option<&'static str>,
-    },
-    /// A tokenizer file other than tokenizer.json.
-    #[error("no tokenizer can be loaded from `{file}`: {problem}")]
-    PublishedTokenizer { file: PathBuf, problem: String },
-    #[error(
         "no description `{name}` comes with gemmule{}; there are {known}",
         near.as_ref().map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default()
     )]
@@ -192,22 +155,6 @@ pub enum EngineError {
         near: Option<String>,
         known: String,
     },
-    #[error("`{}`: {problem}", .file.display())]
-    Folder { file: PathBuf, problem: String },
-    #[error(
-        "there is no prompt `{name}`{}; the folder has {known}",
-        near.as_ref().map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default()
-    )]
-    NoPrompt {
-        name: String,
-        near: Option<String>,
-        known: String,
-    },
-    #[error(
-        "the prompt `{prompt}` must be excluded from pooling, according to `include_prompt` in `{}`, which gemmule does not support; give an empty prompt",
-        .folder.display()
-    )]
-    PromptLeftOut { folder: PathBuf, prompt: String },
     #[error(
         "the model leaves out `{first}`{} of the checkpoint, although it reads the same tensor of other layers; check the number of layers in config.json and their index in the description. To leave them out, allow unused layers (`--allow-unused-layers`)",
         match n { 1 => String::new(), n => format!(" and {} more tensors", n - 1) }
@@ -256,27 +203,9 @@ pub enum EngineError {
     )]
     NeedsSource { value: String, model: String },
     #[error(
-        "the engine was built to compute outputs, not to generate; build it with `Builder::generating`"
-    )]
-    NotGenerating,
-    #[error(
         "the engine was built to generate, and a session computes whole sequences; create a generator, or build the engine without `Builder::generating`"
     )]
     Generating,
-    #[error(transparent)]
-    Admit(#[from] AdmitError),
-    #[error("`{file}`: {problem}")]
-    GenerationConfig { file: PathBuf, problem: String },
-    #[error("text {index} cannot be tokenized: {problem}")]
-    Text { index: usize, problem: String },
-    #[error(
-        "text {index} cannot be tokenized: `{file}` makes the tokenizers crate panic: {problem}; expected the tokenizer.json of a checkpoint"
-    )]
-    TokenizerPanic {
-        file: PathBuf,
-        index: usize,
-        problem: String,
-    },
     #[error(
         "`{}` generates text, which uses one device; name only one device for it",
         folder.display()
@@ -321,6 +250,10 @@ pub enum EngineError {
     )]
     NoIntermediate { name: String, near: String },
     #[error(transparent)]
+    Text(TextError),
+    #[error(transparent)]
+    Generate(GenerateError),
+    #[error(transparent)]
     Pass(#[from] PassError),
     #[error(transparent)]
     Lower(#[from] LowerError),
@@ -343,19 +276,6 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// Replaces the index of a text that was tokenized on its own.
-    pub(crate) fn of_text(self, index: usize) -> Self {
-        match self {
-            Self::Text { problem, .. } => Self::Text { index, problem },
-            Self::TokenizerPanic { file, problem, .. } => Self::TokenizerPanic {
-                file,
-                index,
-                problem,
-            },
-            other => other,
-        }
-    }
-
     /// Whether a batch failed because memory ran out. A smaller batch may run.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(
@@ -380,6 +300,33 @@ impl From<ReadError> for EngineError {
         match error {
             ReadError::Io { file, source } => Self::Read { file, source },
             ReadError::TooLarge { .. } => Self::File(error),
+        }
+    }
+}
+
+impl From<TextError> for EngineError {
+    fn from(error: TextError) -> Self {
+        match error {
+            TextError::Read { file, source } => Self::Read { file, source },
+            TextError::File(error) => Self::File(error),
+            TextError::Model(error) => Self::Model(error),
+            TextError::Batch(error) => Self::Batch(error),
+            error => Self::Text(error),
+        }
+    }
+}
+
+impl From<GenerateError> for EngineError {
+    fn from(error: GenerateError) -> Self {
+        match error {
+            GenerateError::Read { file, source } => Self::Read { file, source },
+            GenerateError::File(error) => Self::File(error),
+            GenerateError::Batch(error) => Self::Batch(error),
+            GenerateError::Plan(error) => Self::Plan(error),
+            GenerateError::Size(error) => Self::Size(error),
+            GenerateError::Cpu(error) => Self::Cpu(error),
+            GenerateError::Cuda(error) => Self::Cuda(error),
+            error => Self::Generate(error),
         }
     }
 }

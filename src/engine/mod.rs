@@ -16,73 +16,52 @@
 //! ```
 
 mod artifact;
-mod breakdown;
 mod builder;
-mod catalogue;
-mod chat;
 mod compile;
-mod contain;
-mod conversation;
 mod device;
 mod error;
-mod estimate;
 mod finite;
-mod folder;
-mod generator;
+mod generating;
 mod model_file;
 mod padding;
 mod pipeline;
-mod sentencepiece;
+mod precision;
 mod session;
-mod stream_decoder;
-mod text;
 mod texts;
 mod timings;
 mod tune;
-mod verify;
 mod weights;
-mod word_cache;
 
 use std::{path::PathBuf, sync::Arc};
 
 pub use artifact::{Artifact, Sealed};
-pub use breakdown::{Breakdown, Share};
-pub use builder::{Builder, LoadTimes, Stage, config};
-pub use catalogue::{Emitted, catalogue, shipped_configs};
-pub use chat::{ChatOptions, ChatTemplate, Json, Message, Tool};
+pub use builder::{Builder, LoadTimes, Stage};
 pub use compile::{CompileOptions, Compiled, compile, emit};
-pub use contain::panics_are_contained;
 pub use device::{ChosenBy, DeviceChoice, DeviceName, default_dtype};
 pub use error::EngineError;
-pub use estimate::estimated_costs;
-pub use folder::{ClassScore, Folder, Prompt, Score};
-pub use generator::{
-    Admission, AdmitError, DecodeStep, Event, Failure, Generation, Generator, GeneratorBytes,
-    MAX_TOKENS, Reason, Request, SamplingParams, Stop, Ticket, UnsupportedDraw, generation_config,
-};
 pub use model_file::{ModelFile, description};
+pub(crate) use padding::laid_out;
 pub use pipeline::{Pending, Pipeline};
+pub use precision::Precision;
+pub(crate) use session::SessionBackend;
 pub use session::{Outputs, Session};
-pub use stream_decoder::StreamDecoder;
-pub use text::{CutSide, Encoded, Input, TextEncoder, TextToken};
 pub use timings::{
     TimedOn, TimingsError, parse_timings, read_timings, timings_for, timings_to_ron, write_timings,
 };
 pub use tune::{TuneMode, Tuner};
-pub use verify::{Bound, Comparison, Precision, Reference, ReferenceCase};
 pub use weights::{open_checkpoint, unread};
 
 pub use crate::{program::Padding, runtime::cpu::Threads};
 
-use self::session::SessionBackend;
 use crate::{
     program::{Program, Step},
     runtime::{
-        AllocatorChoice, Footprint, GraphChoice, Output, Planner, PlannerError,
+        AllocatorChoice, Footprint, GraphChoice, LoadedModel, Output, Planner, PlannerError,
         batch::{Batch, Limits},
-        cpu::{CpuModel, CpuSession},
-        cuda::{CudaModel, CudaSession},
+        cpu::CpuSession,
+        cuda::CudaSession,
     },
+    text::{Folder, Score},
 };
 
 /// Name of the output from which a cross-encoder's scores are computed.
@@ -93,7 +72,7 @@ pub const LOG_PROBABILITY: &str = "log_probability";
 
 /// A loaded model: weights and kernels, shared by its sessions.
 pub struct Engine {
-    backend: Backend,
+    model: LoadedModel,
     /// The checkpoint folder of the weights, if there is one.
     folder: Option<Folder>,
     encoders: texts::Encoders,
@@ -105,11 +84,6 @@ pub struct Engine {
     graphs: GraphChoice,
     times: LoadTimes,
     chosen_by: ChosenBy,
-}
-
-enum Backend {
-    Cpu(Arc<CpuModel>),
-    Cuda(Arc<CudaModel>),
 }
 
 impl Engine {
@@ -175,12 +149,12 @@ impl Engine {
         Ok(Session {
             limits: self.limits,
             padding: self.padding,
-            backend: match &self.backend {
-                Backend::Cpu(model) => {
+            backend: match &self.model {
+                LoadedModel::Cpu(model) => {
                     let session = CpuSession::new(Arc::clone(model), allocator)?;
                     SessionBackend::Cpu(Box::new(session))
                 }
-                Backend::Cuda(model) => {
+                LoadedModel::Cuda(model) => {
                     let plain = self.plain_launches;
                     let model = Arc::clone(model);
                     let session = CudaSession::new(model, allocator, plain, graphs)?;
@@ -193,10 +167,7 @@ impl Engine {
     /// Bytes of the weights, which all sessions share. On a CPU this counts packed weights, and unpacked ones that other
     /// steps than linear layers read.
     pub fn weight_bytes(&self) -> u64 {
-        match &self.backend {
-            Backend::Cpu(model) => model.weight_bytes(),
-            Backend::Cuda(model) => model.weight_bytes(),
-        }
+        self.model.weight_bytes()
     }
 
     /// Bytes of intermediate tensors that a new session needs for a batch, computed without running it.
@@ -216,9 +187,9 @@ impl Engine {
     pub fn footprint(&self, batch: &Batch) -> Result<Footprint, EngineError> {
         let batch = &*padding::laid_out(batch, self.padding)?;
         let (program, allocator) = (self.program(), &self.allocator);
-        let bucket = match &self.backend {
-            Backend::Cpu(_) => batch.extents(),
-            Backend::Cuda(_) => self.graphs.planned_for(program, allocator, batch),
+        let bucket = match &self.model {
+            LoadedModel::Cpu(_) => batch.extents(),
+            LoadedModel::Cuda(_) => self.graphs.planned_for(program, allocator, batch),
         };
         Ok(Planner::footprint(
             program,
@@ -244,10 +215,7 @@ impl Engine {
 
     /// Returns the compiled program.
     pub fn program(&self) -> &Program {
-        match &self.backend {
-            Backend::Cpu(model) => model.program(),
-            Backend::Cuda(model) => model.program(),
-        }
+        self.model.program()
     }
 
     /// Returns the device that the engine runs on.
@@ -257,10 +225,7 @@ impl Engine {
 
     /// Returns the precision to which the factors of matrix products are rounded.
     pub fn precision(&self) -> Precision {
-        let program = match &self.backend {
-            Backend::Cpu(model) => model.program(),
-            Backend::Cuda(model) => model.program(),
-        };
+        let program = self.program();
         program
             .weight_format()
             .unwrap_or(program.dtype.into())

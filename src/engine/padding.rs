@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Returns the batch in the layout of a run.
-pub(super) fn laid_out(batch: &Batch, padding: Padding) -> Result<Cow<'_, Batch>, BatchError> {
+pub(crate) fn laid_out(batch: &Batch, padding: Padding) -> Result<Cow<'_, Batch>, BatchError> {
     match padding {
         Padding::Removed => batch.check_unpadded().map(|()| Cow::Borrowed(batch)),
         Padding::Kept => batch.with_padding().map(Cow::Owned),
@@ -20,7 +20,7 @@ pub(super) fn laid_out(batch: &Batch, padding: Padding) -> Result<Cow<'_, Batch>
 }
 
 /// Removes the padding from the outputs of a padded batch, so that they have the layout of the packed batch.
-pub(super) fn remove(outputs: &mut [Output], program: &Program, batch: &Batch) {
+pub(crate) fn remove(outputs: &mut [Output], program: &Program, batch: &Batch) {
     for output in outputs {
         let named = program.outputs.iter().find(|(n, _)| *n == output.name);
         if let Some((_, tensor)) = named {

@@ -16,12 +16,12 @@ use crate::{
 
 /// Execution state for one caller of an [`Engine`](super::Engine). It stays usable after a failed run.
 pub struct Session {
-    pub(super) limits: Limits,
-    pub(super) padding: Padding,
-    pub(super) backend: SessionBackend,
+    pub(crate) limits: Limits,
+    pub(crate) padding: Padding,
+    pub(crate) backend: SessionBackend,
 }
 
-pub(super) enum SessionBackend {
+pub(crate) enum SessionBackend {
     Cpu(Box<CpuSession>),
     Cuda(Box<CudaSession>),
 }
@@ -102,7 +102,7 @@ impl Session {
     }
 
     /// Waits for the first submitted batch if the session cannot take another. Its results are kept for its [`Pending`].
-    pub(super) fn make_place(&mut self) {
+    pub(crate) fn make_place(&mut self) {
         if let SessionBackend::Cuda(session) = &mut self.backend {
             session.make_place();
         }
@@ -199,8 +199,8 @@ impl Session {
 /// The outputs of a run, by name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outputs {
-    pub(super) outputs: Vec<Output>,
-    pub(super) lens: Vec<u32>,
+    pub(crate) outputs: Vec<Output>,
+    pub(crate) lens: Vec<u32>,
 }
 
 impl Outputs {

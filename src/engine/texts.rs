@@ -2,11 +2,13 @@
 
 use std::{ops::ControlFlow, sync::OnceLock};
 
-use super::{
-    Encoded, Engine, EngineError, Folder, Input, Prompt, StreamDecoder, TextEncoder,
-    generation_config,
+use super::{Engine, EngineError};
+use crate::{
+    Outputs,
+    generate::generation_config,
+    model::EMBEDDING,
+    text::{Encoded, Folder, Input, Prompt, StreamDecoder, TextEncoder, TextError},
 };
-use crate::{Outputs, model::EMBEDDING};
 
 /// Maximum number of tokens of a batch; more texts are split into several batches.
 const BATCH_TOKENS: usize = 16_384;
@@ -65,9 +67,7 @@ impl Engine {
     /// An engine without a checkpoint folder, unsupported options, a prompt that the tokenizer refuses or that does not fit,
     /// and a step that fails.
     pub fn generate_text(&self, prompt: &str) -> Result<String, EngineError> {
-        let encoder = opened(&self.encoders.prompts, || {
-            TextEncoder::for_prompts(self.own_folder()?)
-        })?;
+        let encoder = self.encoder(&self.encoders.prompts, TextEncoder::for_prompts)?;
         let prompts = encoder.prompts(&[prompt])?;
         let options = generation_config(encoder.folder().trunk())?;
         let generated = self.generate(&prompts, &options, |_, _| ControlFlow::Continue(()))?;
@@ -92,7 +92,7 @@ impl Engine {
         inputs: impl Iterator<Item = Input<'a>>,
         row: impl Fn(&Outputs, usize) -> Result<T, EngineError>,
     ) -> Result<Vec<T>, EngineError> {
-        let encoder = opened(&self.encoders.texts, || TextEncoder::of(self.own_folder()?))?;
+        let encoder = self.encoder(&self.encoders.texts, TextEncoder::of)?;
         let encoded = inputs.enumerate().map(|(index, input)| {
             let encoded = encoder.encode_one(input, Prompt::Default);
             encoded.map_err(|e| e.of_text(index))
@@ -111,21 +111,19 @@ impl Engine {
         Ok(rows.into_iter().flatten().collect())
     }
 
-    fn own_folder(&self) -> Result<Folder, EngineError> {
-        self.folder.clone().ok_or(EngineError::NoFolderOfTexts)
-    }
-}
-
-/// Returns the encoder in `cell`, which `open` creates on first use.
-fn opened(
-    cell: &OnceLock<TextEncoder>,
-    open: impl FnOnce() -> Result<TextEncoder, EngineError>,
-) -> Result<&TextEncoder, EngineError> {
-    match cell.get() {
-        Some(encoder) => Ok(encoder),
-        None => {
-            let encoder = open()?;
-            Ok(cell.get_or_init(|| encoder))
+    /// Returns the encoder in `cell`, which `open` creates on first use.
+    fn encoder<'c>(
+        &self,
+        cell: &'c OnceLock<TextEncoder>,
+        open: impl FnOnce(Folder) -> Result<TextEncoder, TextError>,
+    ) -> Result<&'c TextEncoder, EngineError> {
+        match cell.get() {
+            Some(encoder) => Ok(encoder),
+            None => {
+                let folder = self.folder.clone();
+                let encoder = open(folder.ok_or(EngineError::NoFolderOfTexts)?)?;
+                Ok(cell.get_or_init(|| encoder))
+            }
         }
     }
 }

@@ -7,11 +7,14 @@ pub mod batch;
 pub mod cpu;
 pub mod cuda;
 mod elements;
+mod model;
 mod output;
 mod planner;
 mod replay;
 pub mod weights;
 mod workspace;
+
+pub(crate) use model::LoadedModel;
 
 pub use elements::{decode_indices, decode_values, encode_tensor, extend_values};
 pub use output::{MemoryUse, Output};

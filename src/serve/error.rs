@@ -1,6 +1,6 @@
 use std::{sync::Arc, time::Duration};
 
-use crate::{EngineError, engine::AdmitError, schedule::Refusal, search::SamplingError};
+use crate::{EngineError, generate::AdmitError, schedule::Refusal, search::SamplingError};
 
 /// Error of a request. Variants tell apart what the client can fix and what it cannot.
 #[derive(Clone, Debug, thiserror::Error)]

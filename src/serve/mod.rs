@@ -33,4 +33,4 @@ pub use tokenize::Text;
 pub use trace::Recorder;
 pub use writer::{Ending, GenerationParams, GenerationService, Piece, Scored, TokenStream};
 
-pub use crate::engine::{ChatOptions, ClassScore, CutSide, Json, Message, TextToken, Tool};
+pub use crate::text::{ChatOptions, ClassScore, CutSide, Json, Message, TextToken, Tool};

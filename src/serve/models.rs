@@ -18,9 +18,9 @@ use super::{
 };
 use crate::{
     DType, DeviceChoice, Engine, EngineError,
-    engine::{Folder, TextEncoder, TextToken},
     model::{Description, EMBEDDING, computed},
     schedule::{CostTable, Scheduler},
+    text::{Folder, TextEncoder, TextToken},
 };
 
 /// Output of models that classify tokens.

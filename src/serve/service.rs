@@ -27,9 +27,10 @@ use super::{
 };
 use crate::{
     Batch, Engine, EngineError,
-    engine::{ClassScore, CutSide, LOGITS, Pipeline, TextEncoder},
+    engine::{LOGITS, Pipeline},
     model::EMBEDDING,
     schedule::{CostTable, Scheduler, SchedulerState},
+    text::{ClassScore, CutSide, TextEncoder},
 };
 
 /// Texts below this many bytes are tokenized on the caller's thread, if a request has at most [`FEW`] inputs.

@@ -9,7 +9,7 @@ use std::{
 use super::{ServeError, Submit};
 use crate::{
     EngineError,
-    engine::{CutSide, Encoded, Folder, Input, Prompt, TextEncoder},
+    text::{CutSide, Encoded, Folder, Input, Prompt, TextEncoder, TextError},
 };
 
 /// Input of a model.
@@ -188,7 +188,7 @@ pub(super) fn encode(
         }
     };
     let encoded = encoded.map_err(|error| match error {
-        EngineError::Text { problem, .. } => ServeError::invalid(
+        TextError::Text { problem, .. } => ServeError::invalid(
             "input",
             format!("input {index} cannot be tokenized: {problem}"),
         ),

@@ -25,11 +25,9 @@ use super::{
 };
 use crate::{
     Engine, EngineError,
-    engine::{
-        Admission, ChatOptions, ChatTemplate, Message, Request, SamplingParams, TextEncoder,
-        generation_config,
-    },
+    generate::{Admission, GenerateError, Request, SamplingParams, generation_config},
     search::Sampling,
+    text::{ChatOptions, ChatTemplate, Message, TextEncoder, TextError},
 };
 
 /// Max number of waiting texts. A tenant with less than its share of them may exceed it.
@@ -285,19 +283,19 @@ impl GenerationService {
         };
         let generator = engine.generator(bytes)?;
         let checked = generator.check_options(&defaults);
-        checked.map_err(|problem| EngineError::GenerationConfig {
+        checked.map_err(|problem| GenerateError::GenerationConfig {
             file: folder.join("generation_config.json"),
             problem: problem.to_string(),
         })?;
         let admission = generator.admission();
         if generator.cache_bytes().1 == 0 {
             let block = engine.program().block_bytes();
-            return Err(EngineError::NoBlock { bytes, block });
+            return Err(GenerateError::NoBlock { bytes, block }.into());
         }
         // A model without a template only completes prompts.
         let template = ChatTemplate::open(&folder).map_err(|e| match e {
             // Do not reveal paths to clients.
-            EngineError::ChatTemplate { problem, .. } => problem,
+            TextError::ChatTemplate { problem, .. } => problem,
             other => other.to_string(),
         });
         let (jobs, come) = channel();
@@ -418,9 +416,9 @@ impl GenerationService {
                 "the model's chat template does not support tools; leave `tools` out, or use another model",
             ));
         }
-        let wrong = |e: EngineError| {
+        let wrong = |e: TextError| {
             let param = match &e {
-                EngineError::Conversation { param, .. } => param,
+                TextError::Conversation { param, .. } => param,
                 _ => "messages",
             };
             ServeError::invalid(param, e.to_string())

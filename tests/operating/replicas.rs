@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gemmule::{DeviceChoice, Engine, engine::TextEncoder};
+use gemmule::{DeviceChoice, Engine, text::TextEncoder};
 use serde_json::{Value, json};
 
 use super::{Child, checkpoint, costs, found, free_port, say, wait_for_port};

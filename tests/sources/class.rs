@@ -7,12 +7,13 @@ use std::{
 
 use gemmule::{
     DType,
-    engine::{Emitted, emit},
+    engine::emit,
     jit::Source,
     kernels::{
         elementwise::{BinaryOp, Combine},
         representative,
     },
+    measure::Emitted,
 };
 
 /// Where the snapshots of exemplars are.

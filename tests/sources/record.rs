@@ -8,8 +8,8 @@ use std::{
 
 use gemmule::{
     codegen::canonical,
-    engine::Emitted,
     jit::{Source, Target, options},
+    measure::Emitted,
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use gemmule::{
     Engine,
-    engine::{Event, Generator, Request, SamplingParams, Ticket},
+    generate::{Event, Generator, Request, SamplingParams, Ticket},
     search::{Beams, EarlyStopping, Hypothesis, Rules},
 };
 

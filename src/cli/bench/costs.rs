@@ -9,7 +9,7 @@ use super::super::{
     model::{Card, Model},
     say, write_file,
 };
-use crate::{DType, engine::estimated_costs};
+use crate::{DType, measure::estimated_costs};
 
 #[derive(clap::Args)]
 pub(in crate::cli) struct Args {

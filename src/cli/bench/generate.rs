@@ -10,7 +10,7 @@ use super::super::{
 };
 use crate::{
     Engine,
-    engine::{DecodeStep, Event, Generator, MAX_TOKENS, Request, SamplingParams},
+    generate::{DecodeStep, Event, Generator, MAX_TOKENS, Request, SamplingParams},
     runtime::batch::Limits,
     search::{Beams, Rules, Sampling},
 };

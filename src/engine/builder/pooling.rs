@@ -1,9 +1,9 @@
 //! Warnings about pooling that a checkpoint folder does not specify.
 
 use crate::{
-    engine::folder::Folder,
     graph::{Graph, Op},
     model::EMBEDDING,
+    text::Folder,
 };
 
 /// Warns if the model computes sentence embeddings and the folder does not specify their pooling.

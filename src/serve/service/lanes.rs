@@ -15,11 +15,12 @@ use super::{
 };
 use crate::{
     AllocatorChoice, Batch, ChunkPolicy, Engine, EngineError, Outputs, Session,
-    engine::{DeviceName, Encoded, Pending, Pipeline},
+    engine::{DeviceName, Pending, Pipeline},
     schedule::{CostTable, Costs, Layout, Micros, Planned, Refusal},
     serve::{DevicePermit, Metrics, ModelHandle, ServeError, costs::full_batch},
     simulate::Happened,
     tensor::Extents,
+    text::Encoded,
 };
 
 /// A batch in the executor.
@@ -231,7 +232,7 @@ pub(super) struct Collect {
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) lane: usize,
     pub(super) output: &'static str,
-    pub(super) score: Option<crate::engine::Score>,
+    pub(super) score: Option<crate::text::Score>,
     pub(super) weights: Option<Weights>,
     /// Memory limit of a batch in bytes, unless the device has run out of memory.
     pub(super) bytes: u64,

@@ -11,13 +11,13 @@ use super::{
     request::{Joined, Leader, Waiter},
 };
 use crate::{
-    engine::{Encoded, TextEncoder},
     runtime::batch::Limits,
     schedule::{CostTable, Micros, Scheduler, SchedulerState, Waiting},
     serve::{
         Cache, Metrics, Recorder, ServeError, Text, backlog::Backlog, cache::Key, tokenize::encode,
     },
     simulate::{Event, Happened},
+    text::{Encoded, TextEncoder},
 };
 
 /// The cache of a model.

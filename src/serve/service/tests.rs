@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use super::{lanes::RECOVERS, queue::Entry, *};
 use crate::{
     DeviceChoice,
-    engine::{Input, Prompt},
     runtime::cpu::CpuError,
     schedule::{Micros, Settings, Waiting, scheduler},
+    text::{Input, Prompt},
 };
 
 /// Starts a service with a small model on the CPU.

@@ -67,7 +67,7 @@ mod tests {
     use tokio::sync::mpsc::unbounded_channel;
 
     use super::*;
-    use crate::engine::{Request, SamplingParams};
+    use crate::generate::{Request, SamplingParams};
 
     fn job(name: u32, class: u8, tenant: u32, tokens: usize) -> Job {
         let mut options = SamplingParams::default();

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     EngineError,
-    engine::{AdmitError, Event, Generator, Ticket},
+    generate::{AdmitError, Event, Generator, Ticket},
     schedule::Micros,
     serve::{Metrics, ModelHandle, ServeError, backlog::Pace, service::LOST},
 };
@@ -93,7 +93,7 @@ impl GenerationLoop {
             drop(turn);
             match polled {
                 Ok(events) => self.note(events, took),
-                Err(error) => self.fail(error),
+                Err(error) => self.fail(error.into()),
             }
             self.texts.send();
         }

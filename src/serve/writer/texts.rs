@@ -12,8 +12,9 @@ use std::{
 use super::{Ending, Job, Piece, Scored};
 use crate::{
     EngineError,
-    engine::{Event, Reason, StreamDecoder, TextEncoder, Ticket},
+    generate::{Event, Reason, Ticket},
     serve::{Metrics, ServeError},
+    text::{StreamDecoder, TextEncoder},
 };
 
 /// Max number of threads. One handles 200,000 tokens per second.
@@ -141,7 +142,7 @@ impl Detokenizer {
                     let decode = |tokens: &[u32]| self.encoder.decode(tokens);
                     match StreamDecoder::after(&row.job.request.prompt, decode) {
                         Ok(text) => row.text = text,
-                        Err(problem) => row.fail(problem),
+                        Err(problem) => row.fail(problem.into()),
                     }
                 }
                 self.rows.insert(ticket, row);

@@ -17,14 +17,16 @@ use super::{
 use crate::{
     Batch, DType, DeviceChoice, Engine, EngineError,
     cli::simulate::Chosen,
-    engine::{Builder, Folder, Pipeline, SamplingParams, generation_config},
+    engine::{Builder, Pipeline},
     files::{self, Kind as File},
+    generate::{SamplingParams, generation_config},
     schedule::{CostTable, scheduler},
     serve::{
         GenerationParams, GenerationService, Kind, Model, ModelChoice, Piece, ServeError, Service,
         Submit, Text, measure,
     },
     simulate::Load,
+    text::Folder,
 };
 
 /// Options of the model, as in `gemmule serve`.

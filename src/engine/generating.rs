@@ -1,0 +1,107 @@
+//! Methods of [`Engine`] that generate tokens.
+
+use std::ops::ControlFlow;
+
+use super::{Engine, EngineError};
+use crate::generate::{
+    Event, Generation, GenerationModel, Generator, GeneratorBytes, SamplingParams, Stop,
+};
+
+impl Engine {
+    /// Creates a generator with a KV cache of `cache_bytes`, rounded down to whole blocks.
+    ///
+    /// # Errors
+    /// [`GenerateError::NotGenerating`](crate::generate::GenerateError::NotGenerating) if the engine was not built with [`Builder::generating`](crate::Builder::generating),
+    /// and memory that cannot be allocated.
+    pub fn generator(&self, cache_bytes: u64) -> Result<Generator, EngineError> {
+        Ok(self.generation_model().generator(cache_bytes)?)
+    }
+
+    /// Whether the model generates from a source, as translation models do, instead of continuing a prompt.
+    pub fn has_source(&self) -> bool {
+        self.generation_model().has_source()
+    }
+
+    /// Continues each prompt, with as many at once as fit in [`cache_bytes_at_most`](Self::cache_bytes_at_most), and returns
+    /// the results in the order of the prompts. See [`Generator::write_all`].
+    ///
+    /// # Errors
+    /// Options that are invalid for every prompt, memory that cannot be allocated, and a step that fails as a whole.
+    pub fn generate(
+        &self,
+        prompts: &[Vec<u32>],
+        options: &SamplingParams,
+        on_event: impl FnMut(usize, &Event) -> ControlFlow<Stop>,
+    ) -> Result<Vec<Generation>, EngineError> {
+        Ok(self
+            .generation_model()
+            .generate(prompts, options, on_event)?)
+    }
+
+    /// Returns the memory that a generator with `cache_bytes` of KV cache needs for prompts of these lengths, with as many at
+    /// once as fit, without creating it. Memory for tokens that the host selects while a device computes is not counted.
+    ///
+    /// # Errors
+    /// [`GenerateError::NotGenerating`](crate::generate::GenerateError::NotGenerating) if the engine was not built with
+    /// [`Builder::generating`](crate::Builder::generating), and sizes above the limits of the memory planner.
+    pub fn generator_bytes(
+        &self,
+        prompts: &[usize],
+        options: &SamplingParams,
+        cache_bytes: u64,
+    ) -> Result<GeneratorBytes, EngineError> {
+        Ok(self
+            .generation_model()
+            .generator_bytes(prompts, options, cache_bytes)?)
+    }
+
+    /// Returns the KV cache size, in bytes, for running prompts of these lengths at once. A request without a limit on new
+    /// tokens gets all remaining positions, but at most 1 GiB or 4,096 new tokens, whichever is larger.
+    ///
+    /// # Errors
+    /// [`GenerateError::NotGenerating`](crate::generate::GenerateError::NotGenerating) if the engine was not built with [`Builder::generating`](crate::Builder::generating).
+    pub fn cache_bytes_needed(
+        &self,
+        prompts: &[usize],
+        options: &SamplingParams,
+    ) -> Result<u64, EngineError> {
+        Ok(self
+            .generation_model()
+            .cache_bytes_needed(prompts, options)?)
+    }
+
+    /// Returns a KV cache size, in bytes, for any number of prompts of these lengths. It holds the longest prompts that fit
+    /// the model, up to the concurrency limit of the device or CPU. On a device it is at most half of the free memory. It is
+    /// always enough for the longest prompt alone.
+    ///
+    /// # Errors
+    /// The errors of [`default_cache_bytes`](Self::default_cache_bytes).
+    pub fn cache_bytes_at_most(
+        &self,
+        prompts: &[usize],
+        options: &SamplingParams,
+    ) -> Result<u64, EngineError> {
+        Ok(self
+            .generation_model()
+            .cache_bytes_at_most(prompts, options)?)
+    }
+
+    /// Returns the default KV cache size, in bytes, for unknown requests. On a CPU it holds eight sequences of the model's
+    /// maximum length, counting at most 4,096 positions each. On a device it holds the maximum number of concurrent
+    /// sequences, up to half of the free memory, but at least eight.
+    ///
+    /// # Errors
+    /// The errors of [`cache_bytes_needed`](Self::cache_bytes_needed), and a device error.
+    pub fn default_cache_bytes(&self, options: &SamplingParams) -> Result<u64, EngineError> {
+        Ok(self.generation_model().default_cache_bytes(options)?)
+    }
+
+    pub(crate) fn generation_model(&self) -> GenerationModel<'_> {
+        GenerationModel {
+            model: &self.model,
+            limits: self.limits,
+            plain_launches: self.plain_launches,
+            graphs: self.graphs,
+        }
+    }
+}

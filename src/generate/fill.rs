@@ -1,0 +1,79 @@
+//! Concurrent prompt reading (prefill) on a device.
+//!
+//! A prefill run reads all weights, and decoding a few sequences leaves most of the device idle. Prompts are therefore read
+//! on a stream of their own, concurrently with the decode steps. A run takes all waiting prompts; prompts that arrive while
+//! it runs wait for the next run. The busier the device, the more prompts share a run.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use super::GenerateError;
+use super::{Generator, Row};
+use crate::runtime::cuda::Fence;
+
+/// Maximum number of prefill runs in flight: one that runs and one enqueued after it.
+const MAX_IN_FLIGHT: usize = 2;
+
+/// Prefill runs in flight, oldest first.
+#[derive(Default)]
+pub(super) struct Fills(VecDeque<Arc<Fence>>);
+
+impl Fills {
+    /// Whether another run can be enqueued without waiting for the memory of an earlier one.
+    pub(super) fn has_room(&mut self) -> Result<bool, GenerateError> {
+        while let Some(first) = self.0.front()
+            && first.is_passed()?
+        {
+            self.0.pop_front();
+        }
+        Ok(self.0.len() < MAX_IN_FLIGHT)
+    }
+
+    /// Records a run that was just enqueued; `None` on a CPU.
+    pub(super) fn push(&mut self, filled: Option<Fence>) -> Option<Arc<Fence>> {
+        let filled = filled.map(Arc::new);
+        self.0.extend(filled.clone());
+        filled
+    }
+
+    /// Returns the fence of the newest run, which passes after all others.
+    pub(super) fn last(&self) -> Option<Arc<Fence>> {
+        self.0.back().cloned()
+    }
+
+    /// Waits until another run can be enqueued.
+    pub(super) fn wait_for_room(&mut self) -> Result<(), GenerateError> {
+        if !self.has_room()?
+            && let Some(first) = self.0.pop_front()
+        {
+            first.wait()?;
+        }
+        Ok(())
+    }
+}
+
+impl Generator {
+    /// Adds prompts to the cache, except their last tokens, with which the device starts decoding.
+    pub(super) fn fill_caches(&mut self) -> Result<(), GenerateError> {
+        let awaits = |row: &Row| row.suits_device() && row.row.is_none() && row.open() > 1;
+        let mut left = self.max_prompt_tokens;
+        let mut taken = Vec::new();
+        for (at, row) in self.rows.iter().enumerate() {
+            if awaits(row) && left > 0 {
+                let n = (row.open() - 1).min(left);
+                left -= n;
+                taken.push((at, n));
+            }
+        }
+        if taken.is_empty() || !self.fills.has_room()? {
+            return Ok(());
+        }
+        let batch = self.batch(&taken)?;
+        let filled = self.executor.fill(&batch)?;
+        let filled = self.fills.push(filled);
+        for (at, n) in taken {
+            self.rows[at].cached += n;
+            self.rows[at].filled.clone_from(&filled);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,28 @@
+use std::sync::Arc;
+
+use super::{cpu::CpuModel, cuda::CudaModel};
+use crate::program::Program;
+
+/// A program and its weights on one device, shared by sessions and generators.
+#[derive(Clone)]
+pub(crate) enum LoadedModel {
+    Cpu(Arc<CpuModel>),
+    Cuda(Arc<CudaModel>),
+}
+
+impl LoadedModel {
+    pub(crate) fn program(&self) -> &Program {
+        match self {
+            Self::Cpu(model) => model.program(),
+            Self::Cuda(model) => model.program(),
+        }
+    }
+
+    /// Bytes of the weights. On a CPU this counts packed weights, and unpacked ones that other steps than linear layers read.
+    pub(crate) fn weight_bytes(&self) -> u64 {
+        match self {
+            Self::Cpu(model) => model.weight_bytes(),
+            Self::Cuda(model) => model.weight_bytes(),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Inputs of models that read conversations, as sentence-transformers' Transformer converts texts and pairs for a folder with
+//! messages in `modality_config`.
+
+use std::sync::OnceLock;
+
+use super::{ChatTemplate, Folder, Input, Json, TextError};
+
+/// A chat template that writes every input.
+pub(super) struct Conversation {
+    template: ChatTemplate,
+    /// Whether a message's content is a list of parts, one of which is the text.
+    has_parts: bool,
+    /// Variables that the folder sets for the template.
+    options: Vec<(String, Json)>,
+    /// Whether the template writes both texts of a pair; checked at the first pair.
+    takes_pairs: OnceLock<Result<(), &'static str>>,
+}
+
+impl Conversation {
+    /// Returns `None` if the folder's model reads plain texts.
+    ///
+    /// # Errors
+    /// A folder that uses messages and has no template.
+    pub(super) fn of(folder: &Folder) -> Result<Option<Self>, TextError> {
+        let Some(messages) = &folder.messages else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            template: ChatTemplate::open(folder.trunk())?,
+            has_parts: messages.has_parts,
+            options: messages
+                .options
+                .iter()
+                .map(|(name, value)| (name.clone(), value.clone().into()))
+                .collect(),
+            takes_pairs: OnceLock::new(),
+        }))
+    }
+
+    /// Renders an input, including special tokens. A prompt becomes a system message.
+    ///
+    /// # Errors
+    /// An input that the template refuses, and a pair if the template leaves out one of its texts.
+    pub(super) fn write(&self, input: Input<'_>, prompt: &str) -> Result<String, TextError> {
+        if matches!(input, Input::Pair(..)) {
+            self.check_pairs()?;
+        }
+        self.rendered(input, prompt)
+    }
+
+    fn rendered(&self, input: Input<'_>, prompt: &str) -> Result<String, TextError> {
+        let object = |fields: [(&str, Json); 2]| {
+            Json::Object(fields.map(|(name, value)| (name.to_owned(), value)).into())
+        };
+        let string = |text: &str| Json::String(text.to_owned());
+        let message = |role: &str, text: &str| {
+            let content = match self.has_parts {
+                true => Json::Array(vec![object([
+                    ("type", string("text")),
+                    ("text", string(text)),
+                ])]),
+                false => string(text),
+            };
+            object([("role", string(role)), ("content", content)])
+        };
+        let system = (!prompt.is_empty()).then(|| message("system", prompt));
+        let mut messages: Vec<Json> = system.into_iter().collect();
+        match input {
+            Input::Text(text) => messages.push(message("user", text)),
+            Input::Pair(query, document) => {
+                messages.extend([message("query", query), message("document", document)]);
+            }
+        }
+        self.template.write(&messages, &self.options)
+    }
+
+    /// Refuses pairs if the rendered text does not depend on the query or on the document.
+    fn check_pairs(&self) -> Result<(), TextError> {
+        let found = match self.takes_pairs.get() {
+            Some(found) => *found,
+            None => {
+                let of = |query, document| self.rendered(Input::Pair(query, document), "");
+                let both = of("alpha", "bravo")?;
+                let found = match (
+                    of("charlie", "bravo")? == both,
+                    of("alpha", "foxtrot")? == both,
+                ) {
+                    (false, false) => Ok(()),
+                    (true, false) => Err("query"),
+                    (false, true) => Err("document"),
+                    (true, true) => Err("query and document"),
+                };
+                *self.takes_pairs.get_or_init(|| found)
+            }
+        };
+        found.map_err(|lost| {
+            self.template.broken(format!(
+                "it leaves out the {lost} of a pair, given as messages with the roles `query` and `document`; use the template that the ranker was published with"
+            ))
+        })
+    }
+}

@@ -1,0 +1,111 @@
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::{files::ReadError, model::ModelError, runtime::batch::BatchError};
+
+/// A checkpoint folder, a tokenizer, a chat template or a text that cannot be used.
+#[derive(Debug, Error)]
+#[cfg_attr(feature = "miette", derive(miette::Diagnostic))]
+#[non_exhaustive]
+pub enum TextError {
+    #[error("`{file}` is not JSON: {problem}; expected the config.json of a checkpoint")]
+    Config { file: PathBuf, problem: String },
+    #[error("`{file}` has no usable chat template: {problem}")]
+    ChatTemplate { file: PathBuf, problem: String },
+    /// A conversation, or one of its options, that the chat template does not write; `param` names which.
+    #[error("{problem}")]
+    Conversation {
+        param: &'static str,
+        problem: String,
+    },
+    #[error("`{file}` is not a tokenizer: {problem}; expected the tokenizer.json of a checkpoint")]
+    Tokenizer { file: PathBuf, problem: String },
+    #[error(
+        "there is no folder `{folder}`; expected a checkpoint folder with config.json, tokenizer.json and weights; gemmule does not download it"
+    )]
+    NoFolder { folder: PathBuf },
+    #[error(
+        "`{folder}` has no tokenizer.json{}",
+        match found {
+            None => "; expected one, or a SentencePiece model with the vocab.json of its ids: source.spm, or sentencepiece.bpe.model".to_owned(),
+            Some(found) => format!(", and `{found}` is not supported on its own; create a tokenizer.json in Python: transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"),
+        }
+    )]
+    NoTokenizer {
+        folder: PathBuf,
+        /// A tokenizer file of a format that is not supported.
+        found: Option<&'static str>,
+    },
+    /// A tokenizer file other than tokenizer.json.
+    #[error("no tokenizer can be loaded from `{file}`: {problem}")]
+    PublishedTokenizer { file: PathBuf, problem: String },
+    #[error("`{}`: {problem}", .file.display())]
+    Folder { file: PathBuf, problem: String },
+    #[error(
+        "there is no prompt `{name}`{}; the folder has {known}",
+        near.as_ref().map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default()
+    )]
+    NoPrompt {
+        name: String,
+        near: Option<String>,
+        known: String,
+    },
+    #[error(
+        "the prompt `{prompt}` must be excluded from pooling, according to `include_prompt` in `{}`, which gemmule does not support; give an empty prompt",
+        .folder.display()
+    )]
+    PromptLeftOut { folder: PathBuf, prompt: String },
+    #[error("text {index} cannot be tokenized: {problem}")]
+    Text { index: usize, problem: String },
+    #[error(
+        "text {index} cannot be tokenized: `{file}` makes the tokenizers crate panic: {problem}; expected the tokenizer.json of a checkpoint"
+    )]
+    TokenizerPanic {
+        file: PathBuf,
+        index: usize,
+        problem: String,
+    },
+    #[error("`{file}` cannot be read")]
+    Read {
+        file: PathBuf,
+        source: std::io::Error,
+    },
+    #[error(transparent)]
+    File(ReadError),
+    #[error(transparent)]
+    #[cfg_attr(feature = "miette", diagnostic(transparent))]
+    Model(Box<ModelError>),
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+}
+
+impl TextError {
+    /// Replaces the index of a text that was tokenized on its own.
+    pub(crate) fn of_text(self, index: usize) -> Self {
+        match self {
+            Self::Text { problem, .. } => Self::Text { index, problem },
+            Self::TokenizerPanic { file, problem, .. } => Self::TokenizerPanic {
+                file,
+                index,
+                problem,
+            },
+            other => other,
+        }
+    }
+}
+
+impl From<ReadError> for TextError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Io { file, source } => Self::Read { file, source },
+            ReadError::TooLarge { .. } => Self::File(error),
+        }
+    }
+}
+
+impl From<ModelError> for TextError {
+    fn from(error: ModelError) -> Self {
+        Self::Model(Box::new(error))
+    }
+}

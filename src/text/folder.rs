@@ -1,0 +1,600 @@
+//! A published checkpoint folder: the contents of its JSON files.
+//!
+//! Hugging Face's transformers writes `config.json` and `tokenizer_config.json`. sentence-transformers adds `modules.json`, a
+//! folder for each module, `sentence_…_config.json` and `config_sentence_transformers.json`. Which keys are read and which
+//! file takes precedence follows `SentenceTransformer(DIR)` and `CrossEncoder(DIR)` of version 6.2. A setting that gemmule
+//! does not support is an error that names it.
+
+mod json;
+mod modules;
+mod score;
+mod tokenizer;
+mod transformer;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::TextError;
+use crate::{
+    files::{self, Kind},
+    model::{Description, EMBEDDING, Module},
+    names::nearest,
+    program::NEXT_LOGITS,
+    runtime::weights::Found,
+    tensor::SequenceEnd,
+};
+use json::Json;
+use modules::{Entry, MAX_WIDTH, dense, dropout, entries, logit_score, normalize, pooling, splade};
+pub use score::ClassScore;
+use transformer::{MAX_TOKENS, Transformer};
+
+pub(super) use tokenizer::{TokenizerSettings, cleaned_up};
+
+/// Folder that sentence-transformers uses for a Pooling after the transformer.
+const POOLING: &str = "1_Pooling";
+
+/// A checkpoint folder.
+#[derive(Clone, Debug)]
+pub struct Folder {
+    root: PathBuf,
+    trunk: PathBuf,
+    /// `None` without config.json. A compiled model does not need it.
+    config: Option<Value>,
+    /// `None` in a folder without `modules.json`, or with the transformer as its only module.
+    modules: Option<Vec<Module>>,
+    /// Whether pooling includes the tokens of the prompt.
+    pools_prompt: bool,
+    pub(super) lower_case: bool,
+    max_seq_length: Option<usize>,
+    /// Settings that take precedence over tokenizer_config.json.
+    tokenizer: Map<String, Value>,
+    prompts: Vec<(String, String)>,
+    /// Number of prompts, at the beginning of the list, that no file of the folder defines.
+    n_implicit_prompts: usize,
+    default_prompt: Option<String>,
+    score: Option<Score>,
+    pub(super) messages: Option<Messages>,
+}
+
+/// Conversion of texts to messages, for a model that reads conversations.
+#[derive(Clone, Debug)]
+pub(super) struct Messages {
+    /// Whether a message's content is a list of parts, one of which is the text.
+    pub(super) has_parts: bool,
+    /// Variables for the chat template.
+    pub(super) options: Map<String, Value>,
+}
+
+/// Token inputs of a model.
+pub(super) struct Inputs {
+    /// Maximum number of positions.
+    pub(super) positions: Option<u32>,
+    /// Whether segment ids distinguish the texts of a pair.
+    pub(super) has_segments: bool,
+    /// Whether the model generates text, and therefore does not take pairs.
+    pub(super) writes: bool,
+    /// The end-of-sequence token, if the model knows it.
+    pub(super) end: Option<SequenceEnd>,
+}
+
+/// Choice of the text that is put before an input.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Prompt<'a> {
+    /// The folder's default prompt, or none if it has no default.
+    #[default]
+    Default,
+    /// The folder's prompt of this name. `query` and `document` always exist, but may be empty.
+    Named(&'a str),
+    /// The given text.
+    Text(&'a str),
+}
+
+/// Activation function that turns a cross-encoder's logits into scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Score {
+    Identity,
+    Sigmoid,
+    Tanh,
+}
+
+impl Score {
+    /// Returns the default for `n_labels` labels.
+    pub fn usual(n_labels: u64) -> Self {
+        match n_labels {
+            1 => Score::Sigmoid,
+            _ => Score::Identity,
+        }
+    }
+
+    /// Returns the score of a logit.
+    pub fn of(self, logit: f32) -> f32 {
+        match self {
+            Score::Identity => logit,
+            Score::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
+            Score::Tanh => logit.tanh(),
+        }
+    }
+}
+
+impl Folder {
+    /// Reads the JSON files of a folder.
+    ///
+    /// # Errors
+    /// Files that are missing or not JSON, and references to files that do not exist.
+    pub fn open(root: &Path) -> Result<Self, TextError> {
+        let listed = Json::optional(root.join("modules.json"))?;
+        let listed = listed
+            .as_ref()
+            .map(entries)
+            .transpose()?
+            .unwrap_or_default();
+        let trunk = match listed.first() {
+            Some(entry) => root.join(&entry.folder),
+            None => root.to_owned(),
+        };
+        let file = trunk.join("config.json");
+        let config = match file.exists() {
+            true => Some(config(&file)?),
+            false => None,
+        };
+        let mut folder = Self {
+            root: root.to_owned(),
+            trunk,
+            config,
+            modules: None,
+            pools_prompt: true,
+            lower_case: false,
+            max_seq_length: None,
+            tokenizer: Map::new(),
+            prompts: Vec::new(),
+            n_implicit_prompts: 0,
+            default_prompt: None,
+            score: None,
+            messages: None,
+        };
+        let own = Json::optional(root.join("config_sentence_transformers.json"))?;
+        if let Some(own) = &own {
+            check_own(own)?;
+        }
+        match listed.is_empty() {
+            false => {
+                folder.read_modules(&listed, own.as_ref())?;
+                folder.read_transformer()?;
+            }
+            true => folder.read_pooling()?,
+        }
+        folder.read_prompts(own.as_ref())?;
+        folder.score = folder.read_score(own.as_ref().filter(|_| !listed.is_empty()))?;
+        Ok(folder)
+    }
+
+    /// Returns the folder with `config.json`, the transformer's weights and its tokenizer.
+    pub fn trunk(&self) -> &Path {
+        &self.trunk
+    }
+
+    /// Returns the folder that contains the module folders.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Returns the contents of `config.json`.
+    ///
+    /// # Errors
+    /// A folder without the file.
+    pub fn config(&self) -> Result<&Value, TextError> {
+        match &self.config {
+            Some(config) => Ok(config),
+            None => Err(no_config(&self.trunk)),
+        }
+    }
+
+    /// Returns the modules after the transformer, in a sentence-transformers folder.
+    pub fn modules(&self) -> Option<&[Module]> {
+        self.modules.as_deref()
+    }
+
+    /// Returns the activation for logits of `n_labels` labels, as `CrossEncoder.predict` chooses it.
+    pub fn score(&self, n_labels: u64) -> Score {
+        self.score.unwrap_or_else(|| Score::usual(n_labels))
+    }
+
+    /// Returns the names of `n` labels from `id2label` of config.json. Like in transformers, a label without a name is
+    /// `LABEL_0` and so on.
+    pub fn labels(&self, n: usize) -> Vec<String> {
+        let names = self.config.as_ref().and_then(|c| c.get("id2label"));
+        let name = |id: usize| names?.get(id.to_string())?.as_str().map(str::to_owned);
+        let all = (0..n).map(|id| name(id).unwrap_or_else(|| format!("LABEL_{id}")));
+        all.collect()
+    }
+
+    /// Returns the text of the chosen prompt.
+    ///
+    /// # Errors
+    /// An unknown name, and a prompt that the folder's pooling leaves out.
+    pub fn prompt<'s>(&'s self, choice: Prompt<'s>) -> Result<&'s str, TextError> {
+        let name = match choice {
+            Prompt::Text(text) => return self.pooled(text),
+            Prompt::Named(name) => Some(name),
+            Prompt::Default => self.default_prompt.as_deref(),
+        };
+        let Some(name) = name else {
+            return Ok("");
+        };
+        match self.prompts.iter().find(|(n, _)| n == name) {
+            Some((_, text)) => self.pooled(text),
+            None => {
+                let known = self.prompts.iter().map(|(n, _)| n.as_str());
+                let mut known: Vec<&str> = known.collect();
+                known.sort_unstable();
+                Err(TextError::NoPrompt {
+                    name: name.to_owned(),
+                    near: nearest(name, known.iter().copied()).map(str::to_owned),
+                    known: known.join(", "),
+                })
+            }
+        }
+    }
+
+    /// Returns the index of the first of `names` that a file of the folder defines as a prompt.
+    pub fn prompt_index(&self, names: &[&str]) -> Option<usize> {
+        let own = |name: &&str| {
+            let at = self.prompts.iter().position(|(n, _)| n == name)?;
+            (at >= self.n_implicit_prompts).then_some(at)
+        };
+        names.iter().find_map(own)
+    }
+
+    /// Returns the name of the prompt at this index.
+    pub fn prompt_name(&self, index: usize) -> Option<&str> {
+        self.prompts.get(index).map(|(name, _)| name.as_str())
+    }
+
+    /// Returns the names of the prompts that a file of the folder defines, sorted.
+    pub fn prompt_names(&self) -> Vec<&str> {
+        let own = self.prompts.iter().skip(self.n_implicit_prompts);
+        let mut names: Vec<&str> = own.map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// Whether texts are converted to messages of a conversation.
+    pub fn has_messages(&self) -> bool {
+        self.messages.is_some()
+    }
+
+    fn pooled<'s>(&'s self, prompt: &'s str) -> Result<&'s str, TextError> {
+        // In a conversation, the prompt is a message, which pooling includes.
+        match self.pools_prompt || prompt.is_empty() || self.messages.is_some() {
+            true => Ok(prompt),
+            false => Err(TextError::PromptLeftOut {
+                folder: self.root.clone(),
+                prompt: prompt.to_owned(),
+            }),
+        }
+    }
+
+    /// Returns the model's token inputs, from the shipped description for config.json. Without one, only config.json is read.
+    pub(super) fn inputs(&self) -> Inputs {
+        let config = self.config.as_ref();
+        let built = config.and_then(|config| {
+            let description = Description::for_config(config).ok()?;
+            // If the description lacks the checkpoint's head, the outputs of the trunk are used.
+            let outputs = description.outputs_for(config);
+            let outputs = outputs.unwrap_or_else(|_| description.default_outputs());
+            let writes = outputs.contains(&NEXT_LOGITS);
+            Some((description.build(config, Some(&outputs)).ok()?, writes))
+        });
+        match built {
+            Some((model, writes)) => Inputs {
+                positions: model.max_positions,
+                has_segments: model.type_rows.is_some(),
+                writes: writes && self.modules.is_none(),
+                end: model.end,
+            },
+            None => {
+                let positions = config.and_then(|c| c.get("max_position_embeddings")?.as_u64());
+                Inputs {
+                    positions: positions.and_then(|n| u32::try_from(n).ok()),
+                    has_segments: true,
+                    writes: false,
+                    end: None,
+                }
+            }
+        }
+    }
+
+    /// Returns the maximum number of tokens of a text, including special tokens; `None` without a limit. `positions` is the
+    /// model's maximum.
+    ///
+    /// # Errors
+    /// A `tokenizer_config.json` that is not JSON, and a length out of range.
+    pub(super) fn limit(&self, positions: Option<u32>) -> Result<Option<usize>, TextError> {
+        if self.max_seq_length.is_some() {
+            return Ok(self.max_seq_length);
+        }
+        let tokenizer = self.tokenizer_config()?;
+        let key = "model_max_length";
+        // Tokenizers without a limit are published with 10³⁰.
+        let is_none = |v: &Value| v.as_f64().is_some_and(|n| n > f64::from(MAX_TOKENS));
+        let length = match tokenizer.get(key) {
+            Some(v) if is_none(v) => None,
+            _ => tokenizer.count(key, MAX_TOKENS)?,
+        };
+        let length = length.map(|n| n as usize);
+        let positions = positions.map(|n| n as usize);
+        Ok(length.into_iter().chain(positions).min())
+    }
+
+    /// Whether a text that is too long is cut at its beginning.
+    pub(super) fn cuts_the_front(&self) -> Result<bool, TextError> {
+        let tokenizer = self.tokenizer_config()?;
+        match tokenizer.text("truncation_side")? {
+            None | Some("right") => Ok(false),
+            Some("left") => Ok(true),
+            Some(_) => Err(tokenizer.wrong("truncation_side", "left or right")),
+        }
+    }
+
+    /// Returns the tokens of these names in `tokenizer_config.json`.
+    pub(super) fn special_tokens(&self, names: &[&str]) -> Result<Vec<String>, TextError> {
+        let config = self.tokenizer_config()?;
+        let values = names.iter().filter_map(|name| config.get(name));
+        let texts = values.filter_map(|v| v.as_str().or_else(|| v.get("content")?.as_str()));
+        Ok(texts.map(str::to_owned).collect())
+    }
+
+    /// Returns `tokenizer_config.json` with the settings that take precedence over it; empty if the file does not exist.
+    fn tokenizer_config(&self) -> Result<Json, TextError> {
+        let file = self.trunk.join("tokenizer_config.json");
+        let mut json = match Json::optional(file.clone())? {
+            Some(json) => json,
+            None => Json {
+                file,
+                value: Value::Object(Map::new()),
+            },
+        };
+        let Value::Object(settings) = &mut json.value else {
+            return Err(json.problem("expected an object"));
+        };
+        settings.extend(self.tokenizer.clone());
+        Ok(json)
+    }
+
+    /// Returns the settings that take precedence over tokenizer.json.
+    ///
+    /// # Errors
+    /// A file that is not a JSON object.
+    pub(super) fn tokenizer_settings(&self) -> Result<TokenizerSettings, TextError> {
+        let map = Json::optional(self.trunk.join("special_tokens_map.json"))?;
+        TokenizerSettings::new(self.tokenizer_config()?, map, self.config.as_ref())
+    }
+
+    /// Returns the first tokenizer setting in sentence-transformers' files, except for the length of texts.
+    pub(super) fn tokenizer_argument(&self) -> Option<&str> {
+        let mut keys = self.tokenizer.keys().map(String::as_str);
+        keys.find(|key| !["model_max_length", "truncation_side"].contains(key))
+    }
+
+    fn read_modules(&mut self, listed: &[Entry], own: Option<&Json>) -> Result<(), TextError> {
+        let mut modules = Vec::new();
+        for entry in &listed[1..] {
+            let folder = entry.folder.clone();
+            let file = self.root.join(&entry.folder).join("config.json");
+            let config = || Json::read(file.clone());
+            let optional = || Json::optional(file.clone());
+            modules.push(match entry.class.as_str() {
+                "Pooling" => {
+                    let config = config()?;
+                    self.pools_prompt &= config.flag("include_prompt", true)?;
+                    let modes = pooling(&config)?;
+                    Module::Pooling { folder, modes }
+                }
+                "Dense" => dense(&config()?, folder)?,
+                "Normalize" => normalize(optional()?.as_ref(), folder)?,
+                "Dropout" => {
+                    dropout(optional()?.as_ref())?;
+                    continue;
+                }
+                "SpladePooling" => splade(&config()?, folder)?,
+                "LogitScore" => logit_score(&config()?, folder)?,
+                other => {
+                    let file = self.root.join("modules.json");
+                    let problem = format!(
+                        "the module `{other}` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, Normalize, SpladePooling and LogitScore"
+                    );
+                    return Err(TextError::Folder { file, problem });
+                }
+            });
+        }
+        if modules.is_empty() {
+            return Ok(());
+        }
+        if let Some(width) = own
+            .map(|o| o.count("truncate_dim", MAX_WIDTH))
+            .transpose()?
+            .flatten()
+        {
+            modules.push(Module::Truncate { width });
+        }
+        self.modules = Some(modules);
+        Ok(())
+    }
+
+    /// Reads the pooling of a folder without `modules.json`, as text-embeddings-inference does.
+    fn read_pooling(&mut self) -> Result<(), TextError> {
+        let Some(json) = Json::optional(self.root.join(POOLING).join("config.json"))? else {
+            return Ok(());
+        };
+        let embeds = self.config.as_ref().is_some_and(|config| {
+            // A missing description or head is reported when the engine is built.
+            let description = Description::for_config(config).ok();
+            description.is_some_and(|description| {
+                let outputs = description.outputs_for(config);
+                outputs.is_ok_and(|outputs| outputs.contains(&EMBEDDING))
+            })
+        });
+        if !embeds {
+            return Ok(());
+        }
+        self.pools_prompt = json.flag("include_prompt", true)?;
+        let modes = pooling(&json)?;
+        self.modules = Some(vec![
+            Module::Pooling {
+                folder: POOLING.to_owned(),
+                modes,
+            },
+            Module::Normalize {
+                folder: "2_Normalize".to_owned(),
+            },
+        ]);
+        self.read_transformer()
+    }
+
+    /// Reads `sentence_bert_config.json`, which has other names in older folders.
+    fn read_transformer(&mut self) -> Result<(), TextError> {
+        let entries = std::fs::read_dir(&self.trunk).map_err(|source| TextError::Read {
+            file: self.trunk.clone(),
+            source,
+        })?;
+        let is_it = |name: &str| name.starts_with("sentence_") && name.ends_with("_config.json");
+        let mut files: Vec<PathBuf> = entries
+            .filter_map(Result::ok)
+            .filter(|e| e.file_name().to_str().is_some_and(is_it))
+            .map(|e| e.path())
+            .collect();
+        files.sort();
+        let [file] = files.as_slice() else {
+            return match files.as_slice() {
+                [] => Ok(()),
+                [first, ..] => Err(TextError::Folder {
+                    file: first.clone(),
+                    problem: format!(
+                        "{} files match `sentence_…_config.json`, so the maximum text length is ambiguous; keep one of them",
+                        files.len()
+                    ),
+                }),
+            };
+        };
+        let transformer = Transformer::read(&Json::read(file.clone())?)?;
+        self.max_seq_length = transformer.max_seq_length;
+        self.lower_case = transformer.lower_case;
+        self.messages = transformer.messages;
+        self.tokenizer = transformer.tokenizer;
+        if let Some(Value::Object(config)) = &mut self.config {
+            config.extend(transformer.config);
+        }
+        Ok(())
+    }
+
+    fn read_prompts(&mut self, own: Option<&Json>) -> Result<(), TextError> {
+        // Every folder has these two.
+        self.prompts = ["query", "document"]
+            .map(|name| (name.to_owned(), String::new()))
+            .into();
+        self.n_implicit_prompts = self.prompts.len();
+        let Some(own) = own else { return Ok(()) };
+        let prompts = match own.get("prompts") {
+            None => Vec::new(),
+            Some(Value::Object(prompts)) => prompts.iter().collect(),
+            Some(_) => return Err(own.wrong("prompts", "texts by name")),
+        };
+        let n_own = prompts.len();
+        for (name, text) in prompts {
+            let text = text.as_str();
+            let text =
+                text.ok_or_else(|| own.problem(format!("the prompt `{name}` is not a string")))?;
+            self.prompts.retain(|(n, _)| n != name);
+            self.prompts.push((name.clone(), text.to_owned()));
+        }
+        self.n_implicit_prompts = self.prompts.len() - n_own;
+        self.default_prompt = own.text("default_prompt_name")?.map(str::to_owned);
+        let known = |name: &String| self.prompts.iter().any(|(n, _)| n == name);
+        match &self.default_prompt {
+            Some(name) if !known(name) => Err(own.problem(format!(
+                "`default_prompt_name` is `{name}`, and there is no such prompt"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the activation of a cross-encoder, if a file sets it.
+    fn read_score(&self, own: Option<&Json>) -> Result<Option<Score>, TextError> {
+        let config = Json {
+            file: self.trunk.join("config.json"),
+            value: self.config.clone().unwrap_or_default(),
+        };
+        let nested = config.get("sentence_transformers").map(|value| Json {
+            file: config.file.clone(),
+            value: value.clone(),
+        });
+        let old = "sbert_ce_default_activation_function";
+        let places = [
+            (own, "activation_fn"),
+            (nested.as_ref(), "activation_fn"),
+            (Some(&config), old),
+        ];
+        for (json, key) in places {
+            let Some(json) = json else { continue };
+            return Ok(Some(match json.class(key)? {
+                None => continue,
+                Some("Identity") => Score::Identity,
+                Some("Sigmoid") => Score::Sigmoid,
+                Some("Tanh") => Score::Tanh,
+                Some(_) => return Err(json.wrong(key, "Identity, Sigmoid or Tanh of torch.nn")),
+            }));
+        }
+        Ok(None)
+    }
+}
+
+/// Reads a `config.json`.
+pub fn config(file: &Path) -> Result<Value, TextError> {
+    let text = files::text(file, Kind::Config)?;
+    serde_json::from_str(&text).map_err(|e| TextError::Config {
+        file: file.to_owned(),
+        problem: e.to_string(),
+    })
+}
+
+/// Returns the error for a folder without config.json, which names the weights found instead.
+pub(super) fn no_config(folder: &Path) -> TextError {
+    let file = folder.join("config.json");
+    match Found::in_folder(folder) {
+        Found::Nothing => match config(&file) {
+            Err(error) => error,
+            // The file was written after the folder was listed.
+            Ok(_) => TextError::Folder {
+                file,
+                problem: "the file was just written; try again".to_owned(),
+            },
+        },
+        found => TextError::Folder {
+            file: folder.to_owned(),
+            problem: format!(
+                "there is no config.json; expected a checkpoint folder as published on the Hugging Face hub. It has {found}"
+            ),
+        },
+    }
+}
+
+/// Checks the keys of `config_sentence_transformers.json`.
+fn check_own(own: &Json) -> Result<(), TextError> {
+    own.check_keys(&[
+        "__version__",
+        "activation_fn",
+        "default_prompt_name",
+        "keep_in_fp32_modules",
+        "max_active_dims",
+        "model_type",
+        "prompts",
+        "requirements",
+        "similarity_fn_name",
+        "truncate_dim",
+    ])?;
+    match own.get("max_active_dims") {
+        Some(_) => Err(own.wrong("max_active_dims", "null, as gemmule keeps all weights")),
+        None => Ok(()),
+    }
+}

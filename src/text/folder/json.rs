@@ -1,0 +1,134 @@
+//! JSON files of a folder, and their error messages.
+
+use std::path::PathBuf;
+
+use serde_json::{Map, Value};
+
+use crate::{
+    files::{self, Kind},
+    names::nearest,
+    text::TextError,
+};
+
+/// The value of a JSON file, with the file's name for error messages.
+pub(super) struct Json {
+    pub(super) file: PathBuf,
+    pub(super) value: Value,
+}
+
+impl Json {
+    /// Returns `None` if the file does not exist.
+    pub(super) fn optional(file: PathBuf) -> Result<Option<Self>, TextError> {
+        match file.exists() {
+            true => Self::read(file).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    pub(super) fn read(file: PathBuf) -> Result<Self, TextError> {
+        let text = files::text(&file, Kind::Config)?;
+        let value = serde_json::from_str(&text).map_err(|e| TextError::Folder {
+            file: file.clone(),
+            problem: format!("it is not JSON: {e}"),
+        })?;
+        Ok(Self { file, value })
+    }
+
+    /// Returns the value of a key; `None` if it is missing or null.
+    pub(super) fn get(&self, key: &str) -> Option<&Value> {
+        self.value.get(key).filter(|v| !v.is_null())
+    }
+
+    pub(super) fn problem(&self, problem: impl Into<String>) -> TextError {
+        TextError::Folder {
+            file: self.file.clone(),
+            problem: problem.into(),
+        }
+    }
+
+    pub(super) fn wrong(&self, key: &str, expected: &str) -> TextError {
+        let found = self.get(key).unwrap_or(&Value::Null);
+        self.problem(format!("`{key}` is {found}; expected {expected}"))
+    }
+
+    pub(super) fn text(&self, key: &str) -> Result<Option<&str>, TextError> {
+        let text = |v: &'_ Value| v.is_string();
+        match self.get(key) {
+            None => Ok(None),
+            Some(v) if text(v) => Ok(v.as_str()),
+            Some(_) => Err(self.wrong(key, "a string")),
+        }
+    }
+
+    pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool, TextError> {
+        match self.get(key) {
+            None => Ok(default),
+            Some(v) => v.as_bool().ok_or_else(|| self.wrong(key, "true or false")),
+        }
+    }
+
+    /// Returns a flag that may be missing or null.
+    pub(super) fn optional_flag(&self, key: &str) -> Result<Option<bool>, TextError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(_) => self.flag(key, false).map(Some),
+        }
+    }
+
+    /// Returns a whole number from 1 to `max`.
+    pub(super) fn count(&self, key: &str, max: u32) -> Result<Option<u32>, TextError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(v) => {
+                let count = v.as_u64().and_then(|n| u32::try_from(n).ok());
+                let count = count.filter(|n| (1..=max).contains(n));
+                count
+                    .map(Some)
+                    .ok_or_else(|| self.wrong(key, &format!("a whole number from 1 to {max}")))
+            }
+        }
+    }
+
+    pub(super) fn needed(&self, key: &str, max: u32) -> Result<u32, TextError> {
+        self.count(key, max)?
+            .ok_or_else(|| self.problem(format!("there is no `{key}`")))
+    }
+
+    /// Returns an object of settings by name; empty if it is missing.
+    pub(super) fn object(&self, key: &str) -> Result<Map<String, Value>, TextError> {
+        match self.get(key) {
+            None => Ok(Map::new()),
+            Some(Value::Object(object)) => Ok(object.clone()),
+            Some(_) => Err(self.wrong(key, "an object")),
+        }
+    }
+
+    /// Refuses a file that is not an object, and unknown keys, since each may change results.
+    pub(super) fn check_keys(&self, known: &[&str]) -> Result<(), TextError> {
+        let object = self.value.as_object();
+        let object = object.ok_or_else(|| self.problem("expected an object"))?;
+        check_known(object, known).map_err(|problem| self.problem(problem))
+    }
+
+    /// Returns the name of a class of torch, such as `torch.nn.modules.activation.Tanh`. A class of the same name from
+    /// another package may be another function.
+    pub(super) fn class(&self, key: &str) -> Result<Option<&str>, TextError> {
+        match self.text(key)? {
+            None => Ok(None),
+            Some(path) if path.starts_with("torch.") => Ok(path.rsplit('.').next()),
+            Some(_) => Err(self.wrong(key, "a class of torch")),
+        }
+    }
+}
+
+/// Refuses the first key of an object that is not known.
+pub(super) fn check_known(object: &Map<String, Value>, known: &[&str]) -> Result<(), String> {
+    let Some(key) = object.keys().find(|key| !known.contains(&key.as_str())) else {
+        return Ok(());
+    };
+    let near = nearest(key, known.iter().copied());
+    let near = near.map_or_else(String::new, |near| format!(" (did you mean `{near}`?)"));
+    Err(format!(
+        "`{key}` is not known{near}; remove it if it has no effect on the results"
+    ))
+}

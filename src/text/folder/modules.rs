@@ -1,0 +1,225 @@
+//! Entries of `modules.json`, and the configuration files of the modules.
+
+use std::path::{Component, Path};
+
+use serde_json::Value;
+
+use super::json::{Json, check_known};
+use crate::{
+    model::{EMBEDDING, Module, Pooling},
+    ops::Activation,
+    text::TextError,
+};
+
+/// Maximum width of an embedding.
+pub(super) const MAX_WIDTH: u32 = 1 << 20;
+
+/// An entry of `modules.json`.
+pub(super) struct Entry {
+    pub(super) folder: String,
+    pub(super) class: String,
+}
+
+/// Returns the entries of `modules.json`; the first is the transformer.
+pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, TextError> {
+    let list = json.value.as_array();
+    let list = list.ok_or_else(|| json.problem("expected a list of modules"))?;
+    let mut entries = Vec::new();
+    for module in list {
+        let text = |key: &str| module.get(key).and_then(Value::as_str);
+        let (Some(folder), Some(class), Some(keys)) =
+            (text("path"), text("type"), module.as_object())
+        else {
+            return Err(json.problem("expected a `path` and a `type` of every module"));
+        };
+        let known = ["idx", "name", "path", "type", "kwargs"];
+        check_known(keys, &known).map_err(|problem| json.problem(problem))?;
+        // Names of arguments that a caller may pass to the module.
+        let is_none = |v: &Value| v.is_null() || v.as_array().is_some_and(Vec::is_empty);
+        if let Some(kwargs) = keys.get("kwargs").filter(|v| !is_none(v)) {
+            return Err(json.problem(format!(
+                "`kwargs` of the module `{class}` is {kwargs}; gemmule gives modules no arguments, so expected none"
+            )));
+        }
+        // The file is not trusted: it may only name direct subfolders.
+        let mut parts = Path::new(folder).components();
+        let plain = matches!(
+            (parts.next(), parts.next()),
+            (Some(Component::Normal(_)), None)
+        );
+        let is_root = folder.is_empty() && entries.is_empty();
+        if !(plain || is_root) {
+            return Err(json.problem(format!("`{folder}` is not a folder next to it")));
+        }
+        entries.push(Entry {
+            folder: folder.to_owned(),
+            // A class of the same name from another package may be another module.
+            class: match class.starts_with("sentence_transformers.") {
+                true => class.rsplit('.').next().unwrap_or(class).to_owned(),
+                false => class.to_owned(),
+            },
+        });
+    }
+    match entries.first() {
+        // Older versions use the second name for a transformer with the head of a masked language model.
+        Some(first) if ["Transformer", "MLMTransformer"].contains(&first.class.as_str()) => {
+            Ok(entries)
+        }
+        Some(first) => Err(json.problem(format!(
+            "the first module is `{}`; expected a Transformer",
+            first.class
+        ))),
+        None => Err(json.problem("it lists no module")),
+    }
+}
+
+/// Returns the pooling modes of a Pooling's config.json, in the order in which their results are concatenated.
+pub(super) fn pooling(json: &Json) -> Result<Vec<Pooling>, TextError> {
+    // Order of the results, independent of the order in the file.
+    const FLAGS: [&str; 6] = [
+        "cls_token",
+        "max_tokens",
+        "mean_tokens",
+        "mean_sqrt_len_tokens",
+        "weightedmean_tokens",
+        "lasttoken",
+    ];
+    let known = [
+        "embedding_dimension",
+        "word_embedding_dimension",
+        "pooling_mode",
+        "pooling_mode_cls_token",
+        "pooling_mode_max_tokens",
+        "pooling_mode_mean_tokens",
+        "pooling_mode_mean_sqrt_len_tokens",
+        "pooling_mode_weightedmean_tokens",
+        "pooling_mode_lasttoken",
+        "include_prompt",
+    ];
+    json.check_keys(&known)?;
+    let mode = |name: &str| match name {
+        "cls" | "cls_token" => Ok(Pooling::First),
+        "lasttoken" => Ok(Pooling::Last),
+        "mean" | "mean_tokens" => Ok(Pooling::Mean),
+        "max" | "max_tokens" => Ok(Pooling::Max),
+        other => Err(json.problem(format!(
+            "pooling by `{other}` is not known; gemmule pools by cls, max, mean and lasttoken"
+        ))),
+    };
+    match json.get("pooling_mode") {
+        Some(Value::String(one)) => Ok(vec![mode(one)?]),
+        Some(Value::Array(several)) if !several.is_empty() => {
+            let names = several.iter().map(|name| name.as_str());
+            let names = names.map(|n| n.ok_or_else(|| json.wrong("pooling_mode", "names")));
+            names.map(|name| mode(name?)).collect()
+        }
+        Some(_) => Err(json.wrong("pooling_mode", "a name or a list of names")),
+        None => {
+            let mut modes = Vec::new();
+            for flag in FLAGS {
+                if json.flag(&format!("pooling_mode_{flag}"), false)? {
+                    modes.push(mode(flag)?);
+                }
+            }
+            Ok(match modes.is_empty() {
+                true => vec![Pooling::Mean],
+                false => modes,
+            })
+        }
+    }
+}
+
+pub(super) fn splade(json: &Json, folder: String) -> Result<Module, TextError> {
+    json.check_keys(&[
+        "pooling_strategy",
+        "activation_function",
+        "embedding_dimension",
+        "word_embedding_dimension",
+        "chunk_size",
+    ])?;
+    match json.text("pooling_strategy")? {
+        None | Some("max") => {}
+        Some(_) => return Err(json.wrong("pooling_strategy", "max")),
+    }
+    let twice = match json.text("activation_function")? {
+        None | Some("relu") => false,
+        Some("log1p_relu") => true,
+        Some(_) => return Err(json.wrong("activation_function", "relu or log1p_relu")),
+    };
+    Ok(Module::Splade { folder, twice })
+}
+
+pub(super) fn logit_score(json: &Json, folder: String) -> Result<Module, TextError> {
+    let key = "module_input_name";
+    json.check_keys(&[key, "true_token_id", "false_token_id"])?;
+    if json.text(key)?.is_some_and(|name| name != "causal_logits") {
+        return Err(json.wrong(key, "`causal_logits`"));
+    }
+    let token = |key: &str| match json.get(key) {
+        None => Ok(None),
+        Some(v) => match v.as_u64().and_then(|id| u32::try_from(id).ok()) {
+            Some(id) => Ok(Some(id)),
+            None => Err(json.wrong(key, "the id of a token")),
+        },
+    };
+    let yes = token("true_token_id")?;
+    let yes = yes.ok_or_else(|| json.problem("there is no `true_token_id`"))?;
+    let no = token("false_token_id")?;
+    Ok(Module::LogitScore { folder, yes, no })
+}
+
+pub(super) fn dense(json: &Json, folder: String) -> Result<Module, TextError> {
+    json.check_keys(&[
+        "in_features",
+        "out_features",
+        "bias",
+        "activation_function",
+        "module_input_name",
+        "module_output_name",
+        "use_residual",
+    ])?;
+    if json.flag("use_residual", false)? {
+        return Err(json.problem("`use_residual` is true, which gemmule does not compute"));
+    }
+    let key = "activation_function";
+    let activation = match json.class(key)? {
+        // The default of the class is Tanh.
+        None | Some("Tanh") => Some(Activation::Tanh),
+        Some("Identity") => None,
+        Some("ReLU") => Some(Activation::Relu),
+        Some("GELU") => Some(Activation::GeluExact),
+        Some(_) => return Err(json.wrong(key, "Identity, Tanh, ReLU or GELU of torch.nn")),
+    };
+    check_values(json)?;
+    Ok(Module::Dense {
+        folder,
+        inputs: json.needed("in_features", MAX_WIDTH)?,
+        outputs: json.needed("out_features", MAX_WIDTH)?,
+        bias: json.flag("bias", true)?,
+        activation,
+    })
+}
+
+/// Returns a Normalize module. Older versions of sentence-transformers write no file for it.
+pub(super) fn normalize(json: Option<&Json>, folder: String) -> Result<Module, TextError> {
+    if let Some(json) = json {
+        json.check_keys(&["module_input_name", "module_output_name"])?;
+        check_values(json)?;
+    }
+    Ok(Module::Normalize { folder })
+}
+
+/// Checks the file of a Dropout, which has no effect outside of training.
+pub(super) fn dropout(json: Option<&Json>) -> Result<(), TextError> {
+    json.map_or(Ok(()), |json| json.check_keys(&["dropout"]))
+}
+
+/// Refuses a module that reads or writes another value than sentence embeddings.
+fn check_values(json: &Json) -> Result<(), TextError> {
+    for key in ["module_input_name", "module_output_name"] {
+        if json.text(key)?.is_some_and(|name| name != EMBEDDING) {
+            return Err(json.wrong(key, &format!("`{EMBEDDING}`")));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! Scores of classifiers, as the text-classification pipeline of transformers computes them.
+
+use serde_json::Value;
+
+use super::{Folder, Score};
+use crate::text::TextError;
+
+/// Activation function that turns the logits of a classifier into scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClassScore {
+    Identity,
+    /// A sigmoid of each logit.
+    Sigmoid,
+    /// A softmax over all labels.
+    Softmax,
+}
+
+impl ClassScore {
+    /// Returns the default for a checkpoint that sets none: a sigmoid for one label, a softmax for several.
+    pub fn usual(n_labels: usize) -> Self {
+        match n_labels {
+            1 => Self::Sigmoid,
+            _ => Self::Softmax,
+        }
+    }
+
+    /// Replaces the logits of one text with its scores.
+    pub fn apply(self, logits: &mut [f32]) {
+        match self {
+            Self::Identity => {}
+            Self::Sigmoid => logits.iter_mut().for_each(|x| *x = Score::Sigmoid.of(*x)),
+            Self::Softmax => {
+                let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                logits.iter_mut().for_each(|x| *x = (*x - top).exp());
+                let sum: f32 = logits.iter().sum();
+                logits.iter_mut().for_each(|x| *x /= sum);
+            }
+        }
+    }
+}
+
+impl Folder {
+    /// Returns the activation for logits of `n_labels` labels, as the text-classification pipeline of transformers chooses it
+    /// from `problem_type` of config.json.
+    ///
+    /// # Errors
+    /// A `problem_type` that transformers does not have.
+    pub fn class_score(&self, n_labels: usize) -> Result<ClassScore, TextError> {
+        let config = self.config.as_ref();
+        match config.and_then(|config| config.get("problem_type")) {
+            None | Some(Value::Null) => Ok(ClassScore::usual(n_labels)),
+            Some(Value::String(kind)) if kind == "regression" => Ok(ClassScore::Identity),
+            Some(Value::String(kind)) if kind == "multi_label_classification" => {
+                Ok(ClassScore::Sigmoid)
+            }
+            Some(Value::String(kind)) if kind == "single_label_classification" => {
+                Ok(ClassScore::usual(n_labels))
+            }
+            Some(other) => Err(TextError::Folder {
+                file: self.trunk.join("config.json"),
+                problem: format!(
+                    "`problem_type` is {other}; expected regression, single_label_classification or multi_label_classification"
+                ),
+            }),
+        }
+    }
+}

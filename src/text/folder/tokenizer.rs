@@ -1,0 +1,492 @@
+//! Settings of tokenizer_config.json that take precedence over tokenizer.json, as in transformers 5.24.
+//!
+//! transformers rebuilds most tokenizer classes from the vocabulary of tokenizer.json and the settings of
+//! tokenizer_config.json. Each class reads settings of its own, which `classes` lists. Every class reads the special tokens,
+//! `split_special_tokens` and `clean_up_tokenization_spaces`. A missing setting leaves tokenizer.json unchanged.
+//! `add_bos_token` and `add_eos_token` have no effect if there is a tokenizer.json.
+
+mod classes;
+mod parts;
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+use tokenizers::{
+    AddedToken, Model, ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer,
+    normalizers::{self, BertNormalizer},
+    pre_tokenizers::{
+        self,
+        metaspace::{Metaspace, PrependScheme},
+        punctuation::Punctuation,
+    },
+    processors::template::TemplateProcessing,
+};
+
+use super::json::Json;
+use crate::text::TextError;
+use classes::{Around, Class, Setting, class_of};
+use parts::{
+    before_precompiled, bert_in, has_byte_level, lowers, normalizers_of, set_decoder_space,
+    set_normalizer, set_space, strips_accents,
+};
+
+/// Names of special tokens that all classes know.
+const NAMED: [&str; 7] = [
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+];
+
+/// Settings of a tokenizer, with the class that reads them.
+pub(in crate::text) struct TokenizerSettings {
+    json: Json,
+    /// Contents of special_tokens_map.json, which is ignored if there is an `added_tokens_decoder`.
+    map: Option<Json>,
+    class: Option<&'static Class>,
+}
+
+impl TokenizerSettings {
+    /// Selects the tokenizer class. `config` is the model's config.json.
+    pub(super) fn new(
+        json: Json,
+        map: Option<Json>,
+        config: Option<&Value>,
+    ) -> Result<Self, TextError> {
+        let named = json.text("tokenizer_class")?;
+        let of_model = |key: &str| config.and_then(|c| c.get(key)?.as_str());
+        let class = class_of(
+            of_model("model_type"),
+            named.or(of_model("tokenizer_class")),
+        );
+        let map = map.filter(|_| json.get("added_tokens_decoder").is_none());
+        Ok(Self { json, map, class })
+    }
+
+    /// Whether the second text of a pair has its own segment ids. False if `model_input_names` of the folder lacks them.
+    pub(in crate::text) fn has_segments(&self) -> Result<bool, TextError> {
+        let key = "model_input_names";
+        let Some(names) = self.json.get(key) else {
+            return Ok(true);
+        };
+        let names = names
+            .as_array()
+            .ok_or_else(|| self.json.wrong(key, "a list of names"))?;
+        Ok(names.iter().any(|name| name == "token_type_ids"))
+    }
+
+    /// Whether spaces before punctuation are removed from decoded texts. Texts of a byte pair encoding (`is_bpe`) keep them
+    /// unless forced.
+    pub(in crate::text) fn cleans_up(&self, is_bpe: bool) -> Result<bool, TextError> {
+        let forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output";
+        let cleans_up = self.json.flag("clean_up_tokenization_spaces", false)?;
+        Ok(cleans_up && (!is_bpe || self.json.flag(forced, false)?))
+    }
+
+    /// Applies the settings to a tokenizer loaded from tokenizer.json.
+    ///
+    /// # Errors
+    /// A setting that cannot be applied to the tokenizer.
+    pub(in crate::text) fn apply(&self, tokenizer: &mut Tokenizer) -> Result<(), TextError> {
+        for setting in self.class.map_or(&[][..], |class| class.settings) {
+            match *setting {
+                Setting::BertNormalizer => self.bert_normalizer(tokenizer)?,
+                Setting::LowerCase => self.lower_case(tokenizer)?,
+                Setting::Accents => self.accents(tokenizer)?,
+                Setting::PrefixSpace(without) => self.prefix_space(without, tokenizer)?,
+                Setting::LegacySpace => self.legacy_space(tokenizer)?,
+                Setting::Punctuation => self.punctuation(tokenizer)?,
+                Setting::Language(around) => self.language(around, tokenizer)?,
+            }
+        }
+        self.add_tokens(tokenizer)?;
+        tokenizer.set_encode_special_tokens(self.json.flag("split_special_tokens", false)?);
+        self.check_tokens(tokenizer)
+    }
+
+    fn failed(&self, error: tokenizers::Error) -> TextError {
+        self.json.problem(error.to_string())
+    }
+
+    /// Returns the error for a setting that does not apply to the parts in tokenizer.json.
+    fn no_place(&self, key: &str, part: &str) -> TextError {
+        let value = self.json.get(key).unwrap_or(&Value::Null);
+        self.json.problem(format!(
+            "`{key}` is {value}, and tokenizer.json has {part}, in which it cannot be set; expected the value that tokenizer.json was made with, or none"
+        ))
+    }
+
+    fn bert_normalizer(&self, tokenizer: &mut Tokenizer) -> Result<(), TextError> {
+        let (lower, accents, chinese) =
+            ("do_lower_case", "strip_accents", "tokenize_chinese_chars");
+        let lowercase = self.json.optional_flag(lower)?;
+        let strip = match self.json.value.get(accents) {
+            None => None,
+            Some(_) => Some(self.json.optional_flag(accents)?),
+        };
+        let parts = self.json.optional_flag(chinese)?;
+        let mut normalizer = tokenizer.get_normalizer().cloned();
+        let found = normalizer.as_mut().and_then(bert_in);
+        let Some(bert) = found else {
+            // Only settings that match the tokenizer's own behaviour are accepted.
+            let is_lower = normalizer.as_ref().is_some_and(lowers);
+            if lowercase.is_some_and(|asked| asked != is_lower) {
+                return Err(self.no_place(lower, "no normalizer of BERT"));
+            }
+            if strip == Some(Some(true)) && !normalizer.as_ref().is_some_and(strips_accents) {
+                return Err(self.no_place(accents, "no normalizer of BERT"));
+            }
+            return Ok(());
+        };
+        let new = BertNormalizer::new(
+            bert.clean_text,
+            parts.unwrap_or(bert.handle_chinese_chars),
+            strip.unwrap_or(bert.strip_accents),
+            lowercase.unwrap_or(bert.lowercase),
+        );
+        *bert = new;
+        set_normalizer(tokenizer, normalizer).map_err(|e| self.failed(e))
+    }
+
+    fn lower_case(&self, tokenizer: &mut Tokenizer) -> Result<(), TextError> {
+        let is_lower = |n: &NormalizerWrapper| matches!(n, NormalizerWrapper::Lowercase(_));
+        let Some(lowercase) = self.json.optional_flag("do_lower_case")? else {
+            return Ok(());
+        };
+        let mut all = normalizers_of(tokenizer);
+        match lowercase {
+            false => all.retain(|n| !is_lower(n)),
+            true if all.iter().any(is_lower) => return Ok(()),
+            true => {
+                let at = before_precompiled(&all);
+                all.insert(at, NormalizerWrapper::Lowercase(normalizers::Lowercase));
+            }
+        }
+        let sequence = normalizers::Sequence::new(all);
+        set_normalizer(tokenizer, Some(sequence.into())).map_err(|e| self.failed(e))
+    }
+
+    fn accents(&self, tokenizer: &mut Tokenizer) -> Result<(), TextError> {
+        let Some(keeps) = self.json.optional_flag("keep_accents")? else {
+            return Ok(());
+        };
+        let mut all = normalizers_of(tokenizer);
+        match keeps {
+            true => all.retain(|n| {
+                !matches!(
+                    n,
+                    NormalizerWrapper::NFKD(_) | NormalizerWrapper::StripAccents(_)
+                )
+            }),
+            false if all.iter().any(strips_accents) => return Ok(()),
+            false => {
+                let is_lower = |n: &NormalizerWrapper| matches!(n, NormalizerWrapper::Lowercase(_));
+                let at = all.iter().position(is_lower);
+                let at = at.unwrap_or_else(|| before_precompiled(&all));
+                let two = [normalizers::NFKD.into(), normalizers::StripAccents.into()];
+                all.splice(at..at, two);
+            }
+        }
+        let sequence = normalizers::Sequence::new(all);
+        set_normalizer(tokenizer, Some(sequence.into())).map_err(|e| self.failed(e))
+    }
+
+    fn prefix_space(
+        &self,
+        without: PrependScheme,
+        tokenizer: &mut Tokenizer,
+    ) -> Result<(), TextError> {
+        let key = "add_prefix_space";
+        let Some(adds) = self.json.optional_flag(key)? else {
+            return Ok(());
+        };
+        let scheme = match adds {
+            true => PrependScheme::Always,
+            false => without,
+        };
+        let mut pre_tokenizer = tokenizer.get_pre_tokenizer().cloned();
+        let n_set = pre_tokenizer
+            .as_mut()
+            .map_or(0, |p| set_space(p, adds, scheme));
+        if n_set == 0 {
+            return Err(self.no_place(key, "neither a Metaspace nor a ByteLevel pre-tokenizer"));
+        }
+        tokenizer.with_pre_tokenizer(pre_tokenizer);
+        set_decoder_space(tokenizer, scheme);
+        Ok(())
+    }
+
+    fn legacy_space(&self, tokenizer: &mut Tokenizer) -> Result<(), TextError> {
+        let adds = self.json.optional_flag("add_prefix_space")?;
+        let legacy = self.json.optional_flag("legacy")?;
+        if adds.is_none() && legacy.is_none() {
+            return Ok(());
+        }
+        let scheme = match (adds.unwrap_or(true), legacy.unwrap_or(false)) {
+            (false, _) => PrependScheme::Never,
+            (true, true) => PrependScheme::Always,
+            (true, false) => PrependScheme::First,
+        };
+        let mut pre_tokenizer = tokenizer.get_pre_tokenizer().cloned();
+        let has = |is: fn(&NormalizerWrapper) -> bool| normalizers_of(tokenizer).iter().any(is);
+        match &mut pre_tokenizer {
+            Some(pre_tokenizer) => {
+                // transformers leaves a ByteLevel tokenizer of this class unchanged.
+                if has_byte_level(pre_tokenizer) {
+                    return Ok(());
+                }
+                if set_space(pre_tokenizer, true, scheme) == 0 {
+                    return Err(self.no_place("legacy", "no Metaspace pre-tokenizer"));
+                }
+            }
+            None if has(|n| matches!(n, NormalizerWrapper::Replace(_))) => {
+                set_normalizer(tokenizer, None).map_err(|e| self.failed(e))?;
+                pre_tokenizer = Some(Metaspace::new('▁', scheme, false).into());
+            }
+            None => return Err(self.no_place("legacy", "no Metaspace pre-tokenizer")),
+        }
+        tokenizer.with_pre_tokenizer(pre_tokenizer);
+        set_decoder_space(tokenizer, scheme);
+        Ok(())
+    }
+
+    fn punctuation(&self, tokenizer: &mut Tokenizer) -> Result<(), TextError> {
+        let key = "split_by_punct";
+        let Some(splits) = self.json.optional_flag(key)? else {
+            return Ok(());
+        };
+        let mut all = match tokenizer.get_pre_tokenizer().cloned() {
+            Some(PreTokenizerWrapper::Sequence(all)) => all.into_iter().collect(),
+            one => one.into_iter().collect::<Vec<_>>(),
+        };
+        all.retain(|p| !matches!(p, PreTokenizerWrapper::Punctuation(_)));
+        if splits {
+            all.insert(0, Punctuation::default().into());
+        }
+        tokenizer.with_pre_tokenizer(Some(pre_tokenizers::sequence::Sequence::new(all)));
+        Ok(())
+    }
+
+    fn language(&self, around: Around, tokenizer: &mut Tokenizer) -> Result<(), TextError> {
+        let (key, legacy) = ("src_lang", "legacy_behaviour");
+        let source = self.json.text(key)?;
+        let (is_after, source) = match around {
+            Around::Before | Around::Underscored => (false, source),
+            Around::After => (true, source),
+            Around::ByLegacyBehaviour => {
+                let asked = self.json.optional_flag(legacy)?;
+                let default = asked.map(|_| "eng_Latn");
+                (asked.unwrap_or(false), source.or(default))
+            }
+        };
+        let Some(source) = source else { return Ok(()) };
+        let language = match around {
+            Around::Underscored => format!("__{source}__"),
+            Around::Before | Around::After | Around::ByLegacyBehaviour => source.to_owned(),
+        };
+        let end = self.token("eos_token")?.unwrap_or("</s>").to_owned();
+        let id = |token: &str, problem: &dyn Fn() -> TextError| {
+            tokenizer.token_to_id(token).ok_or_else(problem)
+        };
+        let ids = [
+            id(&language, &|| {
+                let expected = "a language whose token tokenizer.json has";
+                self.json.wrong(key, expected)
+            })?,
+            id(&end, &|| {
+                let problem = format!("`{end}` ends texts, and tokenizer.json lacks it");
+                self.json.problem(problem)
+            })?,
+        ];
+        let with = |texts: &[&str]| -> Vec<String> {
+            let texts = texts.iter().copied();
+            let (before, after) = match is_after {
+                true => (None, [Some(end.as_str()), Some(language.as_str())]),
+                false => (Some(language.as_str()), [Some(end.as_str()), None]),
+            };
+            let all = before.into_iter().chain(texts);
+            let all = all.chain(after.into_iter().flatten());
+            all.map(str::to_owned).collect()
+        };
+        let template = TemplateProcessing::builder()
+            .try_single(with(&["$A"]))
+            .and_then(|builder| builder.try_pair(with(&["$A", "$B"])))
+            .map_err(|e| self.json.problem(e.to_string()))?
+            .special_tokens(vec![(language.clone(), ids[0]), (end.clone(), ids[1])])
+            .build()
+            .map_err(|e| self.json.problem(e.to_string()))?;
+        tokenizer.with_post_processor(Some(template));
+        Ok(())
+    }
+
+    /// Adds the tokens that tokenizer.json lacks or has with other flags.
+    fn add_tokens(&self, tokenizer: &mut Tokenizer) -> Result<(), TextError> {
+        let named = self.special_tokens()?;
+        let known = tokenizer.get_added_tokens_decoder();
+        let known: HashMap<&str, &AddedToken> =
+            known.values().map(|t| (t.content.as_str(), t)).collect();
+        // Tokenizers of translation models create a mask token that strips the space before it.
+        let translates = |class: &Class| {
+            let mut settings = class.settings.iter();
+            settings.any(|setting| matches!(setting, Setting::Language(_)))
+        };
+        let mask = match self.class.is_some_and(translates) {
+            true => self.token("mask_token")?,
+            false => None,
+        };
+        let mut new = self.added_tokens()?;
+        for token in &mut new {
+            token.special |= named.contains(&token.content);
+        }
+        new.retain(|token| known.get(token.content.as_str()) != Some(&token));
+        for text in named {
+            if !known.contains_key(text.as_str()) && !new.iter().any(|t| t.content == text) {
+                let is_mask = mask == Some(text.as_str());
+                new.push(AddedToken::from(text, true).lstrip(is_mask));
+            }
+        }
+        // Adding no tokens is as slow as adding some.
+        if !new.is_empty() {
+            tokenizer.add_tokens(new).map_err(|e| self.failed(e))?;
+        }
+        Ok(())
+    }
+
+    /// Returns `added_tokens_decoder`, in order of the ids.
+    fn added_tokens(&self) -> Result<Vec<AddedToken>, TextError> {
+        let key = "added_tokens_decoder";
+        let Some(table) = self.json.get(key) else {
+            return Ok(Vec::new());
+        };
+        let wrong = || {
+            let problem = format!("`{key}` is not an object of tokens by id");
+            self.json.problem(problem)
+        };
+        let mut tokens = Vec::new();
+        for (id, value) in table.as_object().ok_or_else(wrong)? {
+            let id: u32 = id.parse().map_err(|_| wrong())?;
+            let text = token_text(value).ok_or_else(wrong)?;
+            let is = |flag: &str| value.get(flag).and_then(Value::as_bool);
+            let special = is("special").unwrap_or(false);
+            let token = AddedToken::from(text, special)
+                .single_word(is("single_word").unwrap_or(false))
+                .lstrip(is("lstrip").unwrap_or(false))
+                .rstrip(is("rstrip").unwrap_or(false))
+                .normalized(is("normalized").unwrap_or(!special));
+            tokens.push((id, token));
+        }
+        tokens.sort_by_key(|(id, _)| *id);
+        Ok(tokens.into_iter().map(|(_, token)| token).collect())
+    }
+
+    /// Returns a value of special_tokens_map.json, if it is used, or of tokenizer_config.json.
+    fn get(&self, key: &str) -> Option<&Value> {
+        let map = self.map.as_ref().and_then(|map| map.get(key));
+        map.or_else(|| self.json.get(key))
+    }
+
+    fn token(&self, key: &str) -> Result<Option<&str>, TextError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(value) => token_text(value)
+                .map(Some)
+                .ok_or_else(|| self.json.wrong(key, "a token")),
+        }
+    }
+
+    /// Returns all special tokens, under any key.
+    fn special_tokens(&self) -> Result<Vec<String>, TextError> {
+        let mut tokens = Vec::new();
+        for key in NAMED {
+            tokens.extend(self.token(key)?.map(str::to_owned));
+        }
+        let keys = self.json.value.as_object().into_iter().flatten();
+        let own = keys.filter(|(key, _)| key.ends_with("_token") && !NAMED.contains(&key.as_str()));
+        tokens.extend(own.filter_map(|(_, value)| token_text(value).map(str::to_owned)));
+        let is_empty = |v: &Value| {
+            v.as_array().is_some_and(Vec::is_empty) || v.as_object().is_some_and(|o| o.is_empty())
+        };
+        let keys = ["extra_special_tokens", "additional_special_tokens"];
+        let lists = keys.map(|key| (key, self.get(key).filter(|v| !is_empty(v))));
+        let Some((key, list)) = lists.into_iter().find_map(|(key, list)| Some((key, list?))) else {
+            return Ok(tokens);
+        };
+        let items: Vec<&Value> = match list {
+            Value::Array(items) => items.iter().collect(),
+            Value::Object(items) => items.values().collect(),
+            _ => return Err(self.json.wrong(key, "a list of tokens")),
+        };
+        for item in items {
+            let text = token_text(item).ok_or_else(|| self.json.wrong(key, "a list of tokens"))?;
+            tokens.push(text.to_owned());
+        }
+        Ok(tokens)
+    }
+
+    /// Refuses surrounding tokens and unknown tokens of the class that differ from tokenizer.json.
+    fn check_tokens(&self, tokenizer: &Tokenizer) -> Result<(), TextError> {
+        let Some(class) = self.class else {
+            return Ok(());
+        };
+        if class.around.is_empty() {
+            return Ok(());
+        }
+        let empty = tokenizer.encode("", true).map_err(|e| self.failed(e))?;
+        for &key in class.around {
+            let Some(token) = self.token(key)? else {
+                continue;
+            };
+            let id = tokenizer.token_to_id(token);
+            if !id.is_some_and(|id| empty.get_ids().contains(&id)) {
+                return Err(self.json.problem(format!(
+                    "`{key}` is `{token}`; expected a token that tokenizer.json puts around texts, of which there are {:?}",
+                    empty.get_tokens()
+                )));
+            }
+        }
+        let Some(unknown) = self.token("unk_token")? else {
+            return Ok(());
+        };
+        let is_right = match tokenizer.get_model() {
+            ModelWrapper::WordPiece(model) => unknown == model.unk_token,
+            ModelWrapper::BPE(model) => {
+                let own = model.get_unk_token().as_deref();
+                own.is_none_or(|own| own == unknown)
+            }
+            model => model.token_to_id(unknown).is_some(),
+        };
+        match is_right {
+            true => Ok(()),
+            false => Err(self.json.wrong("unk_token", "that of tokenizer.json")),
+        }
+    }
+}
+
+/// Returns the text of a token, which may be published as an object.
+pub(super) fn token_text(value: &Value) -> Option<&str> {
+    let text = value.as_str().or_else(|| value.get("content")?.as_str());
+    text.filter(|text| !text.is_empty())
+}
+
+/// Removes the spaces that tokenizers leave before punctuation and English contractions, as transformers'
+/// `clean_up_tokenization` does.
+pub(in crate::text) fn cleaned_up(text: &str) -> String {
+    const PAIRS: [(&str, &str); 10] = [
+        (" .", "."),
+        (" ?", "?"),
+        (" !", "!"),
+        (" ,", ","),
+        (" ' ", "'"),
+        (" n't", "n't"),
+        (" 'm", "'m"),
+        (" 's", "'s"),
+        (" 've", "'ve"),
+        (" 're", "'re"),
+    ];
+    PAIRS
+        .iter()
+        .fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
+}
