@@ -16,7 +16,7 @@ use crate::{
     DType, DeviceChoice, EngineError,
     files::{self, Kind},
     http::{Ended, HttpChoice, Keys, Origin, Public, Server},
-    schedule::{CostTable, scheduler},
+    schedule::{CostTable, served},
     serve::{
         Cache, CacheChoice, Devices, Model, ModelChoice, ModelConfig, Models, Recorder,
         ServeConfig, check_name,
@@ -61,8 +61,8 @@ pub(super) struct Args {
     /// Compute weights of tokens for /embed_sparse, with embedding models that support it (BGE-M3); SPLADE always has them
     #[arg(long)]
     sparse: bool,
-    /// Scheduler, which decides the requests of a batch and its time; `gemmule simulate --scheduler all` compares them. All batches
-    /// run packed, even if the scheduler plans padding or rows
+    /// Scheduler: `packed` fills batches and lets tenants take turns, `no-batch` runs one request at a time in order of arrival;
+    /// `gemmule simulate` compares them with the schedulers of the papers
     #[arg(long, value_name = "NAME", default_value = "packed")]
     scheduler: String,
     #[command(flatten)]
@@ -298,7 +298,7 @@ fn open(
             devices: config.devices,
             dtype: config.dtype,
             invariant: config.invariant,
-            scheduler: scheduler(chosen, &settings).into_diagnostic()?,
+            scheduler: served(chosen, &settings).into_diagnostic()?,
             costs,
             batch_bytes: config.batch_bytes.unwrap_or(args.batch_bytes),
             cache_bytes: config.kv_cache_bytes.or(args.kv_cache_bytes),

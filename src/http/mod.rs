@@ -21,6 +21,7 @@ mod cors;
 mod embeddings;
 mod error;
 mod fields;
+mod generation;
 mod gzip;
 mod health;
 mod host;
@@ -38,7 +39,6 @@ mod tei;
 mod tests;
 mod transfer;
 mod weight;
-mod writing;
 
 use std::{
     future::{Future, poll_fn},
@@ -380,8 +380,8 @@ impl<'a> RequestContext<'a> {
     ) -> HandlerResult {
         match route {
             Route::Embeddings => openai::embeddings(self, fields, submit, is_raw).await,
-            Route::Completions => writing::completions(self, fields, submit).await,
-            Route::ChatCompletions => writing::chat(self, fields, submit).await,
+            Route::Completions => generation::completions(self, fields, submit).await,
+            Route::ChatCompletions => generation::chat(self, fields, submit).await,
             Route::Embed => tei::embed(self, fields, submit).await,
             Route::EmbedAll => tei::embed_all(self, fields, submit).await,
             Route::EmbedSparse => tei::embed_sparse(self, fields, submit).await,

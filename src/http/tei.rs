@@ -429,7 +429,7 @@ pub(super) fn info(models: &Models) -> HandlerResult {
             (json!({"reranker": {}}), service.max_text_tokens())
         }
         Kind::Service(service) => (json!({"embedding": {}}), service.max_text_tokens()),
-        Kind::Generation(writer) => (json!({"writer": {}}), writer.max_prompt_tokens()),
+        Kind::Generation(service) => (json!({"writer": {}}), service.max_prompt_tokens()),
     };
     let info = json!({
         "model_id": model.name, "model_dtype": model.dtype.name(), "model_type": kind,

@@ -17,26 +17,24 @@
 
 use serde::Serialize;
 
-mod baselines;
 mod blocks;
 mod cache;
-mod caching;
 #[cfg(feature = "cli")]
 pub mod chart;
 mod chunks;
 mod error;
 mod pack;
+mod papers;
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
 mod workloads;
 
-pub use baselines::{Gsoc, Maximum, Turbo};
 pub use blocks::{Blocks, Full};
 pub use cache::{PlanCache, PlanKey};
-pub use caching::Caching;
 pub use chunks::{ChunkAllocator, ChunkPolicy};
 pub use error::PlanError;
+pub use papers::{Caching, Gsoc, Maximum, Turbo};
 
 /// Alignment of every tensor's start and size, in bytes. `cuMemAlloc` guarantees it for its own
 /// pointers, and vector loads and TMA boxes need less.

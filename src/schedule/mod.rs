@@ -18,13 +18,11 @@
 //! To add a scheduler, implement the trait and add a line to [`NAMES`] and to [`scheduler`]. The properties in `schedule/tests`
 //! check every scheduler.
 
-mod composed;
 mod costs;
-mod das;
 mod desk;
-mod dp;
-mod index;
+mod fair;
 mod packed;
+mod papers;
 mod queue;
 #[cfg(test)]
 mod tests;
@@ -36,11 +34,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-pub use composed::{BatchLayout, Composed, Order, Trigger};
 pub use costs::{Bytes, CostTable, CostTableError, Costs, Grid};
 pub use desk::{InvalidDecision, SchedulerState};
-pub use dp::partition;
 pub use packed::Packed;
+pub use papers::{BatchLayout, Composed, Order, Trigger, partition};
 pub use queue::{Queue, Rows};
 
 use crate::names::nearest;
@@ -98,6 +95,21 @@ pub struct Waiting {
     pub tenant: u32,
     /// Number of forward passes: 1 for an encoder, the number of new tokens for a decoder.
     pub steps: u32,
+}
+
+impl Waiting {
+    /// A request to an encoder, without a deadline, in the lowest class.
+    pub fn new(tokens: u32, arrived: Micros) -> Self {
+        Self {
+            id: 0,
+            tokens,
+            arrived,
+            deadline: None,
+            class: 0,
+            tenant: 0,
+            steps: 1,
+        }
+    }
 }
 
 /// State of one device.
@@ -205,6 +217,19 @@ pub trait Scheduler: Send {
     fn finished(&mut self, ids: &[u64], lane: usize) {
         let _ = (ids, lane);
     }
+
+    /// Returns the index of the waiting text that a generator starts next, once its cache has room, or `None` to wait until one
+    /// of the `n_running` texts ends. `waiting` is in order of arrival; [`Waiting::tokens`] counts the prompt and
+    /// [`Waiting::steps`] the new tokens. The default is the order of arrival.
+    fn next_text(&self, waiting: &[Waiting], n_running: usize) -> Option<usize> {
+        let _ = n_running;
+        (!waiting.is_empty()).then_some(0)
+    }
+
+    /// Reports that a text has started.
+    fn text_started(&mut self, text: &Waiting) {
+        let _ = text;
+    }
 }
 
 /// Parameters of the schedulers.
@@ -255,7 +280,25 @@ pub const NAMES: [&str; 13] = [
     "slotted-das",
 ];
 
-/// Error of [`scheduler`].
+/// Names of the schedulers that a server offers. The others plan padding or rows that several requests share, which only the
+/// simulator executes.
+pub const SERVED: [&str; 2] = ["packed", "no-batch"];
+
+/// Creates the scheduler called `name` for a server.
+///
+/// # Errors
+/// A name that is not in [`SERVED`], and a setting out of range.
+pub fn served(name: &str, settings: &Settings) -> Result<Box<dyn Scheduler>, SchedulerError> {
+    let scheduler = scheduler(name, settings)?;
+    match SERVED.contains(&name) {
+        true => Ok(scheduler),
+        false => Err(SchedulerError::Simulated {
+            name: name.to_owned(),
+        }),
+    }
+}
+
+/// Error of [`scheduler`] and [`served`].
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SchedulerError {
     #[error(
@@ -264,6 +307,11 @@ pub enum SchedulerError {
         NAMES.join(", ")
     )]
     Unknown { name: String, near: Option<String> },
+    #[error(
+        "the scheduler `{name}` plans layouts that a server does not execute; expected {}, or compare it with `gemmule simulate --scheduler {name}`",
+        SERVED.join(" or ")
+    )]
+    Simulated { name: String },
     #[error("{what} is {found}; expected {expected}")]
     Setting {
         what: &'static str,

@@ -9,6 +9,7 @@ use std::{
 use super::{
     Decision, Lane, Layout, Micros, Planned, Refusal, Rows, Scheduler, View, Waiting,
     costs::{equal, packed},
+    fair::FairShares,
     queue::{Marks, Soonest},
 };
 use crate::tensor::Extents;
@@ -51,6 +52,8 @@ const AGEING: u64 = 4;
 ///    cost.
 /// 5. An idle lane gets its batch at once. A busy lane gets the next one when half a budget is waiting, or shortly before its
 ///    current batch ends.
+///
+/// Generated texts start by class, and tenants of one class take turns by tokens of prompts and texts.
 pub struct Packed {
     slo: Micros,
     /// Id of the newest request that was seen.
@@ -76,6 +79,8 @@ pub struct Packed {
     came: (f64, f64),
     /// Time of the last decision.
     decided: Micros,
+    /// Shares of tenants in generated text.
+    shares: FairShares,
 }
 
 #[derive(Default)]
@@ -185,6 +190,7 @@ impl Packed {
             alone: vec![0; 1024],
             came: (0.0, 0.0),
             decided: Micros(0),
+            shares: FairShares::default(),
         }
     }
 
@@ -593,5 +599,13 @@ impl Scheduler for Packed {
             }
         }
         decision
+    }
+
+    fn next_text(&self, waiting: &[Waiting], _: usize) -> Option<usize> {
+        self.shares.next(waiting)
+    }
+
+    fn text_started(&mut self, text: &Waiting) {
+        self.shares.started(text);
     }
 }

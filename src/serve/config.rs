@@ -156,7 +156,7 @@ fn devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DeviceChoic
 fn scheduler<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     let name = Option::<String>::deserialize(deserializer)?;
     if let Some(name) = &name {
-        schedule::scheduler(name, &Settings::default()).map_err(D::Error::custom)?;
+        schedule::served(name, &Settings::default()).map_err(D::Error::custom)?;
     }
     Ok(name)
 }
@@ -179,7 +179,7 @@ mod tests {
     fn a_file_has_the_options_of_each_model() {
         let text = r#"(models: [
             (weights: "minilm", name: "small", devices: ["cuda:0", "cuda:1"], dtype: "bf16", max_queue_ms: 500, share: 2),
-            (weights: "/data/writer", kv_cache_bytes: 1000000, scheduler: "dp"),
+            (weights: "/data/writer", kv_cache_bytes: 1000000, scheduler: "no-batch"),
         ])"#;
         let config = ServeConfig::parse(text).unwrap();
         assert_eq!(
@@ -191,7 +191,7 @@ mod tests {
             (config.models[0].share, config.models[1].share),
             (Some(2.0), None)
         );
-        assert_eq!(config.models[1].scheduler.as_deref(), Some("dp"));
+        assert_eq!(config.models[1].scheduler.as_deref(), Some("no-batch"));
         assert_eq!(
             ServeConfig::parse(include_str!("../../examples/serve.ron")).map(|c| c.models.len()),
             Ok(2)

@@ -4,7 +4,8 @@
 //! gets batches from the scheduler, through [`SchedulerState`](crate::schedule::SchedulerState), and submits them to the executor. Collect threads
 //! wait for results and send the answers. A lane is a device with its queue of batches.
 //!
-//! A [`GenerationService`] generates text. [`Models`] looks up both by name.
+//! A [`GenerationService`] generates text. Its thread steps the generator, and lets texts start and end between steps; the
+//! scheduler decides which text starts next. [`Models`] looks up both by name.
 
 mod backlog;
 mod cache;
@@ -12,25 +13,25 @@ mod config;
 mod costs;
 mod device_lock;
 mod error;
+mod generation;
 mod memory;
 mod metrics;
 mod models;
 mod service;
 mod tokenize;
 mod trace;
-mod writer;
 
 pub use cache::{Cache, CacheChoice, Lookup, Lookups, Tier};
 pub use config::{ModelConfig, ServeConfig, ServeConfigError, check_name};
 pub use costs::{full_batch, known_or_measured, measure};
 pub use device_lock::{DevicePermit, Devices, FairDeviceLock, ModelHandle};
 pub use error::ServeError;
+pub use generation::{Ending, GenerationParams, GenerationService, Piece, Scored, TokenStream};
 pub use memory::{Held, Memory, Share};
 pub use metrics::{Histogram, LaneMetrics, Metrics};
 pub use models::{Kind, LOADING, Model, ModelChoice, Models, ReloadError};
 pub use service::{Answer, OutputKind, Reply, SPARSE, Service, ServiceChoice, Submit};
 pub use tokenize::Text;
 pub use trace::Recorder;
-pub use writer::{Ending, GenerationParams, GenerationService, Piece, Scored, TokenStream};
 
 pub use crate::text::{ChatOptions, ClassScore, CutSide, Json, Message, TextToken, Tool};

@@ -153,12 +153,14 @@ impl Model {
         if let Some(engine) = writing {
             let encoder = TextEncoder::for_prompts(folder)?;
             let (bytes, seat) = (choice.cache_bytes, seat(&engine));
-            let writer = GenerationService::start(&engine, encoder, bytes, choice.queue, seat)?;
+            let (queue, scheduler) = (choice.queue, choice.scheduler);
+            let service =
+                GenerationService::start(&engine, encoder, bytes, queue, scheduler, seat)?;
             return Ok(Self {
                 name: choice.name,
                 device: engine.device().to_string(),
                 dtype: engine.program().dtype,
-                kind: Kind::Generation(Box::new(writer)),
+                kind: Kind::Generation(Box::new(service)),
                 costs: None,
                 since,
                 config,
@@ -261,7 +263,7 @@ impl Model {
     pub fn metrics(&self) -> &Metrics {
         match &self.kind {
             Kind::Service(service) => service.metrics(),
-            Kind::Generation(writer) => writer.metrics(),
+            Kind::Generation(service) => service.metrics(),
         }
     }
 
@@ -276,13 +278,13 @@ impl Model {
         }
     }
 
-    /// Returns the writer of a model that generates text.
+    /// Returns the service of a model that generates text.
     ///
     /// # Errors
     /// The model embeds or scores.
-    pub fn writer(&self) -> Result<&GenerationService, ServeError> {
+    pub fn generation(&self) -> Result<&GenerationService, ServeError> {
         match &self.kind {
-            Kind::Generation(writer) => Ok(writer),
+            Kind::Generation(service) => Ok(service),
             Kind::Service(_) => Err(self.unsupported("text generation")),
         }
     }
@@ -291,7 +293,7 @@ impl Model {
     pub fn encoder(&self) -> &TextEncoder {
         match &self.kind {
             Kind::Service(service) => service.encoder(),
-            Kind::Generation(writer) => writer.encoder(),
+            Kind::Generation(service) => service.encoder(),
         }
     }
 
@@ -459,7 +461,7 @@ impl Models {
     pub fn is_lost(&self) -> bool {
         self.all().iter().any(|model| match &model.kind {
             Kind::Service(service) => service.is_lost(),
-            Kind::Generation(writer) => writer.is_lost(),
+            Kind::Generation(service) => service.is_lost(),
         })
     }
 

@@ -5,8 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::schedule::{
     costs::equal,
-    das::{das, first_fit, slotted},
-    index::Index,
+    papers::{Index, das, first_fit, slotted},
 };
 
 /// Total time of the padded batches.

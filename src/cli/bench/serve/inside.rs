@@ -131,7 +131,7 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, Offline), Report> {
     };
     let fits = match args.route {
         Route::Embeddings => target.model.service().map(|_| ()),
-        Route::Completions => target.model.writer().map(|_| ()),
+        Route::Completions => target.model.generation().map(|_| ()),
     };
     fits.map_err(|e| miette!("{e}"))?;
     Ok((target, offline))
@@ -256,7 +256,7 @@ impl Inside {
         };
         match &self.model.kind {
             Kind::Service(service) => self.embedded(service, number, tokens, submit).await,
-            Kind::Generation(writer) => self.written(writer, number, tokens, submit).await,
+            Kind::Generation(service) => self.written(service, number, tokens, submit).await,
         }
     }
 
@@ -280,14 +280,14 @@ impl Inside {
 
     async fn written(
         &self,
-        writer: &GenerationService,
+        service: &GenerationService,
         number: u64,
         tokens: u32,
         submit: Submit,
     ) -> Result<Answered, ServeError> {
         let prompt = match self.inputs.get(number, tokens, 0) {
             Input::Ids(ids) => ids,
-            Input::Text(text) => writer.prompts(&[&text])?.pop().unwrap_or_default(),
+            Input::Text(text) => service.prompts(&[&text])?.pop().unwrap_or_default(),
         };
         let writing = GenerationParams {
             max_tokens: Some(self.new),
@@ -295,7 +295,7 @@ impl Inside {
             ..GenerationParams::default()
         };
         let mut answered = Answered::default();
-        let mut pieces = writer.go_on(prompt, writing, submit)?;
+        let mut pieces = service.submit(prompt, writing, submit)?;
         while let Some(piece) = pieces.next().await {
             match piece? {
                 Piece::Text { .. } => _ = answered.first.get_or_insert_with(Instant::now),

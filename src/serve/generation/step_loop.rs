@@ -1,4 +1,4 @@
-//! Thread of a writer: steps the generator, and lets requests join and leave between steps.
+//! Thread of a model that generates: steps the generator, and lets requests join and leave between steps.
 
 use std::{
     collections::HashMap,
@@ -12,13 +12,13 @@ use std::{
 
 use super::{
     EarlyEnd, Job, Shared,
-    line::FairQueue,
-    texts::{DetokenizerMsg, DetokenizerPool},
+    detokenizer::{DetokenizerMsg, DetokenizerPool},
+    queue::TextQueue,
 };
 use crate::{
     EngineError,
     generate::{AdmitError, Event, Generator, Ticket},
-    schedule::Micros,
+    schedule::{Micros, Scheduler},
     serve::{Metrics, ModelHandle, ServeError, backlog::Pace, service::LOST},
 };
 
@@ -41,7 +41,7 @@ pub(super) struct GenerationLoop {
     texts: DetokenizerPool,
     shared: Arc<Shared>,
     rows: HashMap<Ticket, Sequence>,
-    line: FairQueue,
+    queue: TextQueue,
     /// Bytes of the KV cache in use when there was no room for the next text.
     full_at: Option<u64>,
     seat: Option<ModelHandle>,
@@ -58,6 +58,7 @@ impl GenerationLoop {
         generator: Generator,
         texts: DetokenizerPool,
         shared: Arc<Shared>,
+        scheduler: Box<dyn Scheduler>,
         seat: Option<ModelHandle>,
     ) -> Self {
         Self {
@@ -65,7 +66,7 @@ impl GenerationLoop {
             texts,
             shared,
             rows: HashMap::new(),
-            line: FairQueue::default(),
+            queue: TextQueue::new(scheduler),
             full_at: None,
             seat,
             step: Micros(1_000),
@@ -103,7 +104,8 @@ impl GenerationLoop {
     /// finished.
     fn take_in(&mut self, come: &Receiver<Job>) -> bool {
         loop {
-            let is_idle = self.rows.is_empty() && !self.generator.is_busy() && self.line.is_empty();
+            let is_idle =
+                self.rows.is_empty() && !self.generator.is_busy() && self.queue.is_empty();
             let job = match is_idle {
                 true => match come.recv_timeout(Duration::from_secs(3600)) {
                     Ok(job) => job,
@@ -115,12 +117,12 @@ impl GenerationLoop {
                     Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
                 },
             };
-            self.line.add(job);
+            self.queue.add(job);
             self.full_at = None;
         }
         let now = Instant::now();
-        let gone = self.line.take_out(|job| job.ending.is_abandoned());
-        let late = self.line.take_out(|job| job.is_late(now));
+        let gone = self.queue.remove_if(|job| job.ending.is_abandoned());
+        let late = self.queue.remove_if(|job| job.is_late(now));
         if !(gone.is_empty() && late.is_empty()) {
             // The text without room may be one of those that left.
             self.full_at = None;
@@ -134,19 +136,22 @@ impl GenerationLoop {
             self.refuse(job, ServeError::Deadline);
         }
         while self.full_at != Some(self.generator.cache_bytes().0)
-            && let Some(at) = self.line.next()
+            && let Some(next) = self.queue.next(self.rows.len())
+            && let Some(job) = self.queue.get(next)
         {
-            match self.generator.has_room(&self.line.get(at).request) {
+            match self.generator.has_room(&job.request) {
                 Err(AdmitError::Full { .. }) => {
                     self.full_at = Some(self.generator.cache_bytes().0);
                 }
                 Err(error) => {
-                    let job = self.line.take(at);
-                    self.refuse(job, error.into());
+                    if let Some(job) = self.queue.remove(next) {
+                        self.refuse(job, error.into());
+                    }
                 }
                 Ok(()) => {
-                    let job = self.line.take(at);
-                    self.admit(job);
+                    if let Some(job) = self.queue.start(next) {
+                        self.admit(job);
+                    }
                 }
             }
         }
@@ -157,7 +162,7 @@ impl GenerationLoop {
         match self.generator.admit(job.request.clone()) {
             Ok(ticket) => {
                 self.shared.remove_waiting(&job);
-                let waited = job.came.elapsed();
+                let waited = job.arrived.elapsed();
                 self.shared.metrics.queue.add(waited.as_secs_f64());
                 let row = Sequence {
                     until: job.until,
@@ -211,7 +216,7 @@ impl GenerationLoop {
             .filter(|event| matches!(event, Event::Token { .. }))
             .count();
         // Measure only steps during which texts wait: a single text takes nearly as long per step as a hundred texts together.
-        let waits = !self.line.is_empty();
+        let waits = !self.queue.is_empty();
         if n > 0 && waits {
             self.tokens.add(n as f64, took);
         }
@@ -241,7 +246,7 @@ impl GenerationLoop {
         }
         if is_lost {
             self.shared.is_lost.store(true, Ordering::Release);
-            for job in self.line.take_out(|_| true) {
+            for job in self.queue.remove_if(|_| true) {
                 self.refuse(job, told.clone());
             }
         }

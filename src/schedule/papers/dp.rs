@@ -1,6 +1,6 @@
 //! TurboTransformers' batch scheduler (section 5, algorithm 3).
 
-use super::{Costs, Layout, Micros, costs::equal};
+use crate::schedule::{Costs, Layout, Micros, costs::equal};
 
 /// Partitions ascending lengths into consecutive runs that minimize the total time. Each run is a padded batch of at most `most`
 /// requests and `bytes` bytes. Returns the lengths of the runs in order, or `None` if a single request needs more bytes.

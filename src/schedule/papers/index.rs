@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Decision, Micros, Refusal, View, Waiting, queue::Soonest};
+use crate::schedule::{Decision, Micros, Refusal, View, Waiting, queue::Soonest};
 
 /// Key of a request within its length: the deadline, then the id. Requests without a deadline have the maximum deadline.
 type Entry = (Micros, u64);
@@ -11,13 +11,13 @@ type Entry = (Micros, u64);
 /// Sentinel that compares greater than or equal to every entry.
 const LAST: Entry = (Micros::MAX, u64::MAX);
 
-pub(super) fn entry(waiting: &Waiting) -> Entry {
+pub(in crate::schedule) fn entry(waiting: &Waiting) -> Entry {
     (waiting.deadline.unwrap_or(Micros::MAX), waiting.id)
 }
 
 /// Requests grouped by length. Each group is ordered by deadline.
 #[derive(Debug, Default)]
-pub(super) struct Index {
+pub(in crate::schedule) struct Index {
     /// Id of the newest request that was seen.
     last: Option<u64>,
     /// Requests by length, for lengths below [`N_SHORT_LENGTHS`].

@@ -1,13 +1,14 @@
 //! TCB's online scheduling for rows that requests share: DAS (5.2, algorithm 1) and slotted DAS (5.3, algorithm 2).
 
-use super::{Micros, index::Index};
+use super::index::Index;
+use crate::schedule::Micros;
 
 /// A selected request: its number of tokens and its key in the [`Index`].
-pub(super) type Chosen = (u32, (Micros, u64));
+pub(in crate::schedule) type Chosen = (u32, (Micros, u64));
 
 /// Requests selected for one row.
 #[derive(Debug, Default)]
-pub(super) struct Row {
+pub(in crate::schedule) struct Row {
     /// Requests in order of selection.
     pub chosen: Vec<Chosen>,
     /// Number of leading requests that were selected by utility alone, the set Ñᵁ.
@@ -21,7 +22,12 @@ pub(super) struct Row {
 /// 2. the first `⌈η·s⌉` of the `s` requests with the highest utility that fit;
 /// 3. requests whose utility is at least `q = 1 − η` times the mean utility of step 2, by earliest deadline, while they fit; and
 /// 4. the remaining requests that still fit, by utility.
-pub(super) fn das(index: &mut Index, rows: u32, length: u32, dominance: f64) -> Vec<Row> {
+pub(in crate::schedule) fn das(
+    index: &mut Index,
+    rows: u32,
+    length: u32,
+    dominance: f64,
+) -> Vec<Row> {
     let mut filled = Vec::new();
     while filled.len() < rows as usize && index.n() > 0 {
         let row = fill(index, length, dominance);
@@ -79,7 +85,7 @@ fn fill(index: &mut Index, length: u32, dominance: f64) -> Row {
 
 /// Rows cut into slots: the slot length in tokens, the slots by row, and the selected requests that fit no slot of their row and
 /// keep waiting.
-pub(super) struct Slotted {
+pub(in crate::schedule) struct Slotted {
     pub slot: u32,
     pub rows: Vec<Vec<Vec<Chosen>>>,
     pub left: Vec<Chosen>,
@@ -87,7 +93,7 @@ pub(super) struct Slotted {
 
 /// Cuts the rows that DAS filled into slots. A slot is as long as the longest request that was selected by utility, so each of
 /// these fits. Requests longer than a slot wait for a later batch; the paper discards them.
-pub(super) fn slotted(rows: Vec<Row>, length: u32) -> Slotted {
+pub(in crate::schedule) fn slotted(rows: Vec<Row>, length: u32) -> Slotted {
     let dominant = rows.iter().flat_map(|row| &row.chosen[..row.dominant]);
     let slot = dominant.map(|&(tokens, _)| tokens).max().unwrap_or(length);
     let slot = slot.clamp(1, length.max(1));
@@ -119,7 +125,7 @@ pub(super) fn slotted(rows: Vec<Row>, length: u32) -> Slotted {
 }
 
 /// Puts each request, in order, into the first row with enough room. Stops at the first request that fits no row.
-pub(super) fn first_fit<T>(
+pub(in crate::schedule) fn first_fit<T>(
     order: impl Iterator<Item = (u32, T)>,
     rows: usize,
     length: u32,

@@ -1,8 +1,8 @@
 //! Text generation: one thread steps the generator, and requests join and leave between steps.
 
-mod line;
-mod running;
-mod texts;
+mod detokenizer;
+mod queue;
+mod step_loop;
 
 use std::{
     sync::{
@@ -17,7 +17,7 @@ use std::{
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use self::{running::GenerationLoop, texts::DetokenizerPool};
+use self::{detokenizer::DetokenizerPool, step_loop::GenerationLoop};
 use super::{
     Metrics, ModelHandle, ServeError, Share, Submit,
     backlog::{Tenants, Work},
@@ -26,6 +26,7 @@ use super::{
 use crate::{
     Engine, EngineError,
     generate::{Admission, GenerateError, Request, SamplingParams, generation_config},
+    schedule::Scheduler,
     search::Sampling,
     text::{ChatOptions, ChatTemplate, Message, TextEncoder, TextError},
 };
@@ -191,7 +192,7 @@ pub struct GenerationService {
     shared: Arc<Shared>,
 }
 
-/// State shared by a writer and its thread.
+/// State shared by a service and its thread.
 struct Shared {
     metrics: Arc<Metrics>,
     is_lost: AtomicBool,
@@ -234,7 +235,7 @@ struct Job {
     tenant: u32,
     /// Deadline.
     until: Option<Instant>,
-    came: Instant,
+    arrived: Instant,
     stop: Vec<String>,
     goes_on: bool,
     pieces: UnboundedSender<Result<Piece, ServeError>>,
@@ -263,8 +264,9 @@ impl Job {
 }
 
 impl GenerationService {
-    /// Starts a model that was built for generation. `cache_bytes` is the size of the KV cache, `queue` the max waiting time of a text,
-    /// and `seat` the access to the device's fair lock, if other models use the device.
+    /// Starts a model that was built for generation. `cache_bytes` is the size of the KV cache, `queue` the max waiting time of a
+    /// text, `scheduler` decides the order in which texts start, and `seat` is the access to the device's fair lock, if other
+    /// models use the device.
     ///
     /// # Errors
     /// The folder's generation settings are not valid, the KV cache does not fit, or the system cannot start a thread.
@@ -273,6 +275,7 @@ impl GenerationService {
         encoder: TextEncoder,
         cache_bytes: Option<u64>,
         queue: Duration,
+        scheduler: Box<dyn Scheduler>,
         seat: Option<ModelHandle>,
     ) -> Result<Self, EngineError> {
         let folder = encoder.folder().trunk().to_owned();
@@ -308,9 +311,9 @@ impl GenerationService {
             token_nanos: AtomicU64::new(0),
             waiting: Mutex::default(),
         });
-        let writing = GenerationLoop::new(generator, texts, Arc::clone(&shared), seat);
-        let thread = std::thread::Builder::new().name("write".to_owned());
-        let thread = thread.spawn(move || writing.run(&come));
+        let steps = GenerationLoop::new(generator, texts, Arc::clone(&shared), scheduler, seat);
+        let thread = std::thread::Builder::new().name("generate".to_owned());
+        let thread = thread.spawn(move || steps.run(&come));
         let thread = thread.map_err(|e| EngineError::Threads {
             problem: e.to_string(),
         })?;
@@ -463,24 +466,24 @@ impl GenerationService {
         ServeError::Overloaded { retry_after }
     }
 
-    /// Generates text from token ids. Waiting texts start in order of class; within a class, tenants take turns.
+    /// Generates text from token ids. The model's scheduler decides when a waiting text starts.
     ///
     /// # Errors
     /// The prompt is empty or too long, the sampling parameters are not valid, or too many texts wait.
-    pub fn go_on(
+    pub fn submit(
         &self,
         prompt: Vec<u32>,
         writing: GenerationParams,
         submit: Submit,
     ) -> Result<TokenStream, ServeError> {
-        self.go_on_within(prompt, writing, submit, &Share::unlimited())
+        self.submit_within(prompt, writing, submit, &Share::unlimited())
     }
 
-    /// Like [`go_on`](Self::go_on). Charges `share` for pieces that are not read yet.
+    /// Like [`submit`](Self::submit). Charges `share` for pieces that are not read yet.
     ///
     /// # Errors
-    /// Same as `go_on`.
-    pub fn go_on_within(
+    /// Same as `submit`.
+    pub fn submit_within(
         &self,
         prompt: Vec<u32>,
         writing: GenerationParams,
@@ -560,7 +563,7 @@ impl GenerationService {
             class: submit.class,
             tenant: submit.tenant,
             until: submit.within.and_then(|w| now.checked_add(w)),
-            came: now,
+            arrived: now,
             stop,
             goes_on: goes_on && !self.admission.has_source(),
             pieces: sender,

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::error::check_records;
-use super::{Allocator, Plan, PlanError, RequestStats, UsageRecord, release};
+use crate::plan::error::check_records;
+use crate::plan::{Allocator, Plan, PlanError, RequestStats, UsageRecord, release};
 
 /// The allocator of a framework without a planner: the CUDA caching allocator of PyTorch, which
 /// follows cub's. Tensors are allocated and freed one by one as the operators run. Freed blocks

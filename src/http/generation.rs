@@ -1,7 +1,7 @@
 //! OpenAI's routes for generated text: completions and chat completions, as whole responses or server-sent events.
 
-mod asked;
 mod head;
+mod request;
 
 use std::{
     future::poll_fn,
@@ -17,8 +17,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::{
-    asked::GenerationRequest,
     head::{Head, usage},
+    request::GenerationRequest,
 };
 use super::{
     App, HandlerResult, RequestContext,
@@ -40,7 +40,7 @@ pub(super) async fn completions(
 ) -> HandlerResult {
     let params = GenerationRequest::parse(fields, false)?;
     let model = app.asks(app.models.writing(params.model.as_deref()))?;
-    let writer = model.writer()?;
+    let service = model.generation()?;
     let prompts = inputs("prompt", &params.prompt)?;
     let (n, writing) = (params.n(), params.writing(false));
     if params.streams() && prompts.len() != 1 {
@@ -51,19 +51,19 @@ pub(super) async fn completions(
         return Err(Failure::invalid("prompt", problem));
     }
     let texts = (prompts.len() as u64).saturating_mul(n as u64);
-    writer.has_place(texts, submit)?;
+    service.has_place(texts, submit)?;
     let holds = Arc::clone(&model);
     let prompts = on_thread(move || {
-        let writer = holds.writer()?;
+        let service = holds.generation()?;
         let ids = prompts.into_iter().map(|prompt| match prompt {
             Text::Ids(ids) => Ok(ids),
             Text::One(text) | Text::Pair(text, _) => {
-                Ok(writer.prompts(&[&text])?.pop().unwrap_or_default())
+                Ok(service.prompts(&[&text])?.pop().unwrap_or_default())
             }
         });
         ids.collect::<Result<Vec<Vec<u32>>, ServeError>>()
     });
-    let all = written(app, writer, prompts.await??, n, &writing, submit).await?;
+    let all = written(app, service, prompts.await??, n, &writing, submit).await?;
     let head = Head::new(app, &model.name, false, &params);
     answered(app, head, &params, n, all).await
 }
@@ -75,7 +75,7 @@ pub(super) async fn chat(
 ) -> HandlerResult {
     let mut params = GenerationRequest::parse(fields, true)?;
     let model = app.asks(app.models.writing(params.model.as_deref()))?;
-    let writer = model.writer()?;
+    let service = model.generation()?;
     let said = params
         .messages
         .take()
@@ -91,15 +91,15 @@ pub(super) async fn chat(
     let messages = messages.collect::<Result<Vec<Message>, Failure>>()?;
     let (n, writing) = (params.n(), params.writing(true));
     let options = params.chat_options()?;
-    writer.has_place(n as u64, submit)?;
+    service.has_place(n as u64, submit)?;
     let holds = Arc::clone(&model);
     // Limit the number of renderings that use memory at the same time. The permit is held until the work has ended, even if the client has left.
     let permit = Arc::clone(&app.rendering).acquire_owned().await;
     let prompt = on_thread(move || {
         let _permit = permit;
-        holds.writer()?.conversation(&messages, &options)
+        holds.generation()?.conversation(&messages, &options)
     });
-    let all = written(app, writer, vec![prompt.await??], n, &writing, submit).await?;
+    let all = written(app, service, vec![prompt.await??], n, &writing, submit).await?;
     let head = Head::new(app, &model.name, true, &params);
     answered(app, head, &params, n, all).await
 }
@@ -107,13 +107,13 @@ pub(super) async fn chat(
 /// Starts `n` generations for each prompt.
 async fn written(
     app: &RequestContext<'_>,
-    writer: &GenerationService,
+    service: &GenerationService,
     prompts: Vec<Vec<u32>>,
     n: usize,
     writing: &GenerationParams,
     submit: Submit,
 ) -> Result<Vec<TokenStream>, ServeError> {
-    let writing = &varied(writer, n, writing);
+    let writing = &varied(service, n, writing);
     let each = prompts
         .iter()
         .flat_map(|prompt| (0..n).map(move |nth| (prompt, nth)));
@@ -123,18 +123,18 @@ async fn written(
     let bytes = 8 * (tokens as u64).saturating_mul(n as u64);
     share.reserve(bytes).await?;
     each.map(|(prompt, nth)| {
-        writer.go_on_within(prompt.clone(), seeded(app, writing, nth), submit, share)
+        service.submit_within(prompt.clone(), seeded(app, writing, nth), submit, share)
     })
     .collect()
 }
 
 /// Returns the settings for `n` texts of one prompt. Several texts are sampled unless the request sets a temperature or `top_p`;
 /// greedy decoding would return the same text `n` times.
-fn varied(writer: &GenerationService, n: usize, writing: &GenerationParams) -> GenerationParams {
+fn varied(service: &GenerationService, n: usize, writing: &GenerationParams) -> GenerationParams {
     let is_open = n > 1 && writing.temperature.is_none() && writing.top_p.is_none();
     GenerationParams {
         temperature: match is_open {
-            true => writer.default_temperature(),
+            true => service.default_temperature(),
             false => writing.temperature,
         },
         ..writing.clone()

@@ -4,11 +4,12 @@
 use std::collections::HashMap;
 
 use super::{
-    Decision, Ids, Layout, Micros, Planned, Refusal, Rows, Scheduler, View, Waiting,
-    costs::equal,
     das::{Chosen, das, first_fit, slotted},
     dp::partition,
     index::{Index, entry},
+};
+use crate::schedule::{
+    Decision, Ids, Layout, Micros, Planned, Refusal, Rows, Scheduler, View, Waiting, costs::equal,
 };
 
 /// Trigger of a scheduling decision (TurboTransformers 5).
@@ -493,19 +494,9 @@ impl Scheduler for Composed {
             ids.iter().for_each(|&id| slots.finish(id));
         }
     }
-}
 
-impl Waiting {
-    /// A request to an encoder, without a deadline, in the lowest class.
-    pub fn new(tokens: u32, arrived: Micros) -> Self {
-        Self {
-            id: 0,
-            tokens,
-            arrived,
-            deadline: None,
-            class: 0,
-            tenant: 0,
-            steps: 1,
-        }
+    fn next_text(&self, waiting: &[Waiting], n_running: usize) -> Option<usize> {
+        let is_free = n_running == 0 || self.how != BatchLayout::Single;
+        (is_free && !waiting.is_empty()).then_some(0)
     }
 }

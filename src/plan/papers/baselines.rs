@@ -1,9 +1,9 @@
 //! Three baseline allocators: the published TurboTransformers algorithm, a fresh arena per request,
 //! and one plan for a declared maximum.
 
-use super::error::check_records;
-use super::pack::{self, Bin};
-use super::{
+use crate::plan::error::check_records;
+use crate::plan::pack::{self, Bin};
+use crate::plan::{
     Allocator, Plan, PlanError, RequestStats, UsageRecord, append_chunk, lower_bound, release,
 };
 
@@ -29,7 +29,7 @@ impl Turbo {
 
     /// Computes max(`DEFAULT_CHUNK_SIZE`, `K_SCALE` × `bytes`) in integers.
     fn chunk_bytes(bytes: u64) -> u64 {
-        super::aligned(bytes + bytes.div_ceil(5)).max(Self::DEFAULT_CHUNK)
+        crate::plan::aligned(bytes + bytes.div_ceil(5)).max(Self::DEFAULT_CHUNK)
     }
 }
 
@@ -154,7 +154,7 @@ fn greedy_arena(records: &[UsageRecord]) -> Result<(Vec<Option<(usize, u64)>>, u
             places[item.record] = Some((0, offset));
         }
     }
-    Ok((places, arena.top.max(super::ALIGNMENT)))
+    Ok((places, arena.top.max(crate::plan::ALIGNMENT)))
 }
 
 /// LightSeq's memory (2.3): planned once, for the largest request that was declared. Results that
