@@ -1,9 +1,11 @@
 //! gemmule's own scheduler. It runs the smallest packed batches that keep the device near its maximum throughput, serves near
 //! deadlines first and lets tenants take turns.
 
+mod line;
+
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap},
 };
 
 use super::{
@@ -13,6 +15,7 @@ use super::{
     queue::{Marks, Soonest},
 };
 use crate::tensor::Extents;
+use line::Line;
 
 /// Fraction of the maximum throughput that the token budget must reach.
 const RATE: f64 = 0.97;
@@ -83,18 +86,6 @@ pub struct Packed {
     shares: FairShares,
 }
 
-#[derive(Default)]
-struct Line {
-    /// Id and number of tokens of each request.
-    requests: VecDeque<(u64, u32)>,
-    /// Tokens that the tenant may still submit (the deficit of deficit round robin).
-    deficit: u64,
-    /// Number of times that later requests ran before the first.
-    passed: u8,
-    /// Minimum number of tokens among the first [`LOOK_AHEAD`] requests; 0 if it must be recomputed.
-    least: u32,
-}
-
 /// A batch under construction.
 struct Batch {
     ids: Vec<u64>,
@@ -104,31 +95,6 @@ struct Batch {
     bytes: u64,
     /// Number of tokens that fit the memory whatever the sequence lengths are; 0 if unknown.
     roomy: u64,
-}
-
-impl Line {
-    fn add(&mut self, waiting: &Waiting) {
-        if self.requests.len() < LOOK_AHEAD {
-            self.least = 0;
-        }
-        self.requests.push_back((waiting.id, waiting.tokens));
-    }
-
-    fn forget_first(&mut self) {
-        self.requests.pop_front();
-        (self.passed, self.least) = (0, 0);
-    }
-
-    /// Removes the request at position `at`.
-    fn take(&mut self, at: usize) {
-        match at {
-            0 => self.forget_first(),
-            _ => {
-                self.requests.remove(at);
-                (self.passed, self.least) = (self.passed.saturating_add(1), 0);
-            }
-        }
-    }
 }
 
 impl Batch {
