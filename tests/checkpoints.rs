@@ -287,7 +287,7 @@ fn a_missing_folder_is_named() {
 fn a_folder_without_weights_is_named() {
     let folder = Folder::new();
     folder.write("config.json", tiny_config().to_string());
-    assert_snapshot!(folder.load_error(), @"`[dir]` holds neither `model.safetensors` nor `model.safetensors.index.json`; expected a checkpoint folder as published on the Hugging Face hub. It has no weights at all");
+    assert_snapshot!(folder.load_error(), @"`[dir]` contains none of `model.safetensors`, `model.safetensors.index.json`, `pytorch_model.bin` and `pytorch_model.bin.index.json`; expected a checkpoint folder as published on the Hugging Face hub. It has no weights at all");
 }
 
 #[test]

@@ -173,7 +173,7 @@ fn dense_modules_are_held_to_their_weights() {
     assert_snapshot!(with(json!({"bias": "yes"})), @r#"`[dir]/2_Dense/config.json`: `bias` is "yes"; expected true or false"#);
     let folder = copy("st-dense");
     std::fs::remove_file(folder.file("2_Dense/model.safetensors")).expect("it was there");
-    assert_snapshot!(refused(&folder), @"`[dir]/2_Dense` holds neither `model.safetensors` nor `model.safetensors.index.json`; expected a checkpoint folder as published on the Hugging Face hub. It has no weights at all");
+    assert_snapshot!(refused(&folder), @"`[dir]/2_Dense` contains none of `model.safetensors`, `model.safetensors.index.json`, `pytorch_model.bin` and `pytorch_model.bin.index.json`; expected a checkpoint folder as published on the Hugging Face hub. It has no weights at all");
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn what_vocabularies_and_tokens_weigh_is_read_as_it_is_computed() {
     };
     assert_snapshot!(with(json!({"pooling_strategy": "sum"})));
     assert_snapshot!(with(json!({"activation_function": "softplus"})));
-    // A pickle runs code when it is read, so it is not.
+    // A file that cannot be read matters only to the output that needs it.
     let folder = copy("st-m3");
     let file = folder.file("sparse_linear.safetensors");
     std::fs::rename(&file, file.with_extension("pt")).expect("it is there");

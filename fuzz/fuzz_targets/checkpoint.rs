@@ -1,8 +1,8 @@
 //! Any bytes as a checkpoint: it opens and its tensors are read, or an error says why not.
 //!
 //! The first byte picks what the others are: a whole safetensors file; the header of one, with a
-//! length that fits and data after it; or an index beside one sound shard. The files lie in the
-//! folder for temporary files: point `TMPDIR` at a file system in memory.
+//! length that fits and data after it; a whole file of PyTorch; or an index beside one sound shard.
+//! The files lie in the folder for temporary files: point `TMPDIR` at a file system in memory.
 
 #![no_main]
 
@@ -19,6 +19,7 @@ static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = std::env::temp_dir().join(format!("gemmule-fuzz-{}", std::process::id()));
     fs::create_dir_all(folder.join("single")).expect("the folder can be made");
     fs::create_dir_all(folder.join("sharded")).expect("the folder can be made");
+    fs::create_dir_all(folder.join("torch")).expect("the folder can be made");
     let header = br#"{"w":{"dtype":"F32","shape":[2,4],"data_offsets":[0,32]},"b":{"dtype":"BF16","shape":[16],"data_offsets":[32,64]}}"#;
     fs::write(folder.join("sharded/a.safetensors"), with_header(header)).expect("room for a shard");
     folder
@@ -37,6 +38,7 @@ fuzz_target!(|bytes: &[u8]| {
     let (file, content) = match kind {
         b'0' => (single, rest.to_vec()),
         b'1' => (single, with_header(rest)),
+        b'2' => (FOLDER.join("torch/pytorch_model.bin"), rest.to_vec()),
         _ => (
             FOLDER.join("sharded/model.safetensors.index.json"),
             rest.to_vec(),

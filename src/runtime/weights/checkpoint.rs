@@ -1,10 +1,12 @@
-//! A published checkpoint folder: `model.safetensors`, or an index and its shards.
+//! A published checkpoint folder: one file of weights, or an index and its shards, in the order in which transformers looks for
+//! them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Component, Path, PathBuf},
 };
 
+use gemmule_weights::torch::TorchError;
 use safetensors::Dtype;
 
 use super::{
@@ -20,11 +22,15 @@ use crate::{
 
 pub(super) const SINGLE: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
+pub(super) const TORCH_SINGLE: &str = "pytorch_model.bin";
+pub(super) const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
+/// Files that [`Checkpoint::open`] reads, in order of preference.
+pub(super) const WEIGHTS: [&str; 4] = [SINGLE, INDEX, TORCH_SINGLE, TORCH_INDEX];
 
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     #[error(
-        "`{folder}` holds neither `{SINGLE}` nor `{INDEX}`; expected a checkpoint folder as published on the Hugging Face hub. It has {found}"
+        "`{folder}` contains none of `{SINGLE}`, `{INDEX}`, `{TORCH_SINGLE}` and `{TORCH_INDEX}`; expected a checkpoint folder as published on the Hugging Face hub. It has {found}"
     )]
     NoCheckpoint { folder: PathBuf, found: Found },
     #[error("`{file}` cannot be read")]
@@ -75,10 +81,8 @@ pub enum CheckpointError {
         read: String,
         other: String,
     },
-    #[error(
-        "`{file}` is a pickle, and loading a pickle runs code that its author put into it, so gemmule does not load it; if you trust the file, convert it: python3 -c \"import torch, safetensors.torch as s; s.save_file(torch.load('{file}', weights_only=True), '{with}')\""
-    )]
-    Pickle { file: PathBuf, with: PathBuf },
+    #[error("`{file}` cannot be read as weights of PyTorch: {problem}")]
+    Torch { file: PathBuf, problem: TorchError },
     #[error(
         "`{file}`: the tensor `{tensor}` is {found:?}, but the model needs {expected:?}; does the config.json belong to this checkpoint?"
     )]
@@ -116,8 +120,9 @@ pub struct Checkpoint {
     entries: BTreeMap<String, Entry>,
     /// Tensors in a shard that the index does not assign to that shard.
     unnamed: BTreeSet<String>,
-    /// Pickle files that may contain missing tensors. They are not read.
-    pickles: Vec<PathBuf>,
+    /// Files beside the checkpoint that cannot be read, by the prefix of their tensors. They matter only if one of these tensors
+    /// is needed.
+    unreadable: BTreeMap<String, PathBuf>,
     names: WeightNames,
 }
 
@@ -131,14 +136,14 @@ impl Checkpoint {
     /// their own that `names` lists are in `root`.
     ///
     /// # Errors
-    /// Returns an error if a file is missing or not a safetensors file, or if the index does not match its shards.
+    /// Returns an error if a file is missing or damaged, or if the index does not match its shards.
     pub fn open(folder: &Path, root: &Path, names: WeightNames) -> Result<Self, CheckpointError> {
         let mut checkpoint = Self {
             main: PathBuf::new(),
             shards: Vec::new(),
             entries: BTreeMap::new(),
             unnamed: BTreeSet::new(),
-            pickles: Vec::new(),
+            unreadable: BTreeMap::new(),
             names: WeightNames::default(),
         };
         checkpoint.main = checkpoint.add_folder(folder, "")?;
@@ -146,11 +151,13 @@ impl Checkpoint {
             checkpoint.add_folder(&root.join(module), &format!("{module}/"))?;
         }
         for stem in files_of(&names) {
+            let prefix = format!("{stem}/");
             let file = folder.join(format!("{stem}.safetensors"));
+            let torch = folder.join(format!("{stem}.pt"));
             if file.is_file() {
-                checkpoint.add_file(file, &format!("{stem}/"))?;
-            } else if folder.join(format!("{stem}.pt")).is_file() {
-                checkpoint.pickles.push(folder.join(format!("{stem}.pt")));
+                checkpoint.add_file(file, &prefix)?;
+            } else if torch.is_file() && checkpoint.add_file(torch.clone(), &prefix).is_err() {
+                checkpoint.unreadable.insert(stem, torch);
             }
         }
         checkpoint.names = names;
@@ -159,22 +166,22 @@ impl Checkpoint {
 
     /// Opens the files of a folder and prepends `prefix` to their tensor names. Returns the path of the single file or the index.
     fn add_folder(&mut self, folder: &Path, prefix: &str) -> Result<PathBuf, CheckpointError> {
-        let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
-        if single.is_file() {
-            self.add_file(single.clone(), prefix)?;
-            return Ok(single);
-        }
-        if !index.is_file() {
+        let paths = WEIGHTS.map(|name| folder.join(name));
+        let Some(main) = paths.into_iter().find(|path| path.is_file()) else {
             return Err(CheckpointError::NoCheckpoint {
                 folder: folder.to_owned(),
                 found: Found::in_folder(folder),
             });
+        };
+        if main.extension().is_none_or(|ending| ending != "json") {
+            self.add_file(main.clone(), prefix)?;
+            return Ok(main);
         }
-        for (shard, names) in named_by(&index)? {
-            self.add(&index, &shard, names, prefix)?;
+        for (shard, names) in named_by(&main)? {
+            self.add(&main, &shard, names, prefix)?;
         }
         self.unnamed.retain(|n| !self.entries.contains_key(n));
-        Ok(index)
+        Ok(main)
     }
 
     /// Opens a file and makes all of its tensors available.
@@ -304,14 +311,12 @@ impl Checkpoint {
         Ok((full, entry, dtype))
     }
 
-    /// Returns a pickle file that may contain one of the missing tensors.
-    fn pickle_of(&self, missing: &[&str]) -> Option<&PathBuf> {
+    /// Returns the error of an unreadable file that may contain one of the missing tensors.
+    fn unreadable(&self, missing: &[&str]) -> Option<CheckpointError> {
         let spellings = missing.iter().flat_map(|name| self.names.spellings(name));
-        let stems: BTreeSet<String> = spellings.filter_map(|name| file_of(&name)).collect();
-        self.pickles.iter().find(|file| {
-            let stem = file.file_stem().and_then(|stem| stem.to_str());
-            stem.is_some_and(|stem| stems.contains(stem))
-        })
+        let mut stems = spellings.filter_map(|name| file_of(&name));
+        let file = stems.find_map(|stem| self.unreadable.get(&stem))?;
+        Shard::open(file.clone()).err()
     }
 
     fn missing(&self, names: &[&str], n_needed: usize) -> CheckpointError {
@@ -358,13 +363,8 @@ impl WeightSource for Checkpoint {
             .filter(|name| self.find(name).is_none())
             .collect();
         if !missing.is_empty() {
-            return Err(match self.pickle_of(&missing) {
-                Some(file) => CheckpointError::Pickle {
-                    with: file.with_extension("safetensors"),
-                    file: file.clone(),
-                },
-                None => self.missing(&missing, stored.len()),
-            });
+            let unreadable = self.unreadable(&missing);
+            return Err(unreadable.unwrap_or_else(|| self.missing(&missing, stored.len())));
         }
         for (name, dims) in stored {
             self.checked(name, dims)?;

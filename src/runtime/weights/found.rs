@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::checkpoint::{INDEX, SINGLE};
+use super::checkpoint::{INDEX, SINGLE, TORCH_INDEX, TORCH_SINGLE, WEIGHTS};
 use crate::files::{self, Kind};
 
 /// Contents of a folder that has no readable weights.
@@ -17,15 +17,13 @@ pub enum Found {
     Adapter { base: Option<String> },
     /// A llama.cpp file.
     Gguf { file: PathBuf },
-    /// A pickle file, or the index of several.
-    Pickle { file: PathBuf },
     /// TensorFlow or Flax weights.
     OtherFramework { file: PathBuf },
     /// An ONNX or OpenVINO graph.
     Graph { file: PathBuf },
     /// Shards without their index.
     Shards { file: PathBuf },
-    /// A safetensors file under an unexpected name.
+    /// A file of safetensors or of PyTorch under an unexpected name.
     OtherName { file: PathBuf },
     /// A subfolder with weights.
     Below { folder: PathBuf },
@@ -49,10 +47,8 @@ impl Found {
             let mut files = files.iter();
             files.find(|file| name(file).starts_with(starts)).cloned()
         };
-        if [SINGLE, INDEX]
-            .iter()
-            .any(|name| folder.join(name).is_file())
-        {
+        let has_weights = |folder: &Path| WEIGHTS.iter().any(|name| folder.join(name).is_file());
+        if has_weights(folder) {
             return Self::Nothing;
         }
         let adapter = folder.join("adapter_config.json");
@@ -60,21 +56,20 @@ impl Found {
             let base = base(&adapter);
             return Self::Adapter { base };
         }
-        if let Some(file) = named("model-00001-of-") {
+        let shard = named("model-00001-of-").or_else(|| named("pytorch_model-00001-of-"));
+        if let Some(file) = shard {
             return Self::Shards { file };
         }
         if let Some(file) = ending(&["safetensors"]) {
             return Self::OtherName { file };
         }
-        let has_weights = |f: &&PathBuf| f.join(SINGLE).is_file() || f.join(INDEX).is_file();
-        if let Some(folder) = folders.iter().find(has_weights) {
+        if let Some(folder) = folders.iter().find(|folder| has_weights(folder)) {
             return Self::Below {
                 folder: folder.clone(),
             };
         }
-        if let Some(file) = named("pytorch_model").or_else(|| ending(&["bin", "pt", "pth", "ckpt"]))
-        {
-            return Self::Pickle { file };
+        if let Some(file) = ending(&["bin", "pt", "pth", "ckpt"]) {
+            return Self::OtherName { file };
         }
         if let Some(file) = ending(&["gguf"]) {
             return Self::Gguf { file };
@@ -110,11 +105,6 @@ impl fmt::Display for Found {
                 "`{}`, a format that gemmule does not read; use the folder that it was converted from, or run transformers.AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME).save_pretrained(NEW) in Python",
                 name(file)
             ),
-            Self::Pickle { file } => write!(
-                f,
-                "`{}`, a pickle, which runs its author's code when it is loaded; if you trust it, convert it with the model's class in transformers: CLASS.from_pretrained(FOLDER).save_pretrained(FOLDER), where CLASS is the class in `architectures` of config.json",
-                name(file)
-            ),
             Self::OtherFramework { file } => write!(
                 f,
                 "`{}`, weights of another framework; convert them with transformers 4: CLASS.from_pretrained(FOLDER, from_tf=True) or from_flax=True, and save_pretrained(FOLDER)",
@@ -127,13 +117,21 @@ impl fmt::Display for Found {
             ),
             Self::Shards { file } => write!(
                 f,
-                "`{}` without `{INDEX}`, which lists the tensors of each shard; download it too",
-                name(file)
+                "`{}` without `{}`, which lists the tensors of each shard; download it too",
+                name(file),
+                match is_torch(file) {
+                    true => TORCH_INDEX,
+                    false => INDEX,
+                }
             ),
             Self::OtherName { file } => write!(
                 f,
-                "`{}`, a file name that is not recognized; if its tensors have transformers' names, rename it to `{SINGLE}`, else use the file of that name from the same model",
-                name(file)
+                "`{}`, a file name that is not recognized; if its tensors have transformers' names, rename it to `{}`, else use the file of that name from the same model",
+                name(file),
+                match is_torch(file) {
+                    true => TORCH_SINGLE,
+                    false => SINGLE,
+                }
             ),
             Self::Below { folder } => write!(
                 f,
@@ -143,6 +141,11 @@ impl fmt::Display for Found {
             Self::Nothing => write!(f, "no weights at all"),
         }
     }
+}
+
+fn is_torch(file: &Path) -> bool {
+    file.extension()
+        .is_none_or(|ending| ending != "safetensors")
 }
 
 fn name(file: &Path) -> String {

@@ -1,4 +1,4 @@
-//! Reads one safetensors file in pieces through an open handle. The file is not memory-mapped: if another process truncates a
+//! Reads one file of weights, of safetensors or of PyTorch, in pieces through an open handle. The file is not memory-mapped: if another process truncates a
 //! mapped file, this process receives SIGBUS. A truncated read is an ordinary error.
 
 use std::{
@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use gemmule_weights::torch::{self, Element};
 use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::Metadata};
 
 use super::{CheckpointError, decode_into, room};
@@ -20,13 +21,13 @@ const MAX_HEADER: u64 = 100_000_000;
 /// Bytes per read: small compared with a large tensor, and large enough to amortize the system call.
 const PIECE: usize = 1 << 20;
 
-/// An open safetensors file.
+/// An open file of weights.
 pub(super) struct Shard {
     path: PathBuf,
     file: File,
 }
 
-/// A tensor's entry in the header of a shard.
+/// A tensor's entry in the directory of a shard.
 pub(super) struct Stored {
     pub dtype: Dtype,
     pub dims: Vec<u64>,
@@ -36,8 +37,61 @@ pub(super) struct Stored {
 }
 
 impl Shard {
-    /// Opens a file, reads its header and checks it against the file size.
+    /// Opens a file and reads its directory. A file whose name ends in `.safetensors` is one of safetensors, and any other is one
+    /// of `torch.save`.
     pub fn open(path: PathBuf) -> Result<(Self, BTreeMap<String, Stored>), CheckpointError> {
+        match path
+            .extension()
+            .is_some_and(|ending| ending == "safetensors")
+        {
+            true => Self::open_safetensors(path),
+            false => Self::open_torch(path),
+        }
+    }
+
+    fn open_torch(path: PathBuf) -> Result<(Self, BTreeMap<String, Stored>), CheckpointError> {
+        let opened = File::open(&path).map_err(torch::TorchError::Io);
+        let read = opened.and_then(|file| Ok((torch::open(&file)?, file)));
+        let (tensors, file) = match read {
+            Ok(read) => read,
+            Err(torch::TorchError::Io(source)) => {
+                return Err(CheckpointError::Io { file: path, source });
+            }
+            Err(problem) => {
+                return Err(CheckpointError::Torch {
+                    file: path,
+                    problem,
+                });
+            }
+        };
+        let stored = tensors.into_iter().map(|(name, tensor)| {
+            let stored = Stored {
+                dtype: match tensor.element {
+                    Element::F64 => Dtype::F64,
+                    Element::F32 => Dtype::F32,
+                    Element::F16 => Dtype::F16,
+                    Element::BF16 => Dtype::BF16,
+                    Element::I64 => Dtype::I64,
+                    Element::I32 => Dtype::I32,
+                    Element::I16 => Dtype::I16,
+                    Element::I8 => Dtype::I8,
+                    Element::U8 => Dtype::U8,
+                    Element::Bool => Dtype::BOOL,
+                },
+                dims: tensor.dims,
+                start: tensor.bytes.start,
+                end: tensor.bytes.end,
+            };
+            (name, stored)
+        });
+        let stored = stored.collect();
+        Ok((Self { path, file }, stored))
+    }
+
+    /// Opens a safetensors file, reads its header and checks it against the file size.
+    fn open_safetensors(
+        path: PathBuf,
+    ) -> Result<(Self, BTreeMap<String, Stored>), CheckpointError> {
         let io = |source| CheckpointError::Io {
             file: path.clone(),
             source,

@@ -1,0 +1,61 @@
+"""Writes the files of PyTorch for tests/torch.rs: checkpoints of tests/checkpoints as torch.save stores them, and small state dicts.
+
+    pip install torch==2.15.0 safetensors
+    python3 scripts/torch_files.py
+
+The results are in tests/torch. Nothing is downloaded.
+"""
+
+import pathlib
+import sys
+from collections import OrderedDict
+
+import torch
+from safetensors.torch import load_file
+
+TESTS = pathlib.Path(__file__).resolve().parent.parent / "tests"
+OUT = TESTS / "torch"
+
+
+class Command:
+    """An object whose pickle runs a command when Python loads it."""
+
+    def __reduce__(self):
+        import os
+
+        return os.system, ("echo this must not run",)
+
+
+def main() -> None:
+    OUT.mkdir(exist_ok=True)
+    save = lambda value, name: torch.save(value, OUT / name)
+    checkpoints = TESTS / "checkpoints"
+    save(OrderedDict(load_file(checkpoints / "st-electra/model.safetensors")), "st-electra.bin")
+    for head in ["sparse_linear", "colbert_linear"]:
+        save(load_file(checkpoints / f"st-m3/{head}.safetensors"), f"{head}.pt")
+
+    # One storage for several views, as tied weights have, and every way in which a state dict stores a tensor.
+    base = torch.arange(12, dtype=torch.float32) / 8
+    kinds = OrderedDict(
+        table=base.view(3, 4),
+        tied=base.view(3, 4),
+        rows=base.view(3, 4)[1:],
+        parameter=torch.nn.Parameter(base[:6].clone()),
+        half=base.to(torch.float16),
+        brain=base.to(torch.bfloat16),
+        double=base.to(torch.float64),
+        ids=torch.arange(3),
+        flags=torch.tensor([True, False]),
+        scalar=torch.tensor(2.5),
+        empty=torch.zeros(0, 4),
+    )
+    kinds._metadata = OrderedDict({"": {"version": 1}})
+    save(kinds, "kinds.bin")
+    save({"w": base.view(3, 4).t()}, "transposed.bin")
+    save({"w": base, "step": 3}, "with-step.bin")
+    save({"w": Command()}, "command.bin")
+    torch.save({"w": base}, OUT / "legacy.bin", _use_new_zipfile_serialization=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
