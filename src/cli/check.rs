@@ -24,6 +24,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
+    args.model.fetch_weights()?;
     let described = args.model.description()?;
     let compiled = match args.model.config() {
         // Without sizes, only the description itself can be checked.

@@ -261,9 +261,7 @@ pub(super) fn run(args: Args) -> Outcome {
             "an empty --stop would end every text at once; expected at least one character"
         ));
     }
-    let folder = args.model.weights.as_deref().ok_or_else(|| {
-        miette!("prompts need the tokenizer.json of a checkpoint; give --weights")
-    })?;
+    let folder = args.model.tokenizer_folder("prompts")?;
     let encoder = TextEncoder::for_prompts(Folder::open(folder)?)?;
     let mut options = args.options(encoder.folder())?;
     if let Some(token) = &args.forced_bos {

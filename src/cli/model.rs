@@ -14,7 +14,7 @@ use crate::{
     DType, EngineError,
     engine::{
         Builder, CompileOptions, Compiled, DeviceChoice, Engine, ModelFile, Stage, TimedOn,
-        TuneMode, compile,
+        TuneMode, compile, hub::Files,
     },
     jit::Target,
     machine::Machine,
@@ -24,17 +24,13 @@ use crate::{
     text::{Folder, config},
 };
 
-use super::{memory::Memory, progress::Bars};
+use super::{location::Location, memory::Memory, progress::Bars};
 
 /// A description with its sizes, which is all that the stages before a run need.
 #[derive(clap::Args)]
 pub(super) struct Model {
-    /// A built-in description (`gemmule models` lists them) or the path of a RON file; by default the one for the checkpoint
-    #[arg(required_unless_present = "weights")]
-    model: Option<String>,
-    /// Checkpoint folder, for its config.json
-    #[arg(long, value_name = "DIR")]
-    weights: Option<PathBuf>,
+    #[command(flatten)]
+    location: Location,
     /// Read sizes from this config.json
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -143,9 +139,14 @@ pub(super) struct Tuning {
 }
 
 impl Model {
+    /// Fetches the weights of a model on the hub, too. By default only the files that determine the program are fetched.
+    pub(super) fn fetch_weights(&self) -> Result<(), EngineError> {
+        self.location.folder(Files::All).map(drop)
+    }
+
     /// Returns the checkpoint's folder, if one is given.
     pub(super) fn folder(&self) -> Result<Option<&Folder>, EngineError> {
-        let Some(path) = &self.weights else {
+        let Some(path) = self.location.folder(Files::Config)? else {
             return Ok(None);
         };
         if let Some(folder) = self.folder.get() {
@@ -173,7 +174,7 @@ impl Model {
         if let Some(opened) = self.opened.get() {
             return Ok(opened);
         }
-        let opened = match &self.model {
+        let opened = match self.location.model() {
             Some(model) => ModelFile::open(model)?,
             None => {
                 let description = crate::model::Description::for_config(&self.config()?)?;
@@ -229,12 +230,6 @@ impl Model {
     }
 }
 
-/// Returns MODEL, else the folder that selects it.
-fn named<'a>(model: Option<&'a str>, folder: Option<&'a Path>) -> &'a str {
-    let folder = || folder.and_then(Path::to_str).unwrap_or("the checkpoint");
-    model.unwrap_or_else(folder)
-}
-
 impl Choices {
     fn outputs(&self) -> Option<Vec<String>> {
         (!self.outputs.is_empty()).then(|| self.outputs.clone())
@@ -244,13 +239,8 @@ impl Choices {
 /// A model to run: description or artifact, weights and device.
 #[derive(clap::Args)]
 pub struct Runnable {
-    /// A built-in description (`gemmule models` lists them), a RON file, or an artifact of `gemmule compile`, which computes outputs but
-    /// generates no text; by default the description for the checkpoint
-    #[arg(required_unless_present = "weights")]
-    model: Option<String>,
-    /// Checkpoint folder
-    #[arg(long, value_name = "DIR")]
-    pub(super) weights: Option<PathBuf>,
+    #[command(flatten)]
+    location: Location,
     /// Read sizes from this config.json instead of the checkpoint's
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -341,17 +331,35 @@ impl Runnable {
 
     /// Returns MODEL, or the folder that selects it.
     pub fn name(&self) -> &str {
-        named(self.model.as_deref(), self.weights.as_deref())
+        self.location.name()
+    }
+
+    /// Returns the folder of the checkpoint, if there is one. A model on the hub is fetched.
+    pub(super) fn folder(&self) -> Result<Option<&Path>, EngineError> {
+        self.location.folder(match self.random_weights {
+            Some(_) => Files::Config,
+            None => Files::All,
+        })
+    }
+
+    /// Like [`folder`](Self::folder), for commands that need the tokenizer for `what`.
+    pub(super) fn tokenizer_folder(&self, what: &str) -> Result<&Path, Report> {
+        self.folder()?.ok_or_else(|| {
+            miette!(
+                "{what} need the tokenizer.json of a checkpoint; give --weights, or a model on the hub with --model ORG/NAME"
+            )
+        })
     }
 
     /// Returns a builder with the options of these arguments.
     pub fn builder(&self) -> Result<Builder, Report> {
-        let mut builder = match (&self.model, &self.weights) {
+        let folder = self.folder()?;
+        let mut builder = match (self.location.model(), folder) {
             (Some(model), _) => Engine::from_model(ModelFile::open(model)?),
             (None, Some(folder)) => Engine::from_checkpoint(folder),
             (None, None) => return Err(EngineError::NoWeights.into()),
         };
-        if let Some(folder) = &self.weights {
+        if let Some(folder) = folder {
             builder = builder.checkpoint(folder);
         }
         if let Some(file) = &self.config {
@@ -395,7 +403,7 @@ impl Runnable {
 
     /// Returns the config.json with the model's sizes: from `--config`, or the checkpoint's.
     pub fn config(&self) -> Result<Value, EngineError> {
-        match (&self.config, &self.weights) {
+        match (&self.config, self.folder()?) {
             (Some(file), _) => Ok(config(file)?),
             (None, Some(folder)) => Ok(config(&folder.join("config.json"))?),
             (None, None) => Err(EngineError::NoConfig),

@@ -34,7 +34,7 @@ pub(super) fn run(args: Args) -> Outcome {
     }
     // Check the input before kernels are compiled and weights are loaded.
     let began = Instant::now();
-    let Read { texts, batch } = args.input.read(args.model.weights.as_deref())?;
+    let Read { texts, batch } = args.input.read(args.model.folder()?)?;
     let encoding = began.elapsed();
     let engine = Runnable::build(builder)?;
     let mut session = engine.session()?;

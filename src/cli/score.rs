@@ -60,10 +60,7 @@ pub(super) fn run(args: Args) -> Outcome {
         let file = file.display();
         return Err(miette!("`{file}` has no text; expected one per line"));
     }
-    let folder =
-        args.model.weights.as_deref().ok_or_else(|| {
-            miette!("texts need the tokenizer.json of a checkpoint; give --weights")
-        })?;
+    let folder = args.model.tokenizer_folder("texts")?;
     let encoder = TextEncoder::for_prompts(Folder::open(folder)?)?;
     let engine = Runnable::build(
         args.model

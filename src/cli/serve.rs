@@ -11,9 +11,10 @@ use std::{
 
 use miette::{IntoDiagnostic, Report, miette};
 
-use super::{Outcome, allow_connections, say, simulate::Chosen, write_file};
+use super::{Outcome, allow_connections, location, say, simulate::Chosen, write_file};
 use crate::{
     DType, DeviceChoice, EngineError,
+    engine::hub::Files,
     files::{self, Kind},
     http::{Ended, HttpChoice, Keys, Origin, Public, Server},
     schedule::{CostTable, served},
@@ -25,16 +26,20 @@ use crate::{
 
 #[derive(clap::Args)]
 pub(super) struct Args {
+    /// A model on the Hugging Face hub, ORG/NAME or ORG/NAME@REVISION, which is fetched (several times for several models)
+    #[arg(long, value_name = "MODEL", required_unless_present_any = ["weights", "config"])]
+    model: Vec<String>,
     /// A checkpoint folder (several times for several models)
-    #[arg(long, value_name = "DIR", required_unless_present = "config")]
+    #[arg(long, value_name = "DIR")]
     weights: Vec<PathBuf>,
     /// Models with their devices, names and limits in RON, such as `examples/serve.ron`
     #[arg(long, value_name = "FILE", conflicts_with_all = [
-        "weights", "name", "device", "dtype", "invariant", "costs", "write_costs", "all_tokens",
+        "model", "weights", "name", "device", "dtype", "invariant", "costs", "write_costs", "all_tokens",
         "sparse",
     ])]
     config: Option<PathBuf>,
-    /// Name of a model in requests, one for each --weights; by default the name of its folder
+    /// Name of a model in requests, one for each --model, then one for each --weights; by default the name of its folder, or on the
+    /// hub without ORG
     #[arg(long, value_name = "NAME", value_parser = name)]
     name: Vec<String>,
     /// IP address to listen on; 0.0.0.0 for all addresses of this machine
@@ -281,9 +286,8 @@ fn open(
     let mut models: Vec<Model> = Vec::new();
     for config in configs {
         let began = Instant::now();
-        let name = config
-            .name
-            .unwrap_or_else(|| Model::name_of(&config.weights));
+        let (folder, own_name) = located(&config)?;
+        let name = config.name.unwrap_or(own_name);
         if models.iter().any(|model| model.name == name) {
             return Err(miette!(
                 "two models have the name `{name}`; give them different names with --name, or `name` in the file"
@@ -294,7 +298,7 @@ fn open(
         let queue = config.max_queue_ms.unwrap_or(args.max_queue_ms);
         let tokenizers = config.tokenizers.or(args.tokenizers.map(NonZeroUsize::get));
         let model = Model::open(ModelChoice {
-            folder: config.weights,
+            folder,
             devices: config.devices,
             dtype: config.dtype,
             invariant: config.invariant,
@@ -322,6 +326,22 @@ fn open(
         models.push(model);
     }
     Ok(models)
+}
+
+/// Returns the folder of a model, and the name that it has by itself. A model on the hub is fetched.
+fn located(config: &ModelConfig) -> Result<(PathBuf, String), Report> {
+    let Some(name) = &config.model else {
+        let folder = location::checked(&config.weights)?.to_owned();
+        let name = Model::name_of(&folder);
+        return Ok((folder, name));
+    };
+    let id = location::on_hub(name).ok_or_else(|| {
+        miette!(
+            "`{name}` is not the name of a model on the hub, or it is a path; expected org/name or org/name@revision, or a folder as --weights"
+        )
+    })?;
+    let folder = location::fetch(&id, Files::All)?;
+    Ok((folder, id.name().to_owned()))
 }
 
 fn costs(file: &Path) -> Result<CostTable, Report> {
@@ -360,15 +380,17 @@ fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
         // Relative paths start at the folder of the file.
         let beside = file.parent().unwrap_or(Path::new(""));
         for model in &mut config.models {
-            model.weights = beside.join(&model.weights);
+            if model.model.is_none() {
+                model.weights = beside.join(&model.weights);
+            }
             model.costs = model.costs.take().map(|costs| beside.join(costs));
         }
         return Ok(config.models);
     }
-    let n = args.weights.len();
+    let n = args.model.len() + args.weights.len();
     if !args.name.is_empty() && args.name.len() != n {
         return Err(miette!(
-            "there are {n} --weights and {} --name; give one name for each, or none",
+            "there are {n} --model and --weights, and {} --name; give one name for each, or none",
             args.name.len()
         ));
     }
@@ -377,12 +399,14 @@ fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
             "a table of costs and a trace are of one model, but there are {n}; leave --costs, --write-costs and --trace out"
         ));
     }
-    let configs = args
-        .weights
-        .iter()
+    let on_hub = args.model.iter().map(|name| (Some(name), None));
+    let folders = args.weights.iter().map(|folder| (None, Some(folder)));
+    let configs = on_hub
+        .chain(folders)
         .enumerate()
-        .map(|(at, folder)| ModelConfig {
-            weights: folder.clone(),
+        .map(|(at, (model, folder))| ModelConfig {
+            weights: folder.cloned().unwrap_or_default(),
+            model: model.cloned(),
             name: args.name.get(at).cloned(),
             devices: vec![args.device],
             dtype: args.dtype,

@@ -93,9 +93,7 @@ pub(super) fn forced(encoder: &TextEncoder, token: &str) -> Result<u32, miette::
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let folder = args.model.weights.as_deref();
-    let folder = folder
-        .ok_or_else(|| miette!("texts need the tokenizer.json of a checkpoint; give --weights"))?;
+    let folder = args.model.tokenizer_folder("texts")?;
     let encoder = TextEncoder::for_prompts(Folder::open(folder)?)?;
     let file = &args.source_file;
     let text = files::text(file, Kind::Batch).map_err(EngineError::from)?;

@@ -37,6 +37,28 @@ pub enum EngineError {
         known.join(", ")
     )]
     NoModel { name: String, known: Vec<String> },
+    #[cfg(feature = "hub")]
+    #[error(transparent)]
+    Hub(#[from] gemmule_hub::HubError),
+    #[cfg(feature = "hub")]
+    #[error(
+        "`{model}` has no weights that gemmule reads; expected model.safetensors, model.safetensors.index.json or pytorch_model.bin, found {}",
+        match found.is_empty() {
+            true => "none".to_owned(),
+            false => found.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
+        }
+    )]
+    HubWeights { model: String, found: Vec<String> },
+    #[cfg(feature = "hub")]
+    #[error(
+        "`{model}` is a model on the hub, with weights of its own; leave --weights out, or give the description that belongs to the folder"
+    )]
+    HubAndFolder { model: String },
+    #[cfg(feature = "hub")]
+    #[error(
+        "there is no folder `{model}`; to fetch the model of this name from the Hugging Face hub, give it as `--model {model}`, without --weights"
+    )]
+    FolderOnHub { model: String },
     #[error("`{file}` cannot be read")]
     Read {
         file: PathBuf,

@@ -22,6 +22,8 @@ mod device;
 mod error;
 mod finite;
 mod generating;
+#[cfg(feature = "hub")]
+pub mod hub;
 mod model_file;
 mod padding;
 mod pipeline;
@@ -97,6 +99,26 @@ impl Engine {
     /// files that are read.
     pub fn from_checkpoint(folder: impl Into<PathBuf>) -> Builder {
         Builder::new(builder::Start::Checkpoint).checkpoint(folder)
+    }
+
+    /// Fetches a model of the Hugging Face hub, `org/name` or `org/name@revision`, and starts from its folder in the cache. The
+    /// variables of `huggingface_hub`, such as `HF_HOME` and `HF_TOKEN`, apply. [`hub::fetch`] shows progress.
+    ///
+    /// # Errors
+    /// Those of [`hub::fetch`].
+    #[cfg(feature = "hub")]
+    pub fn from_hub(name: &str) -> Result<Builder, EngineError> {
+        let id = hub::ModelId::parse(name)?;
+        let folder = hub::fetch(
+            &hub::Hub::from_env()?,
+            &id,
+            hub::Files::All,
+            &|event| match event {
+                hub::Event::Received { .. } => {}
+                event => tracing::info!("{event}"),
+            },
+        )?;
+        Ok(Self::from_checkpoint(folder))
     }
 
     /// Starts from a description in memory. `name` identifies it in errors.

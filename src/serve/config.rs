@@ -14,7 +14,11 @@ use crate::{
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
     /// Folder of the checkpoint. A relative path starts at the folder of the file.
+    #[serde(default)]
     pub weights: PathBuf,
+    /// Name of a model on the Hugging Face hub instead of a folder: `org/name` or `org/name@revision`.
+    #[serde(default)]
+    pub model: Option<String>,
     #[serde(default)]
     pub name: Option<String>,
     /// Devices to run on, each with all of the weights; `auto` by default.
@@ -64,6 +68,8 @@ pub enum ServeConfigError {
     },
     #[error("there is no model in it; expected at least one in `models`")]
     Empty,
+    #[error("model {at} has {found}; expected `weights`, a folder, or `model`, a name on the hub")]
+    Source { at: usize, found: &'static str },
     #[error("the name of model {at} cannot be used: {problem}")]
     Name { at: usize, problem: &'static str },
     #[error("models {first} and {second} are both called `{name}`; give one another `name`")]
@@ -93,6 +99,16 @@ impl ServeConfig {
             return Err(ServeConfigError::Empty);
         }
         for (second, model) in config.models.iter().enumerate() {
+            let has_folder = !model.weights.as_os_str().is_empty();
+            if has_folder == model.model.is_some() {
+                return Err(ServeConfigError::Source {
+                    at: second,
+                    found: match has_folder {
+                        true => "both",
+                        false => "neither",
+                    },
+                });
+            }
             if let Some(Err(problem)) = model.name.as_deref().map(check_name) {
                 return Err(ServeConfigError::Name {
                     at: second,
@@ -220,6 +236,7 @@ mod tests {
             "(models: [(weights: \"a\", share: 0)])",
             "(models: [(weights: \"a\", max_queue_ms: -1)])",
             "(models: [(name: \"a\")])",
+            "(models: [(weights: \"a\", model: \"a/b\")])",
             "(models: [(weights: \"a\", name: \"\")])",
             "(models: [(weights: \"a\"), (weights: \"b\", name: \"  \")])",
             "(models: [(weights: \"a\", name: \"x \")])",

@@ -22,7 +22,7 @@ pub enum TextError {
     #[error("`{file}` is not a tokenizer: {problem}; expected the tokenizer.json of a checkpoint")]
     Tokenizer { file: PathBuf, problem: String },
     #[error(
-        "there is no folder `{folder}`; expected a checkpoint folder with config.json, tokenizer.json and weights; gemmule does not download it"
+        "there is no folder `{folder}`; expected a checkpoint folder with config.json, tokenizer.json and weights"
     )]
     NoFolder { folder: PathBuf },
     #[error(

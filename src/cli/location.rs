@@ -1,0 +1,186 @@
+//! Arguments that locate a model: its name or file, its folder, or its name on the Hugging Face hub.
+
+use std::{
+    cell::OnceCell,
+    io::{IsTerminal as _, stderr},
+    path::{Path, PathBuf},
+    sync::Mutex,
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::say;
+use crate::{
+    EngineError,
+    engine::hub::{self, Event, Files, Hub, ModelId},
+    model::Description,
+};
+
+#[derive(clap::Args)]
+#[group(skip)]
+pub(super) struct Location {
+    /// A model on the Hugging Face hub (ORG/NAME or ORG/NAME@REVISION), which is fetched; a built-in description (`gemmule models`
+    /// lists them); or a RON file. Commands that run a model also take an artifact of `gemmule compile`, which generates no text. By
+    /// default it is the description for the checkpoint
+    #[arg(required_unless_present_any = ["weights", "named"])]
+    model: Option<String>,
+    /// Another way to give MODEL
+    #[arg(long = "model", value_name = "MODEL", conflicts_with = "model")]
+    named: Option<String>,
+    /// Checkpoint folder
+    #[arg(long, value_name = "DIR")]
+    weights: Option<PathBuf>,
+    /// The folder of a model on the hub, once it is fetched.
+    #[arg(skip)]
+    fetched: OnceCell<PathBuf>,
+}
+
+impl Location {
+    fn given(&self) -> Option<&str> {
+        self.model.as_deref().or(self.named.as_deref())
+    }
+
+    /// Returns the name of a description, or the path of a file.
+    pub(super) fn model(&self) -> Option<&str> {
+        self.given().filter(|name| on_hub(name).is_none())
+    }
+
+    /// Returns MODEL, else the folder that selects it.
+    pub(super) fn name(&self) -> &str {
+        let folder = || self.weights.as_deref().and_then(Path::to_str);
+        let given = self.given().or_else(folder);
+        given.unwrap_or("the checkpoint")
+    }
+
+    /// Returns the folder of the checkpoint, if there is one. Fetches these files of a model on the hub in the first call.
+    pub(super) fn folder(&self, files: Files) -> Result<Option<&Path>, EngineError> {
+        let Some(id) = self.given().and_then(on_hub) else {
+            return match self.weights.as_deref() {
+                Some(folder) => checked(folder).map(Some),
+                None => Ok(None),
+            };
+        };
+        if self.weights.is_some() {
+            let model = id.to_string();
+            return Err(EngineError::HubAndFolder { model });
+        }
+        if let Some(folder) = self.fetched.get() {
+            return Ok(Some(folder));
+        }
+        let folder = fetch(&id, files)?;
+        Ok(Some(self.fetched.get_or_init(|| folder)))
+    }
+}
+
+/// Returns the model on the hub that a name means. Paths and built-in descriptions come first.
+pub(super) fn on_hub(name: &str) -> Option<ModelId> {
+    let is_file = Path::new(name).exists() || name.ends_with(".ron");
+    if is_file || Description::shipped(name).is_some() {
+        return None;
+    }
+    ModelId::parse(name).ok()
+}
+
+/// Returns the folder, unless it does not exist and has the name of a model on the hub.
+pub(super) fn checked(folder: &Path) -> Result<&Path, EngineError> {
+    let name = folder.to_str().filter(|_| !folder.exists());
+    match name.and_then(|name| ModelId::parse(name).ok()) {
+        Some(id) => Err(EngineError::FolderOnHub {
+            model: id.to_string(),
+        }),
+        None => Ok(folder),
+    }
+}
+
+/// Fetches a model, with a progress bar on a terminal and lines elsewhere.
+pub(super) fn fetch(id: &ModelId, files: Files) -> Result<PathBuf, EngineError> {
+    let shown = Shown::default();
+    let hub = Hub::from_env()?;
+    hub::fetch(&hub, id, files, &|event| shown.show(event))
+}
+
+/// Fetches of fewer bytes are not shown.
+const SHOWN_BYTES: u64 = 1_000_000;
+
+/// Progress on standard error.
+#[derive(Default)]
+struct Shown(Mutex<State>);
+
+#[derive(Default)]
+enum State {
+    #[default]
+    Quiet,
+    Bar(ProgressBar),
+    /// Tenths of the bytes that were shown.
+    Lines(u64),
+}
+
+impl Shown {
+    fn show(&self, event: &Event<'_>) {
+        // A poisoned lock means that another thread died while drawing; go on without progress.
+        let Ok(mut state) = self.0.lock() else {
+            return;
+        };
+        match (event, &mut *state) {
+            (Event::Fetching { bytes, .. }, _) if *bytes < SHOWN_BYTES => *state = State::Quiet,
+            (Event::Fetching { bytes, .. }, _) => {
+                say(&event.to_string());
+                *state = match stderr().is_terminal() {
+                    true => State::Bar(started(*bytes)),
+                    false => State::Lines(0),
+                };
+            }
+            (Event::Received { done, .. }, State::Bar(bar)) => bar.set_position(*done),
+            (Event::Received { done, total }, State::Lines(shown)) => {
+                let tenths = done.saturating_mul(10).checked_div(*total).unwrap_or(10);
+                if tenths > *shown && tenths < 10 {
+                    *shown = tenths;
+                    say(&event.to_string());
+                }
+            }
+            (Event::Fetched, State::Bar(bar)) => {
+                bar.finish_and_clear();
+                say(&event.to_string());
+            }
+            (Event::Received { .. } | Event::Fetched, State::Quiet) => {}
+            (_, State::Bar(bar)) => bar.suspend(|| say(&event.to_string())),
+            _ => say(&event.to_string()),
+        }
+    }
+}
+
+fn started(bytes: u64) -> ProgressBar {
+    let bar = ProgressBar::new(bytes);
+    let template = "{prefix:>10} {wide_bar} {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.set_prefix("fetching");
+    bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_and_built_in_descriptions_come_before_the_hub() {
+        let repo = |name: &str| on_hub(name).map(|id| id.to_string());
+        assert_eq!(repo("org/name").as_deref(), Some("org/name"));
+        assert_eq!(repo("org/name@v1").as_deref(), Some("org/name@v1"));
+        // Tests run in the root of the project.
+        for other in [
+            "bert",
+            "src/cli",
+            "models/missing.ron",
+            "./org/name",
+            "a/b/c",
+        ] {
+            assert_eq!(repo(other), None, "{other}");
+        }
+        assert!(checked(Path::new("src/cli")).is_ok());
+        assert!(checked(Path::new("missing")).is_ok());
+        let error = checked(Path::new("org/name")).unwrap_err().to_string();
+        assert!(error.contains("--model org/name"), "{error}");
+    }
+}

@@ -1,0 +1,312 @@
+//! Models of the Hugging Face hub: the files of a model that gemmule reads, and [`fetch`], which brings them into the cache.
+//!
+//! A hub has the same model in the formats of several frameworks. Only what [`Folder`](super::Folder) and the weights need is
+//! fetched.
+
+use std::{cell::RefCell, collections::BTreeSet, path::Path, path::PathBuf};
+
+use serde_json::Value;
+
+use super::EngineError;
+use crate::files::{self, Kind};
+
+pub use gemmule_hub::{ENDPOINT, Event, Hub, HubError, ModelId, Network, Progress, Proxies, Token};
+
+const MODULES: &str = "modules.json";
+
+/// Files next to `modules.json`.
+const OF_ROOT: [&str; 3] = [
+    MODULES,
+    "config_sentence_transformers.json",
+    "1_Pooling/config.json",
+];
+
+/// Files in the folder of the transformer.
+const OF_TRUNK: [&str; 8] = [
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
+];
+
+/// The tokenizer, if there is no `tokenizer.json`. Those that gemmule does not read are named in an error.
+const OTHER_TOKENIZERS: [&str; 8] = [
+    "source.spm",
+    "target.spm",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "spiece.model",
+    "tokenizer.model",
+    "vocab.txt",
+    "merges.txt",
+];
+
+/// Weights in one file, and the index of those in several, in order of preference.
+const WEIGHTS: [&str; 4] = [
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+];
+
+/// Weights of heads that have files of their own.
+const HEADS: [&str; 2] = ["sparse_linear", "colbert_linear"];
+
+/// Endings of weights in any format.
+const ENDINGS: [&str; 9] = [
+    ".safetensors",
+    ".gguf",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+];
+
+/// The part of a model to fetch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Files {
+    /// All files that gemmule reads.
+    All,
+    /// Those without weights and tokenizer, which determine the program.
+    Config,
+}
+
+/// Fetches the files of a model that gemmule reads, and returns their folder. Files in the cache are not fetched again.
+///
+/// # Errors
+/// Those of the hub, and a model without weights that gemmule reads.
+pub fn fetch(
+    hub: &Hub,
+    id: &ModelId,
+    files: Files,
+    progress: Progress<'_>,
+) -> Result<PathBuf, EngineError> {
+    let listed = RefCell::new(Vec::new());
+    let wanted = |names: &[&str], folder: &Path| {
+        *listed.borrow_mut() = names.iter().map(|&name| name.to_owned()).collect();
+        wanted(names, folder, files)
+    };
+    let folder = hub.snapshot_by(id, wanted, progress)?;
+    let names = listed.into_inner();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let trunk = modules(&folder).into_iter().next().unwrap_or_default();
+    let is_there = |name: &str| names.contains(&format!("{trunk}{name}").as_str());
+    let has_weights = WEIGHTS.iter().any(|name| is_there(name));
+    // The error for an adapter names the model that it belongs to.
+    if files == Files::All && !has_weights && !is_there("adapter_config.json") {
+        let is_other = |name: &&&str| ENDINGS.iter().any(|ending| name.ends_with(ending));
+        let others = names.iter().filter(is_other).take(3);
+        return Err(EngineError::HubWeights {
+            model: id.to_string(),
+            found: others.map(|&name| name.to_owned()).collect(),
+        });
+    }
+    Ok(folder)
+}
+
+/// Returns the names of the files to fetch. Some are known only after `modules.json` and the index of the weights are in the
+/// folder.
+fn wanted(names: &[&str], folder: &Path, files: Files) -> Vec<String> {
+    let has = |name: &str| names.contains(&name);
+    if has(MODULES) && !folder.join(MODULES).is_file() {
+        return vec![MODULES.to_owned()];
+    }
+    let mut wanted: Vec<String> = OF_ROOT.map(str::to_owned).into();
+    let modules = modules(folder);
+    let trunk = modules.first().map_or("", String::as_str);
+    wanted.extend(OF_TRUNK.map(|name| format!("{trunk}{name}")));
+    let is_length = |name: &&&str| {
+        let name = name.strip_prefix(trunk);
+        name.is_some_and(|name| {
+            name.starts_with("sentence_") && name.ends_with("_config.json") && !name.contains('/')
+        })
+    };
+    wanted.extend(names.iter().filter(is_length).map(|&name| name.to_owned()));
+    for module in modules.iter().skip(1) {
+        wanted.push(format!("{module}config.json"));
+    }
+    if files == Files::All {
+        match has(&format!("{trunk}tokenizer.json")) {
+            true => wanted.push(format!("{trunk}tokenizer.json")),
+            false => wanted.extend(OTHER_TOKENIZERS.map(|name| format!("{trunk}{name}"))),
+        }
+        for stem in HEADS {
+            let both = [".safetensors", ".pt"].map(|ending| format!("{trunk}{stem}{ending}"));
+            wanted.extend(both.into_iter().find(|name| has(name)));
+        }
+        wanted.extend(weights(&has, folder, trunk));
+        for module in modules.iter().skip(1) {
+            wanted.extend(weights(&has, folder, module));
+        }
+    }
+    let wanted: BTreeSet<String> = wanted.into_iter().filter(|name| has(name)).collect();
+    wanted.into_iter().collect()
+}
+
+/// Returns the names of the weights whose names begin with `prefix`: one file, or an index and the files that it lists.
+fn weights(has: &impl Fn(&str) -> bool, folder: &Path, prefix: &str) -> Vec<String> {
+    let names = WEIGHTS.iter().map(|name| format!("{prefix}{name}"));
+    let Some(name) = names.into_iter().find(|name| has(name)) else {
+        return Vec::new();
+    };
+    let file = folder.join(&name);
+    let mut wanted = vec![name];
+    if wanted[0].ends_with(".index.json")
+        && let Some(index) = json(&file, Kind::ShardIndex)
+        && let Some(map) = index.get("weight_map").and_then(Value::as_object)
+    {
+        let shards: BTreeSet<&str> = map.values().filter_map(Value::as_str).collect();
+        wanted.extend(shards.into_iter().map(|shard| format!("{prefix}{shard}")));
+    }
+    wanted
+}
+
+/// Returns the folders in `modules.json`, as prefixes of names. The transformer is the first. [`Folder`](super::Folder)
+/// reports a file of another form.
+fn modules(folder: &Path) -> Vec<String> {
+    let list = json(&folder.join(MODULES), Kind::Config);
+    let list = list.as_ref().and_then(Value::as_array);
+    let paths = list.into_iter().flatten();
+    let paths = paths.filter_map(|module| module.get("path")?.as_str());
+    paths
+        .map(|path| match path {
+            "" => String::new(),
+            path => format!("{path}/"),
+        })
+        .collect()
+}
+
+/// Reads a JSON file that another part reports if it is damaged.
+fn json(file: &Path, kind: Kind) -> Option<Value> {
+    let text = files::text(file, kind).ok()?;
+    serde_json::from_str(&text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names of a model on the hub, and the contents of those that name others.
+    fn chosen(names: &[&str], contents: &[(&str, &str)], files: Files) -> Vec<String> {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in contents {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        wanted(names, folder.path(), files)
+    }
+
+    #[test]
+    fn only_the_files_of_one_format_are_chosen() {
+        let names = [
+            ".gitattributes",
+            "1_Pooling/config.json",
+            "README.md",
+            "config.json",
+            "config_sentence_transformers.json",
+            "flax_model.msgpack",
+            "model.safetensors",
+            "modules.json",
+            "onnx/model.onnx",
+            "openvino/openvino_model.bin",
+            "pytorch_model.bin",
+            "rust_model.ot",
+            "sentence_bert_config.json",
+            "special_tokens_map.json",
+            "spiece.model",
+            "tf_model.h5",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "vocab.txt",
+        ];
+        assert_eq!(chosen(&names, &[], Files::All), ["modules.json"]);
+        let modules = r#"[{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Normalize"}]"#;
+        let modules = [("modules.json", modules)];
+        let config = [
+            "1_Pooling/config.json",
+            "config.json",
+            "config_sentence_transformers.json",
+            "modules.json",
+            "sentence_bert_config.json",
+            "special_tokens_map.json",
+            "tokenizer_config.json",
+        ];
+        assert_eq!(chosen(&names, &modules, Files::Config), config);
+        let mut all = [&config[..], &["model.safetensors", "tokenizer.json"]].concat();
+        all.sort_unstable();
+        assert_eq!(chosen(&names, &modules, Files::All), all);
+    }
+
+    #[test]
+    fn the_index_of_the_weights_names_the_shards() {
+        let names = [
+            "config.json",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "model.safetensors.index.json",
+            "original/consolidated.pth",
+            "pytorch_model.bin",
+        ];
+        let index = "model.safetensors.index.json";
+        assert_eq!(chosen(&names, &[], Files::All), ["config.json", index]);
+        let map = r#"{"weight_map": {"a": "model-00001-of-00002.safetensors",
+            "b": "model-00002-of-00002.safetensors", "c": "../../evil", "d": "absent"}}"#;
+        let all = chosen(&names, &[(index, map)], Files::All);
+        assert_eq!(all, names[..4]);
+        assert_eq!(chosen(&names, &[(index, "{")], Files::All).len(), 2);
+    }
+
+    #[test]
+    fn modules_and_transformers_in_folders_have_their_files() {
+        let names = [
+            "0_Transformer/config.json",
+            "0_Transformer/pytorch_model.bin",
+            "0_Transformer/sentence_bert_config.json",
+            "0_Transformer/vocab.txt",
+            "2_Dense/config.json",
+            "2_Dense/model.safetensors",
+            "2_Dense/pytorch_model.bin",
+            "config.json",
+            "modules.json",
+            "pytorch_model.bin",
+            "sentence_bert_config.json",
+        ];
+        let modules =
+            r#"[{"path": "0_Transformer"}, {"path": "1_Pooling"}, {"path": "2_Dense"}, {}]"#;
+        let all = chosen(&names, &[("modules.json", modules)], Files::All);
+        assert_eq!(
+            all,
+            [
+                "0_Transformer/config.json",
+                "0_Transformer/pytorch_model.bin",
+                "0_Transformer/sentence_bert_config.json",
+                "0_Transformer/vocab.txt",
+                "2_Dense/config.json",
+                "2_Dense/model.safetensors",
+                "modules.json",
+            ]
+        );
+    }
+
+    #[test]
+    fn heads_and_other_tokenizers_are_chosen() {
+        let names = [
+            "colbert_linear.pt",
+            "config.json",
+            "pytorch_model.bin",
+            "sentencepiece.bpe.model",
+            "sparse_linear.pt",
+            "vocab.json",
+        ];
+        assert_eq!(chosen(&names, &[], Files::All), names);
+        let with = [&names[..], &["tokenizer.json"]].concat();
+        let all = chosen(&with, &[], Files::All);
+        assert!(!all.contains(&"vocab.json".to_owned()), "{all:?}");
+    }
+}
