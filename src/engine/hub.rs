@@ -1,6 +1,6 @@
 //! Models of the Hugging Face hub: the files of a model that gemmule reads, and [`fetch`], which brings them into the cache.
 //!
-//! A hub has the same model in the formats of several frameworks. Only what [`Folder`](super::Folder) and the weights need is
+//! A hub has the same model in the formats of several frameworks. Only what [`Folder`](crate::text::Folder) and the weights need is
 //! fetched.
 
 use std::{cell::RefCell, collections::BTreeSet, path::Path, path::PathBuf};
@@ -168,7 +168,7 @@ fn weights(has: &impl Fn(&str) -> bool, folder: &Path, prefix: &str) -> Vec<Stri
     wanted
 }
 
-/// Returns the folders in `modules.json`, as prefixes of names. The transformer is the first. [`Folder`](super::Folder)
+/// Returns the folders in `modules.json`, as prefixes of names. The transformer is the first. [`Folder`](crate::text::Folder)
 /// reports a file of another form.
 fn modules(folder: &Path) -> Vec<String> {
     let list = json(&folder.join(MODULES), Kind::Config);
