@@ -14,6 +14,7 @@ use common::{
     Folder,
     tiny::{on_one_line, said},
 };
+use gemmule::{DeviceChoice, Engine, EngineError, engine::hub};
 use serde_json::Value;
 use server::{Files, MODEL, Server, files_of};
 
@@ -197,6 +198,29 @@ fn a_model_of_the_hub_generates() {
 }
 
 #[test]
+fn the_library_fetches_a_model() {
+    let (server, _) = server::hub(files_of(&checkpoint("st-mean")));
+    let cache = Folder::new();
+    let hub = hub::Hub {
+        endpoint: server.url,
+        ..hub::Hub::new(cache.path())
+    };
+    let id = hub::ModelId::parse(MODEL).unwrap();
+    let folder = hub::fetch(&hub, &id, hub::Files::All, &|_| ()).unwrap();
+    let embed = |folder: &Path| {
+        let builder = Engine::from_checkpoint(folder).device(DeviceChoice::Cpu);
+        builder.build().unwrap().embed(&["a quick test"]).unwrap()
+    };
+    assert_eq!(embed(&folder), embed(&checkpoint("st-mean")));
+    // A name of another form is refused before anything is asked for.
+    let error = Engine::from_hub("all-MiniLM-L6-v2").err().unwrap();
+    assert!(
+        matches!(error, EngineError::Hub(hub::HubError::BadId { .. })),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_served_model_has_its_name_on_the_hub() {
     let hub = Hub::with("st-mean", &[]);
     hub.home
@@ -223,6 +247,14 @@ fn a_served_model_has_its_name_on_the_hub() {
         said.contains("\ntiny: ") || said.starts_with("tiny: "),
         "{said}"
     );
+}
+
+#[test]
+fn an_input_is_missed_before_a_model_is_fetched() {
+    let hub = Hub::with("st-mean", &[]);
+    let error = hub.error(&["run", "--model", MODEL]);
+    assert!(error.contains("there is no input"), "{error}");
+    assert_eq!(hub.hub.requests().len(), 0);
 }
 
 #[test]

@@ -312,7 +312,7 @@ fn comments_and_texts_are_plain_english() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
     sources(&root.join("src"), &mut files);
-    sources(&root.join("crates/gemmule-cpu/src"), &mut files);
+    sources(&root.join("crates"), &mut files);
     sources(&root.join("bench/src"), &mut files);
     templates(&root.join("templates"), &mut files);
     let (mut wrong, mut n_lines) = (Vec::new(), 0);

@@ -63,6 +63,18 @@ pub(super) enum Texts {
 }
 
 impl Input {
+    /// Refuses arguments without an input, before a model is fetched.
+    pub(super) fn check(&self) -> Result<(), Report> {
+        let lists = [self.texts.is_empty(), self.pairs.is_empty()];
+        let files = [&self.texts_file, &self.pairs_file, &self.ids];
+        match lists.iter().all(|&none| none) && files.iter().all(|file| file.is_none()) {
+            true => Err(miette!(
+                "there is no input; give --text, --texts-file, --pair, --pairs-file or --ids"
+            )),
+            false => Ok(()),
+        }
+    }
+
     /// Reads all inputs. `folder` is the checkpoint's.
     pub(super) fn read(&self, folder: Option<&Path>) -> Result<Read, Report> {
         if let Some(file) = &self.ids {

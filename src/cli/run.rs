@@ -28,6 +28,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
+    args.input.check()?;
     let mut builder = args.model.builder()?;
     if args.similarities {
         builder = builder.outputs([EMBEDDING]);

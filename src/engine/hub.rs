@@ -33,7 +33,7 @@ const OF_TRUNK: [&str; 8] = [
     "additional_chat_templates/tool_use.jinja",
 ];
 
-/// The tokenizer, if there is no `tokenizer.json`. Those that gemmule does not read are named in an error.
+/// The tokenizer, if there is no `tokenizer.json`. Files that gemmule does not read are named in an error.
 const OTHER_TOKENIZERS: [&str; 8] = [
     "source.spm",
     "target.spm",
@@ -74,14 +74,14 @@ const ENDINGS: [&str; 9] = [
 pub enum Files {
     /// All files that gemmule reads.
     All,
-    /// Those without weights and tokenizer, which determine the program.
+    /// The configuration without weights and tokenizer, which determines the program.
     Config,
 }
 
 /// Fetches the files of a model that gemmule reads, and returns their folder. Files in the cache are not fetched again.
 ///
 /// # Errors
-/// Those of the hub, and a model without weights that gemmule reads.
+/// The errors of the hub, and a model without weights that gemmule reads.
 pub fn fetch(
     hub: &Hub,
     id: &ModelId,

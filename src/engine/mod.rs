@@ -105,7 +105,7 @@ impl Engine {
     /// variables of `huggingface_hub`, such as `HF_HOME` and `HF_TOKEN`, apply. [`hub::fetch`] shows progress.
     ///
     /// # Errors
-    /// Those of [`hub::fetch`].
+    /// The errors of [`hub::fetch`].
     #[cfg(feature = "hub")]
     pub fn from_hub(name: &str) -> Result<Builder, EngineError> {
         let id = hub::ModelId::parse(name)?;

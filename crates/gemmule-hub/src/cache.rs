@@ -122,13 +122,13 @@ impl<'h> Repo<'h> {
         let failed = HubError::io(&link, "linked");
         let folder = link.parent().unwrap_or(&self.root);
         fs::create_dir_all(folder).map_err(&failed)?;
-        // The link is made beside its place and renamed, so that no reader finds the place empty.
+        // The link is made elsewhere and renamed, so that no reader finds its place empty.
         let depth = name.split('/').count() + 1;
         let target = format!("{}blobs/{}", "../".repeat(depth), hash.hex());
         if fs::read_link(&link).is_ok_and(|found| found == Path::new(&target)) {
             return Ok(());
         }
-        let aside = tempfile::Builder::new().tempdir_in(folder);
+        let aside = tempfile::Builder::new().tempdir_in(&self.root);
         let aside = aside.map_err(&failed)?;
         let made = aside.path().join("link");
         match symlink(Path::new(&target), &made) {
@@ -152,7 +152,11 @@ impl<'h> Repo<'h> {
         let path = self.locks.join(format!("{}.lock", hash.hex()));
         let failed = HubError::io(&path, "locked");
         let mut options = File::options();
-        let file = options.create(true).truncate(false).write(true).open(&path);
+        let file = match options.create(true).truncate(false).write(true).open(&path) {
+            // Another user of the cache has made the file. Reading it is enough for a lock.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => File::open(&path),
+            opened => opened,
+        };
         let file = file.map_err(&failed)?;
         match file.try_lock() {
             Ok(()) => {}

@@ -1,6 +1,8 @@
 //! Settings by the variables of `huggingface_hub`.
 
 use std::{
+    cell::RefCell,
+    env::VarError,
     fs::File,
     io::{self, Read as _},
     path::{Path, PathBuf},
@@ -22,13 +24,26 @@ impl Hub {
     /// # Errors
     /// Values that cannot be used, and a token file that cannot be read.
     pub fn from_env() -> Result<Self, HubError> {
-        Self::from_variables(|name| std::env::var(name).ok())
+        let broken = RefCell::new(None);
+        let hub = Self::from_variables(|name| match std::env::var(name) {
+            Ok(value) => Some(value),
+            Err(VarError::NotPresent) => None,
+            Err(VarError::NotUnicode(_)) => {
+                let variable = name.to_owned();
+                broken.replace(Some(HubError::BadVariable { variable }));
+                None
+            }
+        });
+        match broken.into_inner() {
+            Some(error) => Err(error),
+            None => hub,
+        }
     }
 
     /// Like [`from_env`](Self::from_env), with the variables of a function. An empty value is like none.
     ///
     /// # Errors
-    /// Those of [`from_env`](Self::from_env).
+    /// The errors of [`from_env`](Self::from_env).
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, HubError> {
         let variable = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
         let home = variable("HOME").map(PathBuf::from);

@@ -13,6 +13,8 @@ pub enum HubError {
     BadEndpoint { given: String },
     #[error("`{variable}` is not the URL of a proxy; expected one such as http://proxy:3128")]
     BadProxy { variable: String },
+    #[error("`{variable}` is not UTF-8; set it to a value that is, or leave it out")]
+    BadVariable { variable: String },
     #[error(
         "the token from {place} has spaces, line breaks or other characters that no token has; copy it again from the settings of your account on the hub"
     )]

@@ -277,8 +277,9 @@ impl Partial {
             return Ok(partial);
         }
         let mut piece = vec![0; PIECE];
-        loop {
-            match partial.file.read(&mut piece) {
+        while partial.have < have {
+            let most = usize::try_from(have - partial.have).unwrap_or(PIECE);
+            match partial.file.read(&mut piece[..most.min(PIECE)]) {
                 Ok(0) => break,
                 Ok(n) => {
                     partial.hasher.update(&piece[..n]);

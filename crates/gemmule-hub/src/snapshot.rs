@@ -1,6 +1,7 @@
 //! Fetching the chosen files of a model.
 
 use std::{
+    fs,
     io::Read as _,
     path::{Path, PathBuf},
     sync::{
@@ -131,6 +132,7 @@ impl Hub {
         }
         repo.create()?;
         let folder = repo.snapshot(&listing.commit);
+        fs::create_dir_all(&folder).map_err(HubError::io(&folder, "created"))?;
         let fetch = Fetch {
             client: &client,
             repo,
@@ -217,7 +219,7 @@ impl Hub {
     /// Fetches files, several at a time. The first error ends the others after their files.
     fn all(&self, fetch: &Fetch<'_>, files: &[&Listed]) -> Result<(), HubError> {
         let sizes = files.iter().filter_map(|f| Some(f.contents.as_ref()?.size));
-        let total = sizes.sum();
+        let total = sizes.fold(0, u64::saturating_add);
         (fetch.progress)(&Event::Fetching {
             model: &fetch.id.to_string(),
             files: files.len(),
@@ -225,7 +227,8 @@ impl Hub {
         });
         let done = AtomicI64::new(0);
         let received = |change: i64| {
-            let done = done.fetch_add(change, Ordering::Relaxed) + change;
+            let before = done.fetch_add(change, Ordering::Relaxed);
+            let done = before.wrapping_add(change);
             (fetch.progress)(&Event::Received {
                 done: u64::try_from(done).unwrap_or(0),
                 total,

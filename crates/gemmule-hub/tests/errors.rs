@@ -112,6 +112,41 @@ fn hostile_names_are_refused_before_anything_is_written() {
     }
 }
 
+/// Writing to `/dev/full` fails as on a full disk.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_named() {
+    let (server, _) = server::hub(files());
+    let cache = folder();
+    fs::create_dir_all(cache.path().join("models--org--tiny/blobs")).unwrap();
+    std::os::unix::fs::symlink("/dev/full", incomplete(&cache, WEIGHTS)).unwrap();
+    let error = fetch(&client(&server.url, &cache)).unwrap_err();
+    assert!(matches!(error, HubError::DiskFull { .. }), "{error}");
+    let left = "of which 3000000 bytes are left; free some space";
+    assert!(error.to_string().contains(left), "{error}");
+    assert!(!cache.path().join("models--org--tiny/refs/main").exists());
+}
+
+#[test]
+fn sizes_of_a_hostile_list_do_not_overflow() {
+    let server = Server::start(|r| {
+        let file = |name: &str| {
+            format!(
+                r#"{{"rfilename": "{name}", "size": {}, "blobId": "{COMMIT}"}}"#,
+                u64::MAX
+            )
+        };
+        let files = format!("{}, {}", file("a"), file("b"));
+        let json = format!(r#"{{"sha": "{COMMIT}", "siblings": [{files}]}}"#);
+        match r.target.starts_with("/api/") {
+            true => Response::new(200, json),
+            false => Response::new(404, ""),
+        }
+    });
+    let error = fetch(&client(&server.url, &folder())).unwrap_err();
+    assert!(matches!(error, HubError::NoFile { .. }), "{error}");
+}
+
 #[test]
 fn a_list_is_limited() {
     let server = Server::start(|_| Response::new(200, vec![b' '; (32 << 20) + 1]));
