@@ -246,6 +246,9 @@ DECODERS = {
         vocab_size=s["vocab"], n_positions=512, n_embd=s["hidden"], n_layer=s["layers"], n_head=s["heads"],
         n_inner=s["inner"], attn_implementation="eager", **s["more"])),
     "llama": (tf.LlamaForCausalLM, lambda s: tf.LlamaConfig(**common(s))),
+    "gemma": (tf.GemmaForCausalLM, lambda s: tf.GemmaConfig(**common(s))),
+    "gemma3_text": (tf.Gemma3ForCausalLM, lambda s: tf.Gemma3TextConfig(**common(s))),
+    "qwen2": (tf.Qwen2ForCausalLM, lambda s: tf.Qwen2Config(**common(s))),
     "qwen3": (tf.Qwen3ForCausalLM, lambda s: tf.Qwen3Config(**common(s))),
 }
 
@@ -848,6 +851,11 @@ if __name__ == "__main__":
     biased = dict(rope_parameters=scaling, tie_word_embeddings=True, attention_bias=True, mlp_bias=True)
     decoder(a.out, "llama_head20", "llama", ["tiny"], hidden=60, heads=3, kv_heads=3, head=20, inner=100, layers=2, more=biased)
     decoder(a.out, "llama_head24", "llama", [], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2, more=biased)
+    decoder(a.out, "gemma_head24", "gemma", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=dict(hidden_act="gelu"))
+    decoder(a.out, "gemma3_writer", "gemma3_text", ["tiny", "mixed"], hidden=60, heads=3, kv_heads=1, head=24, inner=100,
+            more=dict(sliding_window=5, sliding_window_pattern=2, query_pre_attn_scalar=20))
+    decoder(a.out, "qwen2_head24", "qwen2", ["tiny", "mixed"], hidden=72, heads=3, kv_heads=1, head=24, inner=100,
+            more=dict(use_sliding_window=True, sliding_window=5, max_window_layers=1))
     yarn = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=128)
     decoder(a.out, "qwen3_h192a6", "qwen3", ["tiny", "mixed"], hidden=192, heads=6, kv_heads=2, head=64, inner=500, layers=2,
             more=dict(rope_parameters=yarn, tie_word_embeddings=True))

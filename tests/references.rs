@@ -101,6 +101,7 @@ matches_reference! {
     gpt2_with_odd_sizes_matches: "gpt2_h320a5" is "gpt2";
     llama_with_grouped_heads_matches: "llama_h320a5" is "llama";
     llama_with_scaled_frequencies_and_biases_matches: "llama_head20" is "llama";
+    qwen2_with_biases_and_windows_matches: "qwen2_head24" is "qwen2";
     qwen3_with_normalised_heads_and_yarn_matches: "qwen3_h192a6" is "qwen3";
     an_untied_gpt2_with_heads_of_20_matches: "gpt2_head20" is "gpt2";
     an_encoder_with_biases_by_distance_matches: "t5_head20" is "t5";
@@ -116,6 +117,8 @@ matches_reference! {
     jina_bert_with_normalised_queries_and_twelve_heads_matches: "jina_bert_later" is "jina_bert";
     a_text_tower_inside_of_another_config_matches: "clip_text_h320a5" is "clip_text";
     a_text_tower_of_its_own_matches: "clip_text_head20" is "clip_text";
+    gemma_1_matches: "gemma_head24" is "gemma";
+    gemma_3_as_a_writer_matches: "gemma3_writer" is "gemma3_text";
     gemma_in_both_directions_matches: "gemma3_text_h320a5" is "gemma3_text";
     gemma_in_one_direction_matches: "gemma3_text_causal" is "gemma3_text";
     deberta_with_odd_sizes_matches: "deberta_v2_h320a5" is "deberta_v2";
