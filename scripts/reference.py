@@ -248,6 +248,8 @@ DECODERS = {
     "llama": (tf.LlamaForCausalLM, lambda s: tf.LlamaConfig(**common(s))),
     "gemma": (tf.GemmaForCausalLM, lambda s: tf.GemmaConfig(**common(s))),
     "gemma3_text": (tf.Gemma3ForCausalLM, lambda s: tf.Gemma3TextConfig(**common(s))),
+    "phi3": (tf.Phi3ForCausalLM, lambda s: tf.Phi3Config(pad_token_id=0, **common(s))),
+    "olmo2": (tf.Olmo2ForCausalLM, lambda s: tf.Olmo2Config(**common(s))),
     "qwen2": (tf.Qwen2ForCausalLM, lambda s: tf.Qwen2Config(**common(s))),
     "qwen3": (tf.Qwen3ForCausalLM, lambda s: tf.Qwen3Config(**common(s))),
 }
@@ -854,6 +856,8 @@ if __name__ == "__main__":
     decoder(a.out, "gemma_head24", "gemma", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=dict(hidden_act="gelu"))
     decoder(a.out, "gemma3_writer", "gemma3_text", ["tiny", "mixed"], hidden=60, heads=3, kv_heads=1, head=24, inner=100,
             more=dict(sliding_window=5, sliding_window_pattern=2, query_pre_attn_scalar=20))
+    decoder(a.out, "phi3_head24", "phi3", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=dict(sliding_window=5))
+    decoder(a.out, "olmo2_head24", "olmo2", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2)
     decoder(a.out, "qwen2_head24", "qwen2", ["tiny", "mixed"], hidden=72, heads=3, kv_heads=1, head=24, inner=100,
             more=dict(use_sliding_window=True, sliding_window=5, max_window_layers=1))
     yarn = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=128)

@@ -27,12 +27,14 @@ const WEIGHTS: RandomWeights = RandomWeights {
 };
 
 /// References by name, and the description that each is of.
-const MODELS: [(&str, &str); 10] = [
+const MODELS: [(&str, &str); 12] = [
     ("gpt2_h320a5", "gpt2"),
     ("llama_h320a5", "llama"),
     ("qwen3_h192a6", "qwen3"),
     ("qwen2_head24", "qwen2"),
     ("gemma_head24", "gemma"),
+    ("phi3_head24", "phi3"),
+    ("olmo2_head24", "olmo2"),
     ("gemma3_writer", "gemma3_text"),
     // A head apart from the words; frequencies that are scaled, and biases.
     ("gpt2_head24", "gpt2"),

@@ -101,6 +101,8 @@ matches_reference! {
     gpt2_with_odd_sizes_matches: "gpt2_h320a5" is "gpt2";
     llama_with_grouped_heads_matches: "llama_h320a5" is "llama";
     llama_with_scaled_frequencies_and_biases_matches: "llama_head20" is "llama";
+    phi3_with_packed_projections_and_a_window_matches: "phi3_head24" is "phi3";
+    olmo2_with_norms_after_blocks_matches: "olmo2_head24" is "olmo2";
     qwen2_with_biases_and_windows_matches: "qwen2_head24" is "qwen2";
     qwen3_with_normalised_heads_and_yarn_matches: "qwen3_h192a6" is "qwen3";
     an_untied_gpt2_with_heads_of_20_matches: "gpt2_head20" is "gpt2";

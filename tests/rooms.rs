@@ -217,6 +217,8 @@ fn no_source_branches_on_a_family_of_models() {
                 "\"mistral\"",
                 "\"qwen2\"",
                 "\"qwen3\"",
+                "\"phi3\"",
+                "\"olmo2\"",
                 "\"marian\"",
                 "\"bart\"",
                 "\"mbart\"",

@@ -35,6 +35,8 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "llama",
     "qwen2",
     "qwen3",
+    "phi3",
+    "olmo2",
     "marian",
     "bart",
     "mbart",
