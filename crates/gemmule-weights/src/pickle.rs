@@ -3,21 +3,30 @@
 //! A pickle is a program for a stack machine that can call any function of Python. This interpreter knows the instructions and the
 //! functions that `torch.save` needs for a dictionary of tensors, and refuses all others by name. Its functions only build values.
 
-use std::ops::Range;
+mod opcode;
+mod value;
 
 use thiserror::Error;
 
-/// Maximum number of values of a pickle. A state dict has about twenty for each tensor.
+use value::{Global, Id};
+pub(crate) use value::{Storage, Value, View};
+
+/// Maximum number of values of a pickle, with the items of lists and the uses of the memo. A state dict has about 40 for each tensor.
 const MAX_VALUES: usize = 1 << 22;
+/// Maximum number of open marks, and so of nested tuples and lists that are being built.
+const MAX_MARKS: usize = 1 << 10;
+/// Maximum size of a text in bytes.
+const MAX_TEXT: usize = 1 << 20;
 
 /// Reason for refusing a pickle.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PickleError {
-    #[error("the pickle ends early, at byte {at}")]
+    #[error("the pickle ends early, at byte {at}; download the file again")]
     EndsEarly { at: usize },
     #[error(
-        "the pickle uses the instruction {opcode:#04x} at byte {at}, which a dictionary of tensors does not need"
+        "the pickle uses the instruction {} at byte {at}, which a dictionary of tensors does not need; it is not loaded",
+        instruction(*opcode)
     )]
     Opcode { opcode: u8, at: usize },
     #[error("the pickle has version {found}; expected 2 to 5")]
@@ -32,114 +41,33 @@ pub enum PickleError {
     Malformed { at: usize, problem: &'static str },
     #[error("the pickle has more than {MAX_VALUES} values; expected a dictionary of tensors")]
     TooLarge,
+    #[error("the pickle nests more than {MAX_MARKS} values; expected a dictionary of tensors")]
+    TooDeep,
+    #[error(
+        "the pickle has a text of {bytes} bytes, above the limit of {MAX_TEXT}; expected a dictionary of tensors"
+    )]
+    LongText { bytes: usize },
 }
 
-/// Type of the elements of a storage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Element {
-    F64,
-    F32,
-    F16,
-    BF16,
-    I64,
-    I32,
-    I16,
-    I8,
-    U8,
-    Bool,
-}
-
-impl Element {
-    /// Returns the size of an element in bytes.
-    pub fn bytes(self) -> u64 {
-        match self {
-            Self::F64 | Self::I64 => 8,
-            Self::F32 | Self::I32 => 4,
-            Self::F16 | Self::BF16 | Self::I16 => 2,
-            Self::I8 | Self::U8 | Self::Bool => 1,
-        }
+fn instruction(opcode: u8) -> String {
+    match opcode::name(opcode) {
+        Some(name) => name.to_owned(),
+        None => format!("{opcode:#04x}"),
     }
 }
 
-/// A function or class that pickles may name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Global {
-    OrderedDict,
-    RebuildTensor,
-    RebuildParameter,
-    Size,
-    Storage(Element),
-}
-
-impl Global {
-    fn find(module: &str, name: &str) -> Option<Self> {
-        Some(match (module, name) {
-            ("collections", "OrderedDict") => Self::OrderedDict,
-            ("torch._utils", "_rebuild_tensor_v2") => Self::RebuildTensor,
-            ("torch._utils", "_rebuild_parameter") => Self::RebuildParameter,
-            ("torch", "Size") => Self::Size,
-            ("torch", "DoubleStorage") => Self::Storage(Element::F64),
-            ("torch", "FloatStorage") => Self::Storage(Element::F32),
-            ("torch", "HalfStorage") => Self::Storage(Element::F16),
-            ("torch", "BFloat16Storage") => Self::Storage(Element::BF16),
-            ("torch", "LongStorage") => Self::Storage(Element::I64),
-            ("torch", "IntStorage") => Self::Storage(Element::I32),
-            ("torch", "ShortStorage") => Self::Storage(Element::I16),
-            ("torch", "CharStorage") => Self::Storage(Element::I8),
-            ("torch", "ByteStorage") => Self::Storage(Element::U8),
-            ("torch", "BoolStorage") => Self::Storage(Element::Bool),
-            _ => return None,
-        })
+/// Returns text from a file for a message, without control characters and of limited length.
+pub(crate) fn shown(text: &str) -> String {
+    const MAX: usize = 120;
+    let mut shown: String = text
+        .chars()
+        .take(MAX)
+        .flat_map(char::escape_debug)
+        .collect();
+    if text.chars().nth(MAX).is_some() {
+        shown.push('…');
     }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::OrderedDict => "collections.OrderedDict",
-            Self::RebuildTensor => "torch._utils._rebuild_tensor_v2",
-            Self::RebuildParameter => "torch._utils._rebuild_parameter",
-            Self::Size => "torch.Size",
-            Self::Storage(_) => "a storage",
-        }
-    }
-}
-
-/// Index of a value in [`Pickle::values`]. Values refer to each other by index, so that no depth of nesting, and no cycle, can
-/// overflow the stack.
-pub(crate) type Id = usize;
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Value {
-    None,
-    Bool,
-    Int(i64),
-    Float,
-    /// Range of the text in the pickle, which is valid UTF-8.
-    Text(Range<usize>),
-    Tuple(Vec<Id>),
-    List(Vec<Id>),
-    Dict(Vec<(Id, Id)>),
-    Global(Global),
-    /// Elements under a key of the archive.
-    Storage {
-        element: Element,
-        key: Id,
-        n: i64,
-    },
-    Tensor(Tensor),
-}
-
-/// A view of a storage, as recorded.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Tensor {
-    pub(crate) element: Element,
-    /// The storage's key, a [`Value::Text`].
-    pub(crate) key: Id,
-    /// Number of elements of the storage.
-    pub(crate) n: i64,
-    /// First element of the view.
-    pub(crate) offset: i64,
-    pub(crate) dims: Vec<i64>,
-    pub(crate) strides: Vec<i64>,
+    shown
 }
 
 /// The values of a pickle.
@@ -160,6 +88,7 @@ impl<'p> Pickle<'p> {
             stack: Vec::new(),
             marks: Vec::new(),
             memo: Vec::new(),
+            n_values: 0,
         };
         let root = machine.run()?;
         Ok(Self {
@@ -188,6 +117,8 @@ struct Machine<'p> {
     marks: Vec<usize>,
     /// Values by memo index.
     memo: Vec<Option<Id>>,
+    /// Number of values so far, as [`MAX_VALUES`] counts them.
+    n_values: usize,
 }
 
 impl<'p> Machine<'p> {
@@ -204,10 +135,14 @@ impl<'p> Machine<'p> {
                 }
                 // FRAME
                 0x95 => _ = self.take(8)?,
-                b'(' => self.marks.push(self.stack.len()),
-                b'N' => self.push(Value::None)?,
-                // NEWTRUE, NEWFALSE
-                0x88 | 0x89 => self.push(Value::Bool)?,
+                b'(' => {
+                    if self.marks.len() >= MAX_MARKS {
+                        return Err(PickleError::TooDeep);
+                    }
+                    self.marks.push(self.stack.len());
+                }
+                // NONE, NEWTRUE, NEWFALSE
+                b'N' | 0x88 | 0x89 => self.push(Value::Other)?,
                 b'K' => {
                     let n = self.byte()?;
                     self.push(Value::Int(n.into()))?;
@@ -223,12 +158,12 @@ impl<'p> Machine<'p> {
                 // LONG1
                 0x8a => {
                     let n = self.byte()?;
-                    let n = self.long(n.into())?;
-                    self.push(Value::Int(n))?;
+                    let value = self.long(n.into())?;
+                    self.push(value)?;
                 }
                 b'G' => {
                     self.take(8)?;
-                    self.push(Value::Float)?;
+                    self.push(Value::Other)?;
                 }
                 // SHORT_BINUNICODE
                 0x8c => {
@@ -354,21 +289,26 @@ impl<'p> Machine<'p> {
     }
 
     /// Reads a signed integer of `n` bytes.
-    fn long(&mut self, n: usize) -> Result<i64, PickleError> {
+    fn long(&mut self, n: usize) -> Result<Value, PickleError> {
         let bytes = self.take(n)?;
-        if n > 8 {
-            return Err(self.malformed("an integer has more than 64 bits"));
-        }
         let fill = match bytes.last() {
             Some(last) if last & 0x80 != 0 => 0xff,
             _ => 0,
         };
         let mut all = [fill; 8];
-        all[..n].copy_from_slice(bytes);
-        Ok(i64::from_le_bytes(all))
+        Ok(match all.get_mut(..n) {
+            Some(low) => {
+                low.copy_from_slice(bytes);
+                Value::Int(i64::from_le_bytes(all))
+            }
+            None => Value::Other,
+        })
     }
 
     fn text(&mut self, n: usize) -> Result<(), PickleError> {
+        if n > MAX_TEXT {
+            return Err(PickleError::LongText { bytes: n });
+        }
         let start = self.at;
         let bytes = self.take(n)?;
         if std::str::from_utf8(bytes).is_err() {
@@ -387,10 +327,17 @@ impl<'p> Machine<'p> {
         std::str::from_utf8(&line[..end]).map_err(|_| self.malformed("a name is not valid UTF-8"))
     }
 
-    fn push(&mut self, value: Value) -> Result<(), PickleError> {
-        if self.values.len() >= MAX_VALUES {
-            return Err(PickleError::TooLarge);
+    /// Counts `n` more values.
+    fn count(&mut self, n: usize) -> Result<(), PickleError> {
+        self.n_values = self.n_values.saturating_add(n);
+        match self.n_values > MAX_VALUES {
+            true => Err(PickleError::TooLarge),
+            false => Ok(()),
         }
+    }
+
+    fn push(&mut self, value: Value) -> Result<(), PickleError> {
+        self.count(1)?;
         self.stack.push(self.values.len());
         self.values.push(value);
         Ok(())
@@ -458,26 +405,24 @@ impl<'p> Machine<'p> {
     }
 
     fn recall(&mut self, index: usize) -> Result<(), PickleError> {
-        match self.memo.get(index) {
-            Some(&Some(id)) if self.stack.len() < MAX_VALUES => {
-                self.stack.push(id);
-                Ok(())
-            }
-            Some(&Some(_)) => Err(PickleError::TooLarge),
-            _ => Err(self.malformed("a memo entry is read before it is written")),
-        }
+        let Some(&Some(id)) = self.memo.get(index) else {
+            return Err(self.malformed("a memo entry is read before it is written"));
+        };
+        self.count(1)?;
+        self.stack.push(id);
+        Ok(())
     }
 
     fn global(&mut self, module: &str, name: &str) -> Result<(), PickleError> {
         match Global::find(module, name) {
             Some(global) => self.push(Value::Global(global)),
             None => Err(PickleError::Global {
-                name: format!("{module}.{name}"),
+                name: format!("{}.{}", shown(module), shown(name)),
             }),
         }
     }
 
-    fn call(&self, function: Id, arguments: Id, at: usize) -> Result<Value, PickleError> {
+    fn call(&mut self, function: Id, arguments: Id, at: usize) -> Result<Value, PickleError> {
         let Value::Global(function) = self.values[function] else {
             return Err(self.malformed("a value that is no function is called"));
         };
@@ -491,9 +436,20 @@ impl<'p> Machine<'p> {
         let value = match (function, arguments.as_slice()) {
             (Global::OrderedDict, []) => Some(Value::Dict(Vec::new())),
             (Global::OrderedDict, &[pairs]) => self.pairs(pairs).map(Value::Dict),
-            (Global::Size, &[dims]) => Some(self.values[dims].clone()),
+            (Global::Size, &[dims]) => match &self.values[dims] {
+                Value::Tuple(dims) | Value::List(dims) => Some(Value::Tuple(dims.clone())),
+                _ => None,
+            },
             (Global::RebuildTensor, &[storage, offset, dims, strides, ..]) => {
-                self.tensor(storage, offset, dims, strides)
+                self.tensor(storage, offset, dims, strides, None)
+            }
+            (Global::RebuildTypedTensor, &[storage, offset, dims, strides, _, _, dtype, ..]) => {
+                match self.values[dtype] {
+                    Value::Global(Global::DType(element)) => {
+                        self.tensor(storage, offset, dims, strides, Some(element))
+                    }
+                    _ => None,
+                }
             }
             (Global::RebuildParameter, &[tensor, ..]) => match &self.values[tensor] {
                 Value::Tensor(tensor) => Some(Value::Tensor(tensor.clone())),
@@ -501,10 +457,18 @@ impl<'p> Machine<'p> {
             },
             _ => None,
         };
-        value.ok_or(wrong)
+        let value = value.ok_or(wrong)?;
+        // A call copies its argument, so that a short pickle could build a large value.
+        self.count(match &value {
+            Value::Tuple(items) => items.len(),
+            Value::Dict(pairs) => pairs.len(),
+            Value::Tensor(view) => view.dims.len(),
+            _ => 0,
+        })?;
+        Ok(value)
     }
 
-    /// Reads a list of pairs, from which Python 2 builds an OrderedDict.
+    /// Reads a list of pairs, from which an OrderedDict may be built.
     fn pairs(&self, list: Id) -> Option<Vec<(Id, Id)>> {
         let Value::List(items) = &self.values[list] else {
             return None;
@@ -519,7 +483,14 @@ impl<'p> Machine<'p> {
         items.iter().map(pair).collect()
     }
 
-    fn tensor(&self, storage: Id, offset: Id, dims: Id, strides: Id) -> Option<Value> {
+    fn tensor(
+        &self,
+        storage: Id,
+        offset: Id,
+        dims: Id,
+        strides: Id,
+        dtype: Option<crate::Element>,
+    ) -> Option<Value> {
         const MAX_DIMS: usize = 8;
         let ints = |id: Id| match &self.values[id] {
             Value::Tuple(items) if items.len() <= MAX_DIMS => {
@@ -531,19 +502,24 @@ impl<'p> Machine<'p> {
             }
             _ => None,
         };
-        let (&Value::Storage { element, key, n }, &Value::Int(offset)) =
+        let (&Value::Storage(storage), &Value::Int(offset)) =
             (&self.values[storage], &self.values[offset])
         else {
             return None;
         };
-        Some(Value::Tensor(Tensor {
+        let element = match (storage.element, dtype) {
+            (Some(element), None) | (None, Some(element)) => element,
+            // The storage of a known type, and the same type again.
+            (Some(stored), Some(element)) if stored == element => element,
+            _ => return None,
+        };
+        Some(Value::Tensor(Box::new(View {
             element,
-            key,
-            n,
+            storage,
             offset,
             dims: ints(dims)?,
             strides: ints(strides)?,
-        }))
+        })))
     }
 
     /// Reads a persistent id: `("storage", class, key, device, number of elements)`.
@@ -555,9 +531,14 @@ impl<'p> Machine<'p> {
             let &[_, class, key, _, n] = items.as_slice() else {
                 return None;
             };
-            match (&self.values[class], &self.values[key], &self.values[n]) {
-                (&Value::Global(Global::Storage(element)), Value::Text(_), &Value::Int(n)) => {
-                    Some(Value::Storage { element, key, n })
+            let element = match self.values[class] {
+                Value::Global(Global::Storage(element)) => Some(element),
+                Value::Global(Global::UntypedStorage) => None,
+                _ => return None,
+            };
+            match (&self.values[key], &self.values[n]) {
+                (Value::Text(_), &Value::Int(n)) => {
+                    Some(Value::Storage(Storage { element, key, n }))
                 }
                 _ => None,
             }

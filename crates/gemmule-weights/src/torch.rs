@@ -5,28 +5,36 @@
 
 #[cfg(test)]
 mod tests;
+mod view;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, hash_map::Entry},
     fs::File,
     io::{self, Read},
     ops::Range,
 };
 
-use rawzip::{CompressionMethod, RECOMMENDED_BUFFER_SIZE, ZipArchive};
+use rawzip::{CompressionMethod, RECOMMENDED_BUFFER_SIZE, ZipArchive, ZipArchiveEntryWayfinder};
 use thiserror::Error;
 
-pub use crate::pickle::{Element, PickleError};
-use crate::pickle::{Pickle, Tensor as View, Value};
+pub use crate::pickle::PickleError;
+use crate::pickle::{Pickle, Value, shown};
+pub use view::Tensor;
 
 /// Maximum size of the pickle in bytes.
 const MAX_PICKLE: u64 = 64 << 20;
 /// Maximum number of entries of the archive.
-const MAX_ENTRIES: u64 = 1 << 20;
+const MAX_ENTRIES: usize = 1 << 20;
 /// First bytes of a zip archive.
 const ZIP: [u8; 4] = *b"PK\x03\x04";
-/// First bytes of the format before PyTorch 1.6: the pickled number 0x1950a86a20f9469cfc6c.
-const LEGACY: [u8; 8] = [0x80, 0x02, 0x8a, 0x0a, 0x6c, 0xfc, 0x9c, 0x46];
+/// First byte of a pickle, and so of the format before PyTorch 1.6, which is a sequence of pickles.
+const PICKLE: u8 = 0x80;
+/// First bytes of the file that Git LFS leaves in the place of another one.
+const LFS: &[u8] = b"version https://git-lfs";
+/// Maximum size of a tensor's name in bytes.
+const MAX_NAME: usize = 1024;
+/// Keys under which training programs save the state dict of a model.
+const WRAPPERS: [&str; 2] = ["state_dict", "model_state_dict"];
 
 /// Reason for refusing a file.
 #[derive(Debug, Error)]
@@ -39,9 +47,11 @@ pub enum TorchError {
     )]
     NotZip,
     #[error(
-        "it has the format of PyTorch before 1.6, which is not read; save it again in Python: torch.save(torch.load(FILE, weights_only=True), FILE)"
+        "it is a pickle without a zip archive, the format of PyTorch before 1.6, which is not read; save it again with torch 1.6 or later: torch.save(torch.load(FILE, weights_only=True), FILE), or convert it to safetensors"
     )]
     Legacy,
+    #[error("it is a pointer of Git LFS to the file; download the file itself: git lfs pull")]
+    LfsPointer,
     #[error("its zip archive is damaged: {problem}; download it again")]
     Zip { problem: String },
     #[error("its zip archive has no `data.pkl`; expected a file of torch.save")]
@@ -54,6 +64,8 @@ pub enum TorchError {
     },
     #[error("its entry `{entry}` is compressed, which torch.save does not do; save the file again")]
     Compressed { entry: String },
+    #[error("its entry `{entry}` is encrypted; save the file again")]
+    Encrypted { entry: String },
     #[error("its values are big-endian; save it again on a little-endian machine")]
     BigEndian,
     #[error(transparent)]
@@ -62,6 +74,10 @@ pub enum TorchError {
         "its pickle is no dictionary of tensors by name; expected the state dict of a model: torch.save(model.state_dict(), FILE)"
     )]
     NoStateDict,
+    #[error(
+        "its pickle has a key of {bytes} bytes, above the limit of {MAX_NAME}; expected the names of tensors"
+    )]
+    LongName { bytes: usize },
     #[error(
         "`{name}` is no tensor; expected the state dict of a model: torch.save(model.state_dict(), FILE)"
     )]
@@ -78,119 +94,173 @@ impl From<rawzip::Error> for TorchError {
     }
 }
 
-/// A tensor of a file, in row-major order without gaps.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tensor {
-    pub element: Element,
-    pub dims: Vec<u64>,
-    /// Position of its bytes in the file.
-    pub bytes: Range<u64>,
-}
-
 /// Reads the directory of a file: its tensors by name. No values are read.
 ///
 /// # Errors
-/// A file that is damaged, that is not a state dict, or that needs more than building tensors; and a tensor that is not stored
-/// contiguously in row-major order.
+/// A file that is damaged, that is not a state dict, or that needs more than building tensors.
 pub fn open(file: &File) -> Result<BTreeMap<String, Tensor>, TorchError> {
-    let file = file.try_clone()?;
-    check_start(&file)?;
-    let mut buffer = vec![0; RECOMMENDED_BUFFER_SIZE];
-    let archive = ZipArchive::from_file(file, &mut buffer)?;
-    if archive.entries_hint() > MAX_ENTRIES {
-        return Err(TorchError::Zip {
-            problem: format!("it has {} entries", archive.entries_hint()),
-        });
+    let archive = Archive::open(file)?;
+    let prefix = archive.prefix()?;
+    if let Some(order) = archive.read(&format!("{prefix}byteorder"), 16)?
+        && order != b"little"
+    {
+        return Err(TorchError::BigEndian);
     }
-    let mut entries = HashMap::new();
-    let mut listed = archive.entries(&mut buffer);
-    while let Some(entry) = listed.next_entry()? {
-        let name = String::from_utf8_lossy(entry.file_path().as_bytes()).into_owned();
-        if entries.len() as u64 >= MAX_ENTRIES {
-            return Err(TorchError::Zip {
-                problem: format!("it has more than {MAX_ENTRIES} entries"),
-            });
+    let pickle = archive.read(&format!("{prefix}data.pkl"), MAX_PICKLE)?;
+    let pickle = pickle.ok_or(TorchError::NoPickle)?;
+    let pickle = Pickle::read(&pickle)?;
+    let mut storages: HashMap<&str, Option<Range<u64>>> = HashMap::new();
+    let mut tensors = BTreeMap::new();
+    for &(key, value) in state_dict(&pickle)? {
+        let name = pickle.text(key).ok_or(TorchError::NoStateDict)?;
+        if name.len() > MAX_NAME {
+            return Err(TorchError::LongName { bytes: name.len() });
         }
-        let is_stored = entry.compression_method() == CompressionMethod::STORE;
-        entries.insert(name, (is_stored, entry.wayfinder()));
-    }
-    // Returns the bytes of an entry in the file.
-    let range = |name: &str| -> Result<Option<Range<u64>>, TorchError> {
-        let Some(&(is_stored, wayfinder)) = entries.get(name) else {
-            return Ok(None);
+        let Value::Tensor(view) = &pickle.values[value] else {
+            return Err(TorchError::NoTensor { name: shown(name) });
         };
-        if !is_stored {
-            return Err(TorchError::Compressed {
-                entry: name.to_owned(),
-            });
-        }
-        let (start, end) = archive.get_entry(wayfinder)?.compressed_data_range();
-        Ok(Some(start..end))
+        let wrong = |problem: String| TorchError::Tensor {
+            tensor: shown(name),
+            problem,
+        };
+        let key = pickle.text(view.storage.key).unwrap_or_default();
+        let entry = || format!("{prefix}data/{key}");
+        let storage = match storages.entry(key) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(archive.range(&entry())?),
+        };
+        let missing = || wrong(format!("its values, `{}`, are missing", shown(&entry())));
+        let storage = storage.as_ref().ok_or_else(missing)?;
+        let tensor = Tensor::place(view, storage).map_err(wrong)?;
+        tensors.insert(name.to_owned(), tensor);
+    }
+    Ok(tensors)
+}
+
+/// Returns the dictionary of tensors: the pickle's result, or the part of it that training programs call the model's.
+fn state_dict<'p>(pickle: &'p Pickle<'_>) -> Result<&'p [(usize, usize)], TorchError> {
+    let Value::Dict(root) = &pickle.values[pickle.root] else {
+        return Err(TorchError::NoStateDict);
     };
-    let read = |name: &str, limit: u64| -> Result<Option<Vec<u8>>, TorchError> {
-        let Some(range) = range(name)? else {
+    for &(key, value) in root {
+        let is_wrapper = pickle.text(key).is_some_and(|key| WRAPPERS.contains(&key));
+        if let (true, Value::Dict(wrapped)) = (is_wrapper, &pickle.values[value]) {
+            return Ok(wrapped);
+        }
+    }
+    Ok(root)
+}
+
+/// A zip archive whose entries are read only if they are stored without compression.
+struct Archive {
+    zip: ZipArchive<rawzip::FileReader>,
+    entries: HashMap<String, Listed>,
+    /// Size of the file.
+    size: u64,
+}
+
+/// An entry of the central directory.
+#[derive(Clone, Copy)]
+struct Listed {
+    is_stored: bool,
+    is_encrypted: bool,
+    wayfinder: ZipArchiveEntryWayfinder,
+}
+
+impl Archive {
+    fn open(file: &File) -> Result<Self, TorchError> {
+        let damaged = |problem: String| TorchError::Zip { problem };
+        let file = file.try_clone()?;
+        let size = file.metadata()?.len();
+        check_start(&file)?;
+        let mut buffer = vec![0; RECOMMENDED_BUFFER_SIZE];
+        let zip = ZipArchive::from_file(file, &mut buffer)?;
+        let mut entries = HashMap::new();
+        let mut listed = zip.entries(&mut buffer);
+        while let Some(entry) = listed.next_entry()? {
+            let name = String::from_utf8_lossy(entry.file_path().as_bytes()).into_owned();
+            if entries.len() >= MAX_ENTRIES {
+                return Err(damaged(format!("it has more than {MAX_ENTRIES} entries")));
+            }
+            let listed = Listed {
+                is_stored: entry.compression_method() == CompressionMethod::STORE,
+                is_encrypted: entry.flags().is_encrypted(),
+                wayfinder: entry.wayfinder(),
+            };
+            match entries.entry(name) {
+                Entry::Vacant(new) => _ = new.insert(listed),
+                Entry::Occupied(known) => {
+                    let name = shown(known.key());
+                    return Err(damaged(format!("it has two entries `{name}`")));
+                }
+            }
+        }
+        Ok(Self { zip, entries, size })
+    }
+
+    /// Returns the folder in the archive that contains `data.pkl`, with its slash.
+    fn prefix(&self) -> Result<String, TorchError> {
+        let mut pickles = self.entries.keys().filter_map(|name| {
+            let prefix = name.strip_suffix("data.pkl")?;
+            (prefix.is_empty() || prefix.ends_with('/')).then_some(prefix)
+        });
+        let prefix = pickles.next().ok_or(TorchError::NoPickle)?;
+        match pickles.next() {
+            None => Ok(prefix.to_owned()),
+            Some(_) => Err(TorchError::Zip {
+                problem: "it has more than one `data.pkl`".to_owned(),
+            }),
+        }
+    }
+
+    /// Returns the range of an entry in the file; `None` if there is no such entry.
+    fn range(&self, name: &str) -> Result<Option<Range<u64>>, TorchError> {
+        let Some(listed) = self.entries.get(name) else {
             return Ok(None);
         };
-        let bytes = range.end.saturating_sub(range.start);
+        let entry = || shown(name);
+        if listed.is_encrypted {
+            return Err(TorchError::Encrypted { entry: entry() });
+        }
+        if !listed.is_stored {
+            return Err(TorchError::Compressed { entry: entry() });
+        }
+        let (start, end) = self
+            .zip
+            .get_entry(listed.wayfinder)?
+            .compressed_data_range();
+        match start <= end && end <= self.size {
+            true => Ok(Some(start..end)),
+            false => Err(TorchError::Zip {
+                problem: format!("the entry `{}` is not within the file", entry()),
+            }),
+        }
+    }
+
+    /// Reads an entry of at most `limit` bytes; `None` if there is no such entry.
+    fn read(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>, TorchError> {
+        let Some(range) = self.range(name)? else {
+            return Ok(None);
+        };
+        let bytes = range.end - range.start;
         if bytes > limit {
             return Err(TorchError::TooLarge {
-                entry: name.to_owned(),
+                entry: shown(name),
                 bytes,
                 limit,
             });
         }
         let mut data = Vec::new();
-        let entry = archive.get_entry(entries[name].1)?;
+        let entry = self.zip.get_entry(self.entries[name].wayfinder)?;
         entry
             .verifying_reader(entry.reader())
-            .take(limit)
+            .take(limit + 1)
             .read_to_end(&mut data)
             .map_err(|error| TorchError::Zip {
-                problem: format!("the entry `{name}`: {error}"),
+                problem: format!("the entry `{}`: {error}", shown(name)),
             })?;
         Ok(Some(data))
-    };
-    let mut pickles = entries.keys().filter_map(|name| {
-        let prefix = name.strip_suffix("data.pkl")?;
-        (prefix.is_empty() || prefix.ends_with('/')).then(|| prefix.to_owned())
-    });
-    let prefix = pickles.next().ok_or(TorchError::NoPickle)?;
-    if pickles.next().is_some() {
-        return Err(TorchError::Zip {
-            problem: "it has more than one `data.pkl`".to_owned(),
-        });
     }
-    if let Some(order) = read(&format!("{prefix}byteorder"), 16)?
-        && order != b"little"
-    {
-        return Err(TorchError::BigEndian);
-    }
-    let pickle = read(&format!("{prefix}data.pkl"), MAX_PICKLE)?;
-    let pickle = pickle.ok_or(TorchError::NoPickle)?;
-    let pickle = Pickle::read(&pickle)?;
-    let Value::Dict(pairs) = &pickle.values[pickle.root] else {
-        return Err(TorchError::NoStateDict);
-    };
-    let mut tensors = BTreeMap::new();
-    for &(key, value) in pairs {
-        let name = pickle.text(key).ok_or(TorchError::NoStateDict)?;
-        let wrong = |problem: String| TorchError::Tensor {
-            tensor: name.to_owned(),
-            problem,
-        };
-        let Value::Tensor(view) = &pickle.values[value] else {
-            return Err(TorchError::NoTensor {
-                name: name.to_owned(),
-            });
-        };
-        let key = pickle.text(view.key).unwrap_or_default();
-        let entry = format!("{prefix}data/{key}");
-        let storage = range(&entry)?;
-        let storage =
-            storage.ok_or_else(|| wrong(format!("its values, `{entry}`, are missing")))?;
-        tensors.insert(name.to_owned(), placed(view, &storage).map_err(wrong)?);
-    }
-    Ok(tensors)
 }
 
 /// Checks the first bytes of a file.
@@ -198,72 +268,11 @@ fn check_start(mut file: &File) -> Result<(), TorchError> {
     use io::Seek;
     let mut start = Vec::new();
     file.rewind()?;
-    file.take(LEGACY.len() as u64).read_to_end(&mut start)?;
-    if start == LEGACY {
-        return Err(TorchError::Legacy);
+    file.take(LFS.len() as u64).read_to_end(&mut start)?;
+    match start.as_slice() {
+        [PICKLE, 2..=5, ..] => Err(TorchError::Legacy),
+        start if start == LFS => Err(TorchError::LfsPointer),
+        start if start.starts_with(&ZIP) => Ok(()),
+        _ => Err(TorchError::NotZip),
     }
-    match start.starts_with(&ZIP) {
-        true => Ok(()),
-        false => Err(TorchError::NotZip),
-    }
-}
-
-/// Returns the position of a view in the file.
-fn placed(view: &View, storage: &Range<u64>) -> Result<Tensor, String> {
-    let View {
-        element,
-        n,
-        offset,
-        dims,
-        strides,
-        ..
-    } = view;
-    let size = |what: &str, n: i64| {
-        u64::try_from(n).map_err(|_| format!("its {what} is {n}; expected at least 0"))
-    };
-    let dims: Vec<u64> = dims
-        .iter()
-        .map(|&n| size("size", n))
-        .collect::<Result<_, _>>()?;
-    let too_large = || "its sizes exceed 64 bits".to_owned();
-    let mut elements: u64 = 1;
-    if strides.len() != dims.len() {
-        return Err(format!(
-            "it has {} sizes and {} strides",
-            dims.len(),
-            strides.len()
-        ));
-    }
-    let mut is_row_major = true;
-    for (&dim, &stride) in dims.iter().zip(strides).rev() {
-        // The stride of a dimension of size 1 is arbitrary.
-        is_row_major &= dim == 1 || u64::try_from(stride) == Ok(elements);
-        elements = elements.checked_mul(dim).ok_or_else(too_large)?;
-    }
-    if !is_row_major && elements > 0 {
-        return Err(format!(
-            "it is a view of sizes {dims:?} and strides {strides:?}, not stored contiguously; save it with Tensor.contiguous()"
-        ));
-    }
-    let bytes = element.bytes();
-    let in_file = storage.end.saturating_sub(storage.start);
-    let n = size("number of stored elements", *n)?;
-    if n.checked_mul(bytes).ok_or_else(too_large)? > in_file {
-        return Err(format!(
-            "its storage has {in_file} bytes; expected {n} elements of {bytes} bytes"
-        ));
-    }
-    let first = size("offset", *offset)?;
-    let last = first.checked_add(elements).ok_or_else(too_large)?;
-    if last > n {
-        return Err(format!(
-            "it ends at element {last} of a storage of {n} elements"
-        ));
-    }
-    let start = storage.start + first * bytes;
-    Ok(Tensor {
-        element: *element,
-        dims,
-        bytes: start..start + elements * bytes,
-    })
 }

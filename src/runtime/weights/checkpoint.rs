@@ -7,10 +7,9 @@ use std::{
 };
 
 use gemmule_weights::torch::TorchError;
-use safetensors::Dtype;
 
 use super::{
-    Found, WeightSource,
+    Found, WeightSource, elements,
     shard::{Shard, Stored},
 };
 use crate::{
@@ -260,8 +259,7 @@ impl Checkpoint {
         (a, one): (&str, &Entry),
         (b, other): (&str, &Entry),
     ) -> Result<bool, CheckpointError> {
-        let elements = |entry: &Entry| entry.stored.dims.iter().product::<u64>();
-        if elements(one) != elements(other) {
+        if elements(&one.stored.dims) != elements(&other.stored.dims) {
             return Ok(false);
         }
         let values = |name: &str, entry: &Entry| {
@@ -276,16 +274,12 @@ impl Checkpoint {
     }
 
     fn dtype_of(&self, name: &str, entry: &Entry) -> Result<DType, CheckpointError> {
-        match entry.stored.dtype {
-            Dtype::F32 => Ok(DType::F32),
-            Dtype::F16 => Ok(DType::F16),
-            Dtype::BF16 => Ok(DType::BF16),
-            other => Err(CheckpointError::DType {
-                file: self.shards[entry.shard].file().to_owned(),
-                tensor: name.to_owned(),
-                found: format!("{other:?}"),
-            }),
-        }
+        let dtype = entry.stored.dtype.clone();
+        dtype.map_err(|found| CheckpointError::DType {
+            file: self.shards[entry.shard].file().to_owned(),
+            tensor: name.to_owned(),
+            found,
+        })
     }
 
     fn checked(

@@ -1,17 +1,18 @@
-//! Reads one file of weights, of safetensors or of PyTorch, in pieces through an open handle. The file is not memory-mapped: if another process truncates a
-//! mapped file, this process receives SIGBUS. A truncated read is an ordinary error.
+//! Reads one file of weights, of safetensors or of PyTorch, in pieces through an open handle. The file is not memory-mapped: if
+//! another process truncates a mapped file, this process receives SIGBUS. A truncated read is an ordinary error.
 
 use std::{
     collections::BTreeMap,
     fs::File,
     io,
+    ops::Range,
     path::{Path, PathBuf},
 };
 
-use gemmule_weights::torch::{self, Element};
+use gemmule_weights::{Element, torch};
 use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::Metadata};
 
-use super::{CheckpointError, decode_into, room};
+use super::{CheckpointError, decode_into, elements, room};
 use crate::{files::read_at, tensor::DType};
 
 /// Size of the length field before the header, in bytes.
@@ -29,11 +30,13 @@ pub(super) struct Shard {
 
 /// A tensor's entry in the directory of a shard.
 pub(super) struct Stored {
-    pub dtype: Dtype,
+    /// Type of the elements, or the name of one that is not read.
+    pub dtype: Result<DType, String>,
     pub dims: Vec<u64>,
-    /// Byte range in the file.
-    start: u64,
-    end: u64,
+    /// Range in the file.
+    bytes: Range<u64>,
+    /// Present if the elements are not in row-major order in the range.
+    view: Option<torch::Tensor>,
 }
 
 impl Shard {
@@ -67,20 +70,14 @@ impl Shard {
         let stored = tensors.into_iter().map(|(name, tensor)| {
             let stored = Stored {
                 dtype: match tensor.element {
-                    Element::F64 => Dtype::F64,
-                    Element::F32 => Dtype::F32,
-                    Element::F16 => Dtype::F16,
-                    Element::BF16 => Dtype::BF16,
-                    Element::I64 => Dtype::I64,
-                    Element::I32 => Dtype::I32,
-                    Element::I16 => Dtype::I16,
-                    Element::I8 => Dtype::I8,
-                    Element::U8 => Dtype::U8,
-                    Element::Bool => Dtype::BOOL,
+                    Element::F32 => Ok(DType::F32),
+                    Element::F16 => Ok(DType::F16),
+                    Element::BF16 => Ok(DType::BF16),
+                    other => Err(other.to_string()),
                 },
-                dims: tensor.dims,
-                start: tensor.bytes.start,
-                end: tensor.bytes.end,
+                dims: tensor.dims.clone(),
+                bytes: tensor.bytes.clone(),
+                view: (!tensor.is_contiguous()).then_some(tensor),
             };
             (name, stored)
         });
@@ -136,10 +133,15 @@ impl Shard {
             .map(|(name, info)| {
                 let (start, end) = info.data_offsets;
                 let stored = Stored {
-                    dtype: info.dtype,
+                    dtype: match info.dtype {
+                        Dtype::F32 => Ok(DType::F32),
+                        Dtype::F16 => Ok(DType::F16),
+                        Dtype::BF16 => Ok(DType::BF16),
+                        other => Err(format!("{other:?}")),
+                    },
                     dims: info.shape.iter().map(|&d| d as u64).collect(),
-                    start: data + start as u64,
-                    end: data + end as u64,
+                    bytes: data + start as u64..data + end as u64,
+                    view: None,
                 };
                 (name, stored)
             })
@@ -159,28 +161,56 @@ impl Shard {
         stored: &Stored,
         dtype: DType,
     ) -> Result<(Vec<f32>, usize), CheckpointError> {
-        let bytes = stored.end - stored.start;
-        let mut values = room(name, bytes / dtype.bytes())?;
-        let mut piece = vec![0; PIECE.min(bytes as usize)];
-        let (mut at, mut n_bad) = (stored.start, 0);
-        while at < stored.end {
-            let n = (stored.end - at).min(PIECE as u64);
-            let piece = &mut piece[..n as usize];
-            read_at(&self.file, piece, at).map_err(|source| match source.kind() {
-                io::ErrorKind::UnexpectedEof => CheckpointError::EndedEarly {
-                    file: self.path.clone(),
-                    tensor: name.to_owned(),
-                },
-                _ => CheckpointError::Io {
-                    file: self.path.clone(),
-                    source,
-                },
-            })?;
+        let mut values = room(name, elements(&stored.dims))?;
+        let mut n_bad = 0;
+        self.pieces(name, stored, |piece| {
             let before = values.len();
             decode_into(&mut values, piece, dtype);
             n_bad += values[before..].iter().filter(|v| !v.is_finite()).count();
+        })?;
+        Ok((values, n_bad))
+    }
+
+    /// Passes the bytes of a tensor's elements to `take` in row-major order, in pieces of whole elements. A tensor that is stored in
+    /// another order is one piece.
+    fn pieces(
+        &self,
+        name: &str,
+        stored: &Stored,
+        mut take: impl FnMut(&[u8]),
+    ) -> Result<(), CheckpointError> {
+        let Range { start, end } = stored.bytes;
+        if let Some(view) = &stored.view {
+            let mut span = room(name, end - start)?;
+            span.resize((end - start) as usize, 0);
+            self.read_at(name, &mut span, start)?;
+            let mut gathered = room(name, elements(&view.dims) * view.element.bytes())?;
+            view.gather(&span, &mut gathered);
+            take(&gathered);
+            return Ok(());
+        }
+        let mut piece = vec![0; (end - start).min(PIECE as u64) as usize];
+        let mut at = start;
+        while at < end {
+            let n = (end - at).min(PIECE as u64);
+            let piece = &mut piece[..n as usize];
+            self.read_at(name, piece, at)?;
+            take(piece);
             at += n;
         }
-        Ok((values, n_bad))
+        Ok(())
+    }
+
+    fn read_at(&self, name: &str, bytes: &mut [u8], at: u64) -> Result<(), CheckpointError> {
+        read_at(&self.file, bytes, at).map_err(|source| match source.kind() {
+            io::ErrorKind::UnexpectedEof => CheckpointError::EndedEarly {
+                file: self.path.clone(),
+                tensor: name.to_owned(),
+            },
+            _ => CheckpointError::Io {
+                file: self.path.clone(),
+                source,
+            },
+        })
     }
 }
