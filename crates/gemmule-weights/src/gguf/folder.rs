@@ -1,0 +1,1 @@
+//! Translation into a folder that transformers saves.
