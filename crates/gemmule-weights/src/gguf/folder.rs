@@ -1,1 +1,216 @@
-//! Translation into a folder that transformers saves.
+//! Translation of a file into the folder that transformers saves: config.json, tokenizer.json, tokenizer_config.json,
+//! generation_config.json, and tensors by their published names.
+//!
+//! The converter of llama.cpp permutes rows, transposes weights and adds to norms of some architectures. [`Folder::read`] undoes that.
+
+mod arrange;
+mod config;
+mod names;
+mod rope;
+mod settings;
+mod tokenizer;
+
+use std::collections::BTreeMap;
+
+use serde_json::Value as Json;
+
+use super::{
+    Format, Gguf, GgufError, Tensor, blocks,
+    error::{Result, wrong_key, wrong_tensor},
+};
+use crate::{Element, pickle::shown};
+use arrange::Arrangement;
+use names::Architecture;
+
+/// A file of a known architecture, by the names of transformers.
+#[derive(Debug)]
+pub struct Folder {
+    gguf: Gguf,
+    architecture: &'static Architecture,
+    config: Json,
+    weights: BTreeMap<String, Weight>,
+}
+
+/// A tensor by its published name.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    /// Sizes in row-major order.
+    pub dims: Vec<u64>,
+    /// Format in the file.
+    pub format: Format,
+    tensor: Tensor,
+    arrangement: Arrangement,
+}
+
+impl Weight {
+    /// Returns the name of the tensor in the file.
+    pub fn stored_name(&self) -> &str {
+        &self.tensor.name
+    }
+
+    /// Returns the type of the elements that [`Folder::read_raw`] reads; `None` if the tensor is quantised or not stored as published.
+    pub fn element(&self) -> Option<Element> {
+        match (self.format, self.arrangement) {
+            (_, Arrangement::MinusOne) => None,
+            (Format::F32, _) => Some(Element::F32),
+            (Format::F16, _) => Some(Element::F16),
+            (Format::BF16, _) => Some(Element::BF16),
+            _ => None,
+        }
+    }
+}
+
+impl Folder {
+    /// Translates the metadata and the names of a file. No values of weights are read.
+    ///
+    /// # Errors
+    /// An architecture or a tensor that is not read, and metadata that is missing or contradicts the tensors.
+    pub fn new(gguf: Gguf) -> Result<Self, GgufError> {
+        let known = Self::translate(&gguf);
+        let (architecture, config, weights) = known.map_err(|problem| gguf.error(problem))?;
+        Ok(Self {
+            gguf,
+            architecture,
+            config,
+            weights,
+        })
+    }
+
+    fn translate(gguf: &Gguf) -> Result<(&'static Architecture, Json, BTreeMap<String, Weight>)> {
+        let architecture = Architecture::of(gguf)?;
+        let settings = settings::Settings { gguf, architecture };
+        let config = config::config(&settings)?;
+        let weights = names::weights(&settings)?;
+        Ok((architecture, config, weights))
+    }
+
+    /// Returns the file.
+    pub fn gguf(&self) -> &Gguf {
+        &self.gguf
+    }
+
+    /// Returns the contents of config.json.
+    pub fn config(&self) -> &Json {
+        &self.config
+    }
+
+    /// Returns the contents of tokenizer.json.
+    ///
+    /// # Errors
+    /// A tokenizer that is missing, of a kind that is not read, or damaged.
+    pub fn tokenizer(&self) -> Result<Json, GgufError> {
+        tokenizer::tokenizer(&self.settings()).map_err(|problem| self.gguf.error(problem))
+    }
+
+    /// Returns the contents of tokenizer_config.json: special tokens and the template of conversations.
+    ///
+    /// # Errors
+    /// A tokenizer that is missing or damaged.
+    pub fn tokenizer_config(&self) -> Result<Json, GgufError> {
+        tokenizer::tokenizer_config(&self.settings()).map_err(|problem| self.gguf.error(problem))
+    }
+
+    /// Returns the contents of generation_config.json: the tokens that begin, end and pad texts.
+    ///
+    /// # Errors
+    /// A tokenizer that is damaged.
+    pub fn generation_config(&self) -> Result<Json, GgufError> {
+        tokenizer::generation_config(&self.settings()).map_err(|problem| self.gguf.error(problem))
+    }
+
+    /// Returns the contents of `1_Pooling/config.json` of sentence-transformers; `None` if the file names no pooling of embeddings.
+    ///
+    /// # Errors
+    /// A kind of pooling that is not read.
+    pub fn pooling_config(&self) -> Result<Option<Json>, GgufError> {
+        config::pooling(&self.settings()).map_err(|problem| self.gguf.error(problem))
+    }
+
+    fn settings(&self) -> settings::Settings<'_> {
+        settings::Settings {
+            gguf: &self.gguf,
+            architecture: self.architecture,
+        }
+    }
+
+    /// Returns the published names of all tensors.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.weights.keys().map(String::as_str)
+    }
+
+    /// Returns a tensor by its published name.
+    pub fn weight(&self, name: &str) -> Option<&Weight> {
+        self.weights.get(name)
+    }
+
+    /// Reads the elements of a tensor of this folder in row-major order, as they are published.
+    ///
+    /// # Errors
+    /// A file that cannot be read, and a tensor for which there is no memory.
+    pub fn read(&self, weight: &Weight) -> Result<Vec<f32>, GgufError> {
+        let Weight {
+            tensor,
+            arrangement,
+            ..
+        } = weight;
+        let mut out = self.gguf.allocate(tensor, tensor.elements(), 0f32)?;
+        let mut row = self.gguf.allocate(tensor, tensor.row(), 0f32)?;
+        let mut placed = arrangement.place(tensor, &mut out);
+        let block = tensor.format.block_elements();
+        let row_bytes = (tensor.row() / block * tensor.format.block_bytes()) as usize;
+        self.gguf.each_row(tensor, |blocks, _| {
+            for blocks in blocks.chunks_exact(row_bytes) {
+                match placed.next_row() {
+                    Some(out) => blocks::dequantise(tensor.format, blocks, out),
+                    None => {
+                        blocks::dequantise(tensor.format, blocks, &mut row);
+                        placed.next_column(&row);
+                    }
+                }
+            }
+        })?;
+        if let Arrangement::MinusOne = arrangement {
+            out.iter_mut().for_each(|x| *x -= 1.0);
+        }
+        Ok(out)
+    }
+
+    /// Reads the bytes of a tensor of plain elements of this folder in row-major order; see [`Weight::element`].
+    ///
+    /// # Errors
+    /// A tensor that is quantised or not stored as published, a file that cannot be read, and a tensor for which there is no memory.
+    pub fn read_raw(&self, weight: &Weight) -> Result<Vec<u8>, GgufError> {
+        let tensor = &weight.tensor;
+        let Some(element) = weight.element() else {
+            let problem = format!(
+                "its elements of format {} are computed; read them as f32",
+                weight.format
+            );
+            return Err(self.gguf.error(wrong_tensor(&tensor.name, problem)));
+        };
+        if weight.arrangement == Arrangement::None {
+            return self.gguf.read_raw(tensor);
+        }
+        let mut out = self.gguf.allocate(tensor, tensor.bytes, 0u8)?;
+        match element {
+            Element::F32 => self.rearrange::<4>(weight, &mut out)?,
+            _ => self.rearrange::<2>(weight, &mut out)?,
+        }
+        Ok(out)
+    }
+
+    /// Reads the elements of `N` bytes of a tensor.
+    fn rearrange<const N: usize>(&self, weight: &Weight, out: &mut [u8]) -> Result<(), GgufError> {
+        let (tensor, out) = (&weight.tensor, out.as_chunks_mut::<N>().0);
+        let mut placed = weight.arrangement.place(tensor, out);
+        let row = tensor.row() as usize;
+        self.gguf.each_row(tensor, |elements, _| {
+            for elements in elements.as_chunks::<N>().0.chunks_exact(row) {
+                match placed.next_row() {
+                    Some(out) => out.copy_from_slice(elements),
+                    None => placed.next_column(elements),
+                }
+            }
+        })
+    }
+}

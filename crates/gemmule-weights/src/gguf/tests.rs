@@ -1,5 +1,6 @@
 //! Files of `scripts/gguf_files.py`, and damaged copies of them.
 
+mod folder;
 mod hostile;
 
 use std::path::PathBuf;
