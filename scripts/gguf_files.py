@@ -131,6 +131,8 @@ def common(writer: gguf.GGUFWriter, config) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(getattr(config, "intermediate_size", None) or config.n_inner)
     writer.add_head_count(config.num_attention_heads)
+    if hasattr(config, "vocab_size"):
+        writer.add_vocab_size(config.vocab_size)
     if hasattr(config, "num_key_value_heads"):
         writer.add_head_count_kv(config.num_key_value_heads)
     if hasattr(config, "rms_norm_eps"):
@@ -169,7 +171,7 @@ def llama3_factors(rope: dict, head: int) -> np.ndarray:
 KEYS = """model_type architectures hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
 max_position_embeddings rms_norm_eps vocab_size tie_word_embeddings attention_bias mlp_bias hidden_act hidden_activation
 sliding_window layer_types query_pre_attn_scalar final_logit_softcapping use_bidirectional_attention type_vocab_size
-layer_norm_eps n_embd n_inner n_layer n_head n_positions layer_norm_epsilon activation_function bos_token_id eos_token_id
+layer_norm_eps n_embd n_inner n_layer n_head n_positions original_max_position_embeddings layer_norm_epsilon activation_function bos_token_id eos_token_id
 pad_token_id""".split()
 
 
@@ -178,9 +180,8 @@ def expected_config(model) -> dict:
     values = model.config.to_dict()
     found = {key: values[key] for key in KEYS if values.get(key) is not None}
     found["architectures"] = [type(model).__name__]
-    if model.config.model_type == "gemma3_text" and found.get("use_bidirectional_attention"):
-        # transformers halves the published number for itself.
-        found["sliding_window"] = (found["sliding_window"] - 1) * 2
+    if model.config.model_type != "gemma3_text":
+        found.pop("layer_types", None)
     rope = values.get("rope_parameters")
     if rope and "full_attention" in rope:
         found["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
@@ -255,7 +256,6 @@ def models() -> None:
 
     def llama(writer, config):
         writer.add_rope_dimension_count(config.head_dim)
-        writer.add_vocab_size(config.vocab_size)
         writer.add_tensor("rope_freqs.weight", llama3_factors(llama3, config.head_dim))
 
     model(
@@ -340,7 +340,10 @@ def models() -> None:
 
     model(
         "phi3", transformers.Phi3ForCausalLM,
-        transformers.Phi3Config(**sizes, rope_parameters=long, sliding_window=64, tie_word_embeddings=False), phi3,
+        transformers.Phi3Config(
+            **sizes, rope_parameters=long, original_max_position_embeddings=64, sliding_window=64, tie_word_embeddings=False
+        ),
+        phi3,
     )
     model(
         "olmo2", transformers.Olmo2ForCausalLM, transformers.Olmo2Config(**sizes, tie_word_embeddings=False)
@@ -378,6 +381,193 @@ def nomic_bert() -> None:
     write_model("nomic-bert", config, shapes, settings, add, (), "nomic-bert")
 
 
+TEXT = """The quick brown fox jumps over the lazy dog, and the dog doesn't mind. It's 1984 or 2024; they've seen 12345 foxes.
+    Indented code() { return x += 10_000; }
+
+Ein Fuchs läuft über die Straße, und der Hund schläft. Где лиса? 狐狸跑得很快。 Le renard était déjà là. We'll SHOUT: THE END!
+Tokens are merged, tokenizers merge tokens, and merging tokens makes longer tokens.\r\n\tTabs and   spaces.
+"""
+SENTENCES = [
+    "", " ", "The quick brown fox", " the dog doesn't", "it's THE END, WE'LL merge 1234567 tokens", "x  =   10_000;\n\n\ty",
+    "Straße über cafe\u0301 café", "狐狸 и лиса 🦊", "a<s>b</s> <|end|>c", "  \r\n trailing  ", "<pad> tokens▁merged",
+    "\n\nThe\n\n\n", "[CLS] the [MASK] dog's", "don't'S 3.14%",
+]
+
+
+def tokenizer_file(name: str, tokens: list, types: list, encode, add, arch="llama") -> None:
+    """A file whose model is a table, with the ids of sentences."""
+    writer = gguf.GGUFWriter(OUT / f"{name}.gguf", arch)
+    writer.add_context_length(8)
+    writer.add_embedding_length(2)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(2)
+    writer.add_head_count(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    add(writer)
+    expected = [[text, list(encode(text))] for text in SENTENCES]
+    writer.add_string("expected", json.dumps(expected))
+    writer.add_tensor("token_embd.weight", np.zeros((len(tokens), 2), dtype=np.float16))
+    if arch == "bert":
+        writer.add_tensor("position_embd.weight", np.zeros((8, 2), dtype=np.float32))
+        writer.add_tensor("token_types.weight", np.zeros((2, 2), dtype=np.float32))
+    write(writer)
+
+
+def byte_pair_files() -> None:
+    from inspect import signature
+
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import Regex, normalizers
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+
+    def split(expression):
+        plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(expression), "isolated"), plain])
+
+    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digits = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
+    llama3 = signature(TikTokenConverter.__init__).parameters["pattern"].default
+    # Name, way to split, whether composed, whether merges are ignored, whether a text begins with a token.
+    cases = [
+        ("gpt-2", gpt2, False, False, False),
+        ("llama-bpe", split(llama3), False, True, True),
+        ("dbrx", split(llama3), False, False, False),
+        ("qwen2", split(PRETOKENIZE_REGEX), True, False, False),
+        ("smollm", digits, False, False, False),
+        ("gpt-4o", split(GGUF_PRE_TOKENIZER_SPLITS["gpt-4o"]), False, False, False),
+        ("tekken", split(GGUF_PRE_TOKENIZER_SPLITS["tekken"]), False, True, False),
+    ]
+    for pre, splitting, composes, ignores, bos in cases:
+        tokenizer = Tokenizer(models.BPE(ignore_merges=ignores))
+        tokenizer.pre_tokenizer = splitting
+        tokenizer.decoder = decoders.ByteLevel()
+        if composes:
+            tokenizer.normalizer = normalizers.NFC()
+        trainer = trainers.BpeTrainer(
+            vocab_size=340, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<s>", "</s>"],
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator([TEXT] * 3, trainer)
+        tokenizer.add_tokens([AddedToken("<|end|>", normalized=False)])
+        ends = pre == "qwen2"
+        if bos or ends:
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single="<s> $A" if bos else "$A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+            )
+        saved = json.loads(tokenizer.to_str())
+        tokens = [tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())] + ["[PAD7]"]
+        types_ = [3, 3] + [1] * (len(tokens) - 4) + [4, 5]
+
+        def add(writer):
+            writer.add_tokenizer_model("gpt2")
+            writer.add_tokenizer_pre(pre)
+            writer.add_token_merges([" ".join(pair) for pair in saved["model"]["merges"]])
+            writer.add_bos_token_id(0)
+            writer.add_eos_token_id(1)
+            if ends:
+                writer.add_add_eos_token(True)
+
+        tokenizer_file(f"tokenizer-{pre}", tokens, types_, lambda text: tokenizer.encode(text).ids, add)
+
+
+def sentencepiece_files() -> None:
+    import io
+
+    import sentencepiece
+
+    for name, prefix, own in [("llama", True, []), ("gemma", False, ["\n\n", "▁▁", "<|end|>"])]:
+        saved = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(TEXT.splitlines() * 3), model_writer=saved, model_type="bpe", vocab_size=520,
+            byte_fallback=True, add_dummy_prefix=prefix, remove_extra_whitespaces=False,
+            normalization_rule_name="identity", user_defined_symbols=own, character_coverage=0.98,
+            minloglevel=2,
+        )
+        pieces = sentencepiece.SentencePieceProcessor(model_proto=saved.getvalue())
+        tokens, types_, scores = [], [], []
+        for i in range(pieces.vocab_size()):
+            token = pieces.id_to_piece(i)
+            kind = 2 if pieces.is_unknown(i) else 3 if pieces.is_control(i) else 6 if pieces.is_byte(i) else 1
+            if token in own:
+                token, kind = token.replace("▁", " "), 4
+            tokens.append(token)
+            types_.append(kind)
+            scores.append(-1000.0 if kind == 4 else pieces.get_score(i))
+
+        def add(writer):
+            writer.add_tokenizer_model("llama")
+            writer.add_tokenizer_pre("default")
+            writer.add_token_scores(scores)
+            writer.add_bos_token_id(1)
+            writer.add_eos_token_id(2)
+            writer.add_unk_token_id(0)
+            if not prefix:
+                writer.add_add_space_prefix(False)
+            writer.add_chat_template("{{ messages }}")
+
+        def encode(text):
+            # SentencePiece does not find control tokens in texts, and reads ▁ as a space.
+            if "<s>" in text or "▁" in text:
+                return []
+            return [1] + pieces.encode(text)
+
+        tokenizer_file(f"tokenizer-{name}", tokens, types_, encode, add)
+
+
+def wordpiece_files() -> None:
+    from tokenizers import BertWordPieceTokenizer
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    for lower in [True, False]:
+        trained = BertWordPieceTokenizer(lowercase=lower)
+        trained.train_from_iterator([TEXT] * 3, vocab_size=260, special_tokens=special, show_progress=False)
+        # The trainer numbers equally frequent words in a random order.
+        vocab = special + sorted(word for word in trained.get_vocab() if word not in special)
+        vocab = {word: i for i, word in enumerate(vocab)}
+        tokenizer = transformers.BertTokenizer(vocab=vocab, do_lower_case=lower)
+        words = sorted(vocab, key=vocab.get)
+        tokens = [word if word in special else word[2:] if word.startswith("##") else "▁" + word for word in words]
+        types_ = [3] * len(special) + [1] * (len(words) - len(special))
+
+        def add(writer):
+            writer.add_tokenizer_model("bert")
+            writer.add_tokenizer_pre("jina-v2-en")
+            writer.add_unk_token_id(1)
+            writer.add_sep_token_id(3)
+            writer.add_pad_token_id(0)
+            writer.add_bos_token_id(2)
+            writer.add_mask_token_id(4)
+
+        name = "tokenizer-bert" if lower else "tokenizer-bert-cased"
+        tokenizer_file(name, tokens, types_, lambda text: tokenizer(text)["input_ids"], add, arch="bert")
+
+
+def templates() -> None:
+    """Several templates of conversations, and several tokens that end a text."""
+
+    def add(writer):
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_merges([])
+        writer.add_bos_token_id(0)
+        writer.add_eos_token_id(1)
+        writer.add_pad_token_id(2)
+        writer.add_eot_token_id(3)
+        writer.add_chat_template("D")
+        # The method of the package writes the names in a random order.
+        writer.add_array("tokenizer.chat_templates", ["rag", "tool_use"])
+        writer.add_string("tokenizer.chat_template.rag", "R")
+        writer.add_string("tokenizer.chat_template.tool_use", "T")
+
+    tokens = ["<s>", "</s>", "<p>", "<|im_end|>", "<|eot_id|>", "a"]
+    tokenizer_file("tokenizer-templates", tokens, [3, 3, 3, 3, 3, 1], lambda text: [], add)
+
+
 def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     quants()
@@ -385,6 +575,10 @@ def main() -> None:
     split()
     models()
     nomic_bert()
+    byte_pair_files()
+    sentencepiece_files()
+    wordpiece_files()
+    templates()
 
 
 if __name__ == "__main__":

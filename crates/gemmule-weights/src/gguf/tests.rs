@@ -2,6 +2,7 @@
 
 mod folder;
 mod hostile;
+mod tokenizer;
 
 use std::path::PathBuf;
 

@@ -102,7 +102,9 @@ fn sizes(settings: &Settings<'_>) -> Result<Sizes> {
         );
         return Err(wrong_tensor(TABLE, problem));
     }
-    if sizes.hidden % sizes.heads != 0 && settings.integer("attention.key_length")?.is_none() {
+    if !sizes.hidden.is_multiple_of(sizes.heads)
+        && settings.integer("attention.key_length")?.is_none()
+    {
         let problem = format!(
             "it is {}; expected a divisor of {}",
             sizes.heads, sizes.hidden
@@ -159,6 +161,11 @@ fn rotary(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
     if let Some(scaling) = rope::scaling(settings, theta, rotated, sizes.positions)? {
         config["rope_scaling"] = scaling;
     }
+    // Others have biases of some parts only, and no key that says so.
+    if !["qwen2", "phi3"].contains(&settings.architecture.name) {
+        let attention = ["attn_q", "attn_k", "attn_v", "attn_output"];
+        config["attention_bias"] = biases(settings, &attention)?.into();
+    }
     if settings.flag("attention.causal")? == Some(false) {
         config["is_causal"] = false.into();
     }
@@ -172,7 +179,11 @@ fn decoder(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
         .integer("attention.sliding_window")?
         .filter(|&window| window > 0);
     match settings.architecture.name {
-        "phi3" => config["sliding_window"] = json!(window),
+        "phi3" => {
+            config["sliding_window"] = json!(window);
+            let original = settings.integer("rope.scaling.original_context_length")?;
+            config["original_max_position_embeddings"] = original.unwrap_or(sizes.positions).into();
+        }
         _ => {
             if let Some(window) = window {
                 let problem = format!("it is {window}; expected 0 or no such key");
@@ -184,8 +195,6 @@ fn decoder(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
         }
     }
     if settings.architecture.name == "llama" {
-        let attention = ["attn_q", "attn_k", "attn_v", "attn_output"];
-        config["attention_bias"] = biases(settings, &attention)?.into();
         config["mlp_bias"] = biases(settings, &["ffn_gate", "ffn_up", "ffn_down"])?.into();
     }
     Ok(config)
@@ -248,8 +257,10 @@ fn gemma3(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
     {
         config["final_logit_softcapping"] = cap.into();
     }
-    if settings.architecture.name == "gemma-embedding" {
-        config["use_bidirectional_attention"] = true.into();
+    let is_encoder = settings.architecture.name == "gemma-embedding";
+    config["use_bidirectional_attention"] = is_encoder.into();
+    if is_encoder {
+        // The key above says so.
         if let Some(config) = config.as_object_mut() {
             config.remove("is_causal");
         }
@@ -302,14 +313,11 @@ fn gpt2(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
 fn check_bert(settings: &Settings<'_>) -> Result<()> {
     const KEY: &str = "tokenizer.ggml.model";
     let unsupported = |problem: String| Err(GgufProblem::Unsupported { problem });
-    match settings.gguf.value(KEY, "a string", Value::as_str)? {
-        Some("gpt2" | "t5") => {
-            return unsupported(format!(
-                "its architecture is `{}`, and its tokenizer that of RoBERTa, whose position embeddings are not stored as published; expected BERT with WordPiece",
-                settings.architecture.name
-            ));
-        }
-        Some(_) | None => {}
+    if let Some("gpt2" | "t5") = settings.gguf.value(KEY, "a string", Value::as_str)? {
+        return unsupported(format!(
+            "its architecture is `{}`, and its tokenizer that of RoBERTa, whose position embeddings are not stored as published; expected BERT with WordPiece",
+            settings.architecture.name
+        ));
     }
     if !settings.has("token_types.weight") {
         return unsupported(
