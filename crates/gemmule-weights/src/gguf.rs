@@ -1,6 +1,7 @@
 //! Files of llama.cpp (GGUF versions 2 and 3): metadata, and tensors of plain or quantised elements.
 //!
-//! [`Gguf`] reads a file as it is. [`folder::Folder`] translates it into the names and settings of a folder that transformers saves.
+//! [`Gguf`] reads a file as it is, with the names and settings of llama.cpp. [`folder::Folder`] translates it into those of a folder
+//! that transformers saves.
 
 mod blocks;
 mod error;
@@ -76,7 +77,7 @@ impl Tensor {
 impl Gguf {
     /// Opens a file and reads its metadata and list of tensors. No values of tensors are read.
     ///
-    /// A model that is split into files `NAME-00001-of-00003.gguf` is opened by the name of any of them; all must be in its folder.
+    /// A model that is split into files `NAME-00001-of-00003.gguf` is opened by the name of any of them. All must be in one folder.
     ///
     /// # Errors
     /// A file that cannot be read, is damaged, or has a tensor of a type that is not read.

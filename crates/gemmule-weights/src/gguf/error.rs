@@ -16,7 +16,7 @@ pub struct GgufError {
     pub problem: GgufProblem,
 }
 
-/// What is wrong with a GGUF file.
+/// The problem with a GGUF file.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum GgufProblem {

@@ -1,7 +1,8 @@
 //! Translation of a file into the folder that transformers saves: config.json, tokenizer.json, tokenizer_config.json,
 //! generation_config.json, and tensors by their published names.
 //!
-//! The converter of llama.cpp permutes rows, transposes weights and adds to norms of some architectures. [`Folder::read`] undoes that.
+//! The converter of llama.cpp permutes rows, transposes weights and adds to norms of some architectures. [`Folder::read`] undoes
+//! that.
 
 mod arrange;
 mod config;
@@ -48,7 +49,7 @@ impl Weight {
         &self.tensor.name
     }
 
-    /// Returns the type of the elements that [`Folder::read_raw`] reads; `None` if the tensor is quantised or not stored as published.
+    /// Returns the type of the elements that [`Folder::read_raw`] reads. `None` if they are quantised or not stored as published.
     pub fn element(&self) -> Option<Element> {
         match (self.format, self.arrangement) {
             (_, Arrangement::MinusOne) => None,
@@ -118,7 +119,7 @@ impl Folder {
         tokenizer::generation_config(&self.settings()).map_err(|problem| self.gguf.error(problem))
     }
 
-    /// Returns the contents of `1_Pooling/config.json` of sentence-transformers; `None` if the file names no pooling of embeddings.
+    /// Returns the contents of `1_Pooling/config.json` of sentence-transformers; `None` if the file names no kind of pooling.
     ///
     /// # Errors
     /// A kind of pooling that is not read.
@@ -178,7 +179,7 @@ impl Folder {
     /// Reads the bytes of a tensor of plain elements of this folder in row-major order; see [`Weight::element`].
     ///
     /// # Errors
-    /// A tensor that is quantised or not stored as published, a file that cannot be read, and a tensor for which there is no memory.
+    /// A tensor that is quantised or not stored as published, a file that cannot be read, and a lack of memory.
     pub fn read_raw(&self, weight: &Weight) -> Result<Vec<u8>, GgufError> {
         let tensor = &weight.tensor;
         let Some(element) = weight.element() else {

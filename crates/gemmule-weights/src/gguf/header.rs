@@ -1,6 +1,7 @@
 //! The part of a file before its tensors: metadata and the list of tensors.
 //!
-//! The layout is documented in ggml's description of GGUF. Nothing is allocated for a count before the file is known to have as many bytes.
+//! The layout is documented in ggml's description of GGUF. Memory for a number of things is allocated after the file is known to have
+//! as many bytes.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -20,7 +21,7 @@ const LFS: &[u8] = b"version https://git-lfs";
 /// First bytes of llama.cpp's formats before GGUF: `ggml`, `ggmf`, `ggjt` and `ggla` as little-endian numbers.
 const BEFORE_GGUF: [&[u8; 4]; 4] = [b"lmgg", b"fmgg", b"tjgg", b"algg"];
 /// Maximum size in bytes of the part before the tensors.
-const MAX_HEADER: u64 = 512 << 20;
+const MAX_HEADER: u64 = 128 << 20;
 /// Maximum size of a key or of a tensor's name in bytes.
 const MAX_NAME: u64 = 1024;
 /// Maximum number of dimensions of a tensor.
