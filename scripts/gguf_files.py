@@ -518,7 +518,15 @@ def sentencepiece_files() -> None:
                 return []
             return [1] + pieces.encode(text)
 
-        tokenizer_file(f"tokenizer-{name}", tokens, types_, encode, add)
+        tokenizer_file(f"tokenizer-{name}", tokens, types_, encode, add, arch=name)
+
+    def phi3(writer):
+        writer.add_tokenizer_model("llama")
+        writer.add_token_scores([0.0] * 8)
+        writer.add_bos_token_id(1)
+
+    tokens = ["<unk>", "<s>", "</s>", "<|endoftext|>", "<|user|>", "▁", "a", "▁a"]
+    tokenizer_file("tokenizer-phi3", tokens, [2, 3, 3, 3, 3, 1, 1, 1], lambda text: [], phi3, arch="phi3")
 
 
 def wordpiece_files() -> None:

@@ -28,6 +28,9 @@ const ENDINGS: [&str; 9] = [
     "_<EOT>",
 ];
 
+/// Special tokens of Phi-3 that do not take the spaces after them.
+const PHI3_PLAIN: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
+
 fn problem(problem: impl Into<String>) -> GgufProblem {
     GgufProblem::Tokenizer {
         problem: problem.into(),
@@ -61,12 +64,14 @@ pub(super) fn tokenizer(settings: &Settings<'_>) -> Result<Json> {
     tokenizer["version"] = "1.0".into();
     tokenizer["truncation"] = Json::Null;
     tokenizer["padding"] = Json::Null;
-    tokenizer["added_tokens"] = added_tokens(&vocabulary);
+    let is_phi3 = settings.architecture.name == "phi3" && model(settings)? == "llama";
+    tokenizer["added_tokens"] = added_tokens(&vocabulary, is_phi3);
     Ok(tokenizer)
 }
 
-/// Returns the tokens that are found in a text before it is split.
-fn added_tokens(vocabulary: &Vocabulary<'_>) -> Json {
+/// Returns the tokens that are found in a text before it is split. Those of Phi-3 take the spaces after them, which no key of a
+/// file says.
+fn added_tokens(vocabulary: &Vocabulary<'_>, is_phi3: bool) -> Json {
     let added = vocabulary.tokens.iter().zip(&vocabulary.kinds).enumerate();
     added
         .filter_map(|(id, (content, kind))| {
@@ -80,7 +85,7 @@ fn added_tokens(vocabulary: &Vocabulary<'_>) -> Json {
                 "content": content,
                 "single_word": false,
                 "lstrip": false,
-                "rstrip": false,
+                "rstrip": is_phi3 && !PHI3_PLAIN.contains(&content.as_str()),
                 "normalized": false,
                 "special": is_special,
             }))

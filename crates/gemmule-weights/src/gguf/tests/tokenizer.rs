@@ -140,6 +140,17 @@ fn special_tokens_and_templates_are_settings() {
     );
 }
 
+#[test]
+fn tokens_of_phi_3_take_the_spaces_after_them() {
+    let json = folder("phi3").tokenizer().expect("a known tokenizer");
+    let added = json["added_tokens"].as_array().expect("a list").iter();
+    let strips: Vec<_> = added
+        .filter(|token| token["rstrip"] == true)
+        .map(|token| token["content"].as_str().expect("a text"))
+        .collect();
+    assert_eq!(strips, ["</s>", "<|user|>"]);
+}
+
 /// Returns the error for a file in which one text is replaced by another one of the same length.
 fn error_with(name: &str, from: &[u8], to: &[u8]) -> String {
     assert_eq!(from.len(), to.len());

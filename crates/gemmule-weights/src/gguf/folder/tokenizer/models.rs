@@ -3,7 +3,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::{
-    super::{super::error::Result, shown, wrong_key},
+    super::{super::error::Result, names::Family, shown, wrong_key},
     parts::{around, before, special, template},
     problem,
     vocabulary::{Kind, Vocabulary},
@@ -127,9 +127,18 @@ pub(super) fn sentencepiece(vocabulary: &Vocabulary<'_>) -> Result<Json> {
     }))
 }
 
-/// Returns all pairs of tokens that make up a third one, those of the highest score first.
+/// Returns all pairs of tokens that make up a third one, those of the highest score first. The scores of Gemma have another order
+/// than its published merges, which is that of the tokens.
 fn merges_by_score(vocabulary: &Vocabulary<'_>) -> Result<Vec<Json>> {
     let scores = vocabulary.scores()?;
+    let is_gemma = matches!(
+        vocabulary.settings.architecture.family,
+        Family::Gemma | Family::Gemma3
+    );
+    let score = |id: usize| match is_gemma {
+        true => -(id as f32),
+        false => scores[id],
+    };
     let normal = |token: &str| {
         let id = vocabulary.ids.get(token).copied()?;
         (vocabulary.kinds[id] == Kind::Normal).then_some(id)
@@ -142,7 +151,7 @@ fn merges_by_score(vocabulary: &Vocabulary<'_>) -> Result<Vec<Json>> {
         for (at, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(at);
             if let (Some(left), Some(right)) = (normal(left), normal(right)) {
-                merges.push((scores[id], left, right));
+                merges.push((score(id), left, right));
             }
         }
     }
