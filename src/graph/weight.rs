@@ -33,10 +33,12 @@ pub enum WeightExpr {
     },
     /// The computed ALiBi slope of each head, `[heads]`.
     Slopes { heads: u64 },
-    /// Rows from `from` on of a matrix of the checkpoint with stored dimensions `dims`.
+    /// Rows of a tensor of the checkpoint with stored dimensions `dims`: of each of `groups` equal parts of its rows, `rows` rows from
+    /// `from` on.
     Rows {
         name: String,
-        dims: [u64; 2],
+        dims: Vec<u64>,
+        groups: u64,
         from: u64,
         rows: u64,
     },
@@ -262,7 +264,8 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
         },
         Rows {
             name: String,
-            dims: [u64; 2],
+            dims: Vec<u64>,
+            groups: u64,
             from: u64,
             rows: u64,
         },
@@ -276,11 +279,13 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
             Part::Rows {
                 name,
                 dims,
+                groups,
                 from,
                 rows,
             } => WeightExpr::Rows {
                 name,
                 dims,
+                groups,
                 from,
                 rows,
             },
@@ -299,7 +304,15 @@ impl WeightExpr {
         match self {
             WeightExpr::Stored { dims, .. } | WeightExpr::PlusOne { dims, .. } => dims.clone(),
             WeightExpr::Transposed { dims, .. } => dims.iter().rev().copied().collect(),
-            WeightExpr::Rows { dims, rows, .. } => vec![*rows, dims[1]],
+            WeightExpr::Rows {
+                dims, groups, rows, ..
+            } => {
+                let mut dims = dims.clone();
+                if let Some(all) = dims.first_mut() {
+                    *all = groups.saturating_mul(*rows);
+                }
+                dims
+            }
             WeightExpr::Sinusoid { rows, width, .. } => vec![*rows, *width],
             WeightExpr::RelativeBias { dims, buckets, .. } => {
                 vec![dims[1], 2 * u64::from(buckets.reach) + 1]
@@ -330,11 +343,11 @@ impl WeightExpr {
         match self {
             WeightExpr::Stored { name, dims }
             | WeightExpr::Transposed { name, dims }
+            | WeightExpr::Rows { name, dims, .. }
             | WeightExpr::PlusOne { name, dims } => {
                 vec![(name, dims)]
             }
             WeightExpr::RelativeBias { name, dims, .. }
-            | WeightExpr::Rows { name, dims, .. }
             | WeightExpr::Positions { name, dims, .. } => vec![(name, dims)],
             WeightExpr::Sinusoid { .. }
             | WeightExpr::Slopes { .. }

@@ -18,7 +18,7 @@ use crate::{
     machine::Machine,
     plan::ALIGNMENT,
     program::{Program, Storage},
-    runtime::weights::{CheckpointError, WeightSource, encode_weight, evaluate},
+    runtime::weights::{CheckpointError, WeightSource, evaluate_as},
     tensor::{Extents, Size},
 };
 
@@ -464,10 +464,7 @@ fn upload(
         let encoded: Vec<Result<Vec<u8>, CheckpointError>> = group
             .par_iter()
             .map(|&(index, _)| match &program.tensors[index].place {
-                Storage::Weight(expr) => {
-                    let values = evaluate(expr, source)?;
-                    encode_weight(&program.tensors[index].name, &values, program.dtype)
-                }
+                Storage::Weight(expr) => evaluate_as(expr, source, program.dtype),
                 _ => Ok(Vec::new()),
             })
             .collect();
