@@ -9,6 +9,7 @@ mod compile;
 mod doctor;
 mod emit;
 mod explain;
+mod flags;
 mod generate;
 mod graph;
 mod input;
@@ -166,7 +167,7 @@ pub fn start<C: Parser>(
         // The reader closed the pipe, which is not an error.
         Err(error) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
         Err(error) => {
-            say_rendered(&shown::rendered(&*error));
+            say_rendered(&shown::rendered(&*error, flags::help(&error)));
             ExitCode::FAILURE
         }
     }
