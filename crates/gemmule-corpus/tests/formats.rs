@@ -229,8 +229,8 @@ fn fields_of_json_lines() {
     assert!(batches[0]["id"].is_null(1));
     assert!(batches[0]["b"].as_boolean().value(0));
     assert_eq!(
-        batches[0]["f"].as_primitive::<Float64Type>().values(),
-        &[1.0, 2.5]
+        batches[0]["f"].as_primitive::<Float64Type>().values()[..2],
+        [1.0, 2.5]
     );
     assert_eq!(batches[0]["s"].as_string::<i32>().value(0), "x");
     assert_eq!(batches[0]["j"].as_string::<i32>().value(0), "[1]");
