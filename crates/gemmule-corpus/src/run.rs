@@ -150,7 +150,7 @@ fn finish(
     let job = checked.job;
     let state = store.state();
     let (last, inferred) = (state.last.clone(), state.inferred.clone());
-    let (mut source, first) = contain("reader", || {
+    let (mut source, first) = contain_reader(checked, || {
         let mut source = input::open(checked, last.end, inferred)?;
         let first = source.window()?;
         Ok((source, first))
@@ -196,7 +196,7 @@ fn finish(
         thread::scope(|scope| {
             let (to_embed, windows) = sync_channel(WAITING);
             let (to_write, batches) = sync_channel(WAITING);
-            scope.spawn(move || read(source.as_mut(), &to_embed));
+            scope.spawn(move || read(checked, source.as_mut(), &to_embed));
             let writer = scope.spawn(move || contain("writer", || writing.all(&batches)));
             let embedded = embedding.all(first, windows, to_write, &mut hooks);
             let written = writer
@@ -220,9 +220,13 @@ fn finish(
 }
 
 /// Reads windows until the end, an error, or nobody waits for more.
-fn read(source: &mut dyn Source, to_embed: &SyncSender<Result<Window, CorpusError>>) {
+fn read(
+    checked: &Checked<'_>,
+    source: &mut dyn Source,
+    to_embed: &SyncSender<Result<Window, CorpusError>>,
+) {
     loop {
-        let window = contain("reader", || source.window()).transpose();
+        let window = contain_reader(checked, || source.window()).transpose();
         let Some(window) = window else {
             return;
         };
@@ -390,6 +394,21 @@ fn contain<T>(
     call: impl FnOnce() -> Result<T, CorpusError>,
 ) -> Result<T, CorpusError> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(panicked(thread, &panic)))
+}
+
+/// Calls a function that reads, and returns its panic as an error of the input.
+fn contain_reader<T>(
+    checked: &Checked<'_>,
+    call: impl FnOnce() -> Result<T, CorpusError>,
+) -> Result<T, CorpusError> {
+    contain("reader", call).map_err(|error| match error {
+        CorpusError::Panicked { problem, .. } => CorpusError::input(
+            &checked.job.input,
+            checked.input.name(),
+            format!("it is damaged ({problem})"),
+        ),
+        error => error,
+    })
 }
 
 fn panicked(thread: &'static str, panic: &Box<dyn Any + Send>) -> CorpusError {

@@ -11,7 +11,7 @@ use parquet::{
             ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
         },
     },
-    basic::Type,
+    basic::{Compression, Type},
     column::reader::{ColumnReader, ColumnReaderImpl},
     data_type::{ByteArray, ByteArrayType},
     file::{
@@ -33,15 +33,15 @@ const FORMAT: &str = "Parquet";
 const DECODED: u64 = 4 << 20;
 
 /// Max number of rows that are decoded at once.
-const MAX_DECODED: u64 = 8192;
+const MAX_DECODED: u64 = 1024;
 
 /// A Parquet file.
 pub(super) struct Parquet {
     path: PathBuf,
     limits: Limits,
     texts: Texts,
-    /// Texts that are decoded and in no window yet.
-    decoded: VecDeque<Text>,
+    /// Texts that are decoded and in no window yet, `None` where they are null.
+    decoded: VecDeque<Option<ByteArray>>,
     columns: Option<Columns>,
     fields: Fields,
     total: u64,
@@ -58,7 +58,6 @@ struct Texts {
     left: u64,
     values: Option<ColumnReaderImpl<ByteArrayType>>,
     n_decoded: usize,
-    row_bytes: usize,
 }
 
 /// The kept columns.
@@ -118,6 +117,7 @@ impl Parquet {
         let total =
             total(&metadata).ok_or_else(|| bad("its numbers of rows are not valid".into()))?;
         let roots: Vec<usize> = kept.iter().copied().chain([text]).collect();
+        check_columns(&metadata, &roots).map_err(bad)?;
         let n_decoded = batch_rows(&metadata, &roots, total);
         let field = |&place: &usize| {
             let field = schema.field(place);
@@ -151,7 +151,6 @@ impl Parquet {
             left: 0,
             values: None,
             n_decoded,
-            row_bytes: job.limits.row_bytes,
         };
         texts.skip(from.row).map_err(bad)?;
         Ok(Self {
@@ -174,11 +173,12 @@ impl Parquet {
         let mut began = self.columns.as_ref().map_or(0, |columns| columns.used);
         while texts.len() < self.limits.window_rows && bytes < self.limits.window_bytes {
             if self.decoded.is_empty() {
-                self.decoded = self.texts.next()?.into();
+                self.decoded = self.texts.next()?;
             }
-            let Some(text) = self.decoded.pop_front() else {
+            let Some(value) = self.decoded.pop_front() else {
                 break;
             };
+            let text = text(value, self.limits.row_bytes);
             if let Some(columns) = &mut self.columns {
                 if columns.used == columns.batch.num_rows() {
                     slices.push(columns.batch.slice(began, columns.used - began));
@@ -258,13 +258,13 @@ impl Texts {
         Ok(true)
     }
 
-    /// Reads texts. There are none at the end.
-    fn next(&mut self) -> Result<Vec<Text>, String> {
+    /// Reads texts, `None` where they are null. There are none at the end.
+    fn next(&mut self) -> Result<VecDeque<Option<ByteArray>>, String> {
         if !self.open()? {
-            return Ok(Vec::new());
+            return Ok(VecDeque::new());
         }
         let Some(values) = &mut self.values else {
-            return Ok(Vec::new());
+            return Ok(VecDeque::new());
         };
         let n = self.left.min(self.n_decoded as u64) as usize;
         let mut levels = Vec::new();
@@ -275,21 +275,12 @@ impl Texts {
             return Err(self.short());
         }
         self.left -= n_read as u64;
-        let limit = self.row_bytes;
-        let text = |value: ByteArray| match value.len() {
-            n if n > limit => Err(format!("the text has {n} bytes, and the limit is {limit}")),
-            _ => utf8(value.data(), "the text").map(str::to_owned),
-        };
-        let mut found = found.into_iter().map(text);
         if levels.is_empty() {
-            return Ok(found.collect());
+            return Ok(found.into_iter().map(Some).collect());
         }
-        let null = || Err("the text is null".to_owned());
-        let texts = levels.into_iter().map(|level| match level {
-            0 => null(),
-            _ => found.next().unwrap_or_else(null),
-        });
-        Ok(texts.collect())
+        let mut found = found.into_iter();
+        let present = |level: i16| if level > 0 { found.next() } else { None };
+        Ok(levels.into_iter().map(present).collect())
     }
 
     fn short(&self) -> String {
@@ -326,6 +317,52 @@ impl Columns {
         };
         self.batch.columns().iter().map(bytes).sum()
     }
+}
+
+/// Returns the text of a value, or the reason why it has none.
+fn text(value: Option<ByteArray>, limit: usize) -> Text {
+    match value {
+        None => Err("the text is null".to_owned()),
+        Some(value) if value.len() > limit => {
+            let n = value.len();
+            Err(format!("the text has {n} bytes, and the limit is {limit}"))
+        }
+        Some(value) => utf8(value.data(), "the text").map(str::to_owned),
+    }
+}
+
+/// Checks the compression of columns, and their places, on which their reader panics.
+fn check_columns(metadata: &ParquetMetaData, roots: &[usize]) -> Result<(), String> {
+    let descriptor = metadata.file_metadata().schema_descr();
+    for group in metadata.row_groups() {
+        for (leaf, column) in group.columns().iter().enumerate() {
+            if !roots.contains(&descriptor.get_column_root_idx(leaf)) {
+                continue;
+            }
+            let path = column.column_path();
+            let start = column
+                .dictionary_page_offset()
+                .unwrap_or(column.data_page_offset());
+            if start < 0 || column.compressed_size() < 0 {
+                return Err(format!("column {path} has a negative place or size"));
+            }
+            match column.compression() {
+                Compression::UNCOMPRESSED | Compression::SNAPPY | Compression::GZIP(_) => {}
+                Compression::ZSTD(_) if cfg!(feature = "zstd") => {}
+                found => {
+                    return Err(format!(
+                        "column {path} is compressed with {found}; write it with Snappy, gzip{} or without compression",
+                        if cfg!(feature = "zstd") {
+                            ", Zstandard"
+                        } else {
+                            ""
+                        }
+                    ));
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Returns the number of rows, if the numbers of the row groups are valid.
