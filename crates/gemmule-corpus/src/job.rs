@@ -190,17 +190,20 @@ impl Job {
                 return bad(format!("column `{}` is kept twice; name it once", pair[0]));
             }
         }
-        if self.row_column == self.vector_column {
-            return bad(format!(
-                "the columns of row numbers and vectors are both called `{}`; rename one",
-                self.row_column
-            ));
-        }
-        Ok(Checked {
+        let checked = Checked {
             job: self,
             input,
             output,
-        })
+        };
+        let mut own = checked.own_columns();
+        own.sort_unstable();
+        if let Some(pair) = own.windows(2).find(|pair| pair[0] == pair[1]) {
+            return bad(format!(
+                "two columns of the output are called `{}`; rename the one of row numbers or of vectors",
+                pair[0]
+            ));
+        }
+        Ok(checked)
     }
 }
 
@@ -249,9 +252,9 @@ impl Checked<'_> {
 
 /// Returns the path with `ending` after its last name.
 fn beside(path: &Path, ending: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
+    let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(ending);
-    name.into()
+    path.with_file_name(name)
 }
 
 /// Returns the ending of a file's name in lower case, without `.gz`.
@@ -334,5 +337,51 @@ impl OutputFormat {
                 });
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_by_ending() {
+        let input = |name: &str| InputFormat::of(Path::new(name)).ok();
+        assert_eq!(input("a/b.JSONL"), Some(InputFormat::Jsonl));
+        assert_eq!(input("b.tsv.gz"), Some(InputFormat::Tsv));
+        assert_eq!(input("b.x.txt"), Some(InputFormat::Lines));
+        assert_eq!(
+            [input("jsonl"), input("a.jsonl/b"), input("b.gz")],
+            [None; 3]
+        );
+        let output = OutputFormat::of(Path::new("v.feather")).ok();
+        assert_eq!(output, Some(OutputFormat::Arrow));
+    }
+
+    #[test]
+    fn options_that_do_not_go_together() {
+        let good = Job::new("a.jsonl", "b/v.parquet");
+        assert!(good.check().is_ok());
+        assert_eq!(good.partial(), Path::new("b/v.parquet.partial"));
+        assert_eq!(good.errors(), Path::new("b/v.parquet.errors.jsonl"));
+        let changes: [fn(&mut Job); 9] = [
+            |job| job.limits.window_rows = 0,
+            |job| job.limits.window_bytes = usize::MAX,
+            |job| job.limits.row_bytes = 0,
+            |job| job.row_column = "embedding".to_owned(),
+            |job| (job.vectors, job.row_column) = (Vectors::Int8, SCALE.to_owned()),
+            |job| job.keep = Keep::Named(vec!["a".to_owned(), "a".to_owned()]),
+            |job| (job.keep, job.output) = (Keep::All, "v.npy".into()),
+            |job| (job.vectors, job.output) = (Vectors::Int8, "v.npy".into()),
+            |job| (job.keep, job.input) = (Keep::All, "a.txt".into()),
+        ];
+        for (i, change) in changes.iter().enumerate() {
+            let mut job = good.clone();
+            change(&mut job);
+            assert!(
+                matches!(job.check(), Err(CorpusError::BadOption { .. })),
+                "change {i}"
+            );
+        }
     }
 }

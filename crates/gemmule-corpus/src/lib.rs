@@ -35,11 +35,12 @@
 //! |---|---|---|
 //! | [`Jsonl`](InputFormat::Jsonl) | each line is one, an empty line too | typed by the first window, see below |
 //! | [`Csv`](InputFormat::Csv), [`Tsv`](InputFormat::Tsv) | records after the header; empty lines are none | strings |
-//! | [`Parquet`](InputFormat::Parquet) | of all row groups | types of Parquet, without Arrow's own types |
+//! | [`Parquet`](InputFormat::Parquet) | those of all row groups | types of Parquet, without Arrow's own types |
 //! | [`Lines`](InputFormat::Lines) | each line is one, an empty line is an empty text | none |
 //!
 //! Text formats may be compressed with gzip, whatever their name. Parquet may be compressed with Snappy, gzip or, with the
-//! feature `zstd`, Zstandard. The column of texts is a string column, or one of bytes that are UTF-8.
+//! feature `zstd`, Zstandard. The column of texts is a string column, or one of bytes that are UTF-8. A kept string column of
+//! Parquet that is not UTF-8 stops the run.
 //!
 //! Kept fields of JSONL go to JSONL as they are. For other outputs, the first window decides the columns of [`Keep::All`] and
 //! the type of each: boolean, 64-bit integer, 64-bit float, string, or else JSON text. Later rows that do not fit are refused.
@@ -62,14 +63,14 @@
 //! # Interrupted runs
 //!
 //! A run writes to the folder [`Job::partial`] and moves the output to its place at the end. After each window it waits until
-//! the disk has the window. A run that was killed goes on after its last finished window when it is started again, and its
+//! the disk has the window, while the next one is embedded. A run that was killed goes on after its last finished window when it is started again, and its
 //! output is equal to the one of a run that was not interrupted, byte for byte. It needs the same input, options and
 //! [`Embedder::identity`]; see [`CorpusError::Differs`]. A run locks the folder, so two runs never write one output.
 //!
 //! # Memory
 //!
-//! Five windows are in memory at most: one is read, one embedded, one written, and one waits for each of the latter. A window
-//! has up to [`Limits::window_rows`] rows and ends after [`Limits::window_bytes`]. A page of Parquet is decoded whole.
+//! Up to four windows are in memory: one is read, one waits, one is embedded, and one is written. A window has up to
+//! [`Limits::window_rows`] rows and ends after [`Limits::window_bytes`]. A page of Parquet is decoded whole.
 
 mod embedder;
 mod error;

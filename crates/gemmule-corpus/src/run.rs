@@ -22,7 +22,7 @@ use crate::{
     window::{Position, Window},
 };
 
-/// Number of windows that wait for a thread.
+/// Number of windows that wait to be embedded. None waits to be written, as a crash would lose it.
 const WAITING: usize = 1;
 
 /// Max number of bytes of a reason in the list of refused rows.
@@ -195,7 +195,7 @@ fn finish(
     if let Some(first) = first {
         thread::scope(|scope| {
             let (to_embed, windows) = sync_channel(WAITING);
-            let (to_write, batches) = sync_channel(WAITING);
+            let (to_write, batches) = sync_channel(0);
             scope.spawn(move || read(checked, source.as_mut(), &to_embed));
             let writer = scope.spawn(move || contain("writer", || writing.all(&batches)));
             let embedded = embedding.all(first, windows, to_write, &mut hooks);

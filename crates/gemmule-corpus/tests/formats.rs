@@ -118,6 +118,7 @@ fn parquet_input() {
         Compression::UNCOMPRESSED,
         Compression::SNAPPY,
         Compression::GZIP(Default::default()),
+        #[cfg(feature = "zstd")]
         Compression::ZSTD(Default::default()),
     ];
     let list = |i| Some(vec![Some(i), None]);

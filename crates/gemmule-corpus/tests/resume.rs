@@ -229,14 +229,14 @@ fn processes_that_are_killed() {
             std::thread::sleep(std::time::Duration::from_millis(40 + 7 * (n_killed % 5)));
             child.kill().expect("killed");
             let status = child.wait().expect("waited");
-            if status.success() {
+            // A child may be killed after it moved the output to its place.
+            if job.output.exists() {
                 break;
             }
             assert_eq!(status.code(), None, "{status}");
             n_killed += 1;
         }
         let report = embed(&job);
-        // The last child may have finished.
         assert!(
             matches!(report, Ok(_) | Err(CorpusError::Exists { .. })),
             "{report:?}"
