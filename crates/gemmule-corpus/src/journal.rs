@@ -47,7 +47,7 @@ pub(crate) struct Entry {
     pub inferred: Option<Inferred>,
 }
 
-/// What a journal says.
+/// The content of a journal.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub identity: Option<BTreeMap<String, String>>,

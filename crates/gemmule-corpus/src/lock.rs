@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
-    io::{Read as _, Write as _},
+    io::{ErrorKind, Read as _, Write as _},
     path::{Path, PathBuf},
 };
 
@@ -29,13 +29,18 @@ impl Lock {
         let path = folder.join("lock");
         let failed = CorpusError::io(&path, "locked");
         for _ in 0..ATTEMPTS {
-            fs::create_dir_all(folder).map_err(CorpusError::io(folder, "created"))?;
+            match fs::create_dir(folder) {
+                Err(e) if e.kind() != ErrorKind::AlreadyExists => {
+                    return Err(CorpusError::io(folder, "created")(e));
+                }
+                _ => {}
+            }
             let mut options = OpenOptions::new();
             options.read(true).write(true).create(true).truncate(false);
             let mut file = match options.open(&path) {
                 Ok(file) => file,
                 // Another run has just removed the folder.
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 Err(e) => return Err(failed(e)),
             };
             match file.try_lock() {

@@ -63,7 +63,7 @@ pub struct Progress {
     pub tokens: Option<u64>,
 }
 
-/// What a run calls and asks between windows.
+/// A callback and a flag that a run uses between windows.
 #[derive(Default)]
 pub struct Hooks<'h> {
     /// Called after each window.

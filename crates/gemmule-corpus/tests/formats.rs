@@ -13,6 +13,7 @@ use arrow_array::{
 use common::{Place, WIDTH, embed, read_arrow, read_lines, read_parquet, refused, vector};
 use gemmule_corpus::{CorpusError, InputFormat, Job, Keep, Vectors};
 use parquet::{arrow::ArrowWriter, basic::Compression, file::properties::WriterProperties};
+use proptest::prelude::*;
 
 const TEXTS: [&str; 5] = ["one", "two words", "", "Grüße", "last"];
 
@@ -378,4 +379,50 @@ fn empty_inputs() {
     let job = place.job("in.csv", "", "out.npy");
     assert!(matches!(embed(&job), Err(CorpusError::BadInput { .. })));
     assert_eq!(place.names(), ["in.csv"]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Any characters go through each input and output.
+    #[test]
+    fn texts_of_any_characters(
+        texts in prop::collection::vec(any::<String>(), 1..20),
+        window_rows in 1usize..9,
+    ) {
+        let quoted = |text: &String| format!("\"{}\"\n", text.replace('"', "\"\""));
+        let csv = texts.iter().map(quoted).collect::<String>();
+        let json = |text: &String| serde_json::json!({"text": text}).to_string() + "\n";
+        let inputs = [
+            ("in.csv", "text\n".to_owned() + &csv),
+            ("in.tsv", "text\n".to_owned() + &csv),
+            ("in.jsonl", texts.iter().map(json).collect()),
+            ("in.parquet", String::new()),
+        ];
+        let place = Place::new();
+        for (input, content) in inputs {
+            let mut job = place.job(input, content, "out.jsonl");
+            if input == "in.parquet" {
+                let column: ArrayRef = Arc::new(StringArray::from(texts.clone()));
+                let batch = RecordBatch::try_from_iter([("text", column)]).expect("a batch");
+                write_parquet(&job.input, &batch, Compression::SNAPPY);
+            }
+            job.keep = Keep::Named(vec!["text".to_owned()]);
+            job.limits.window_rows = window_rows;
+            job.overwrite = true;
+            embed(&job).expect("embedded");
+            let rows = read_lines(&job.output);
+            prop_assert_eq!(rows.len(), texts.len());
+            for (row, text) in rows.iter().zip(&texts) {
+                prop_assert_eq!(row["text"].as_str(), Some(text.as_str()));
+                prop_assert_eq!(&row["embedding"], &serde_json::json!(vector(text)));
+            }
+            job.output = place.path("out.arrow");
+            embed(&job).expect("embedded");
+            let batches = read_arrow(&job.output);
+            let found = batches.iter().flat_map(|batch| batch["text"].as_string::<i32>().iter());
+            let found: Vec<_> = found.flatten().map(str::to_owned).collect();
+            prop_assert_eq!(&found, &texts);
+        }
+    }
 }

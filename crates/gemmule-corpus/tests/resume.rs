@@ -501,6 +501,9 @@ fn broken_embedders_and_inputs() {
     job.output = job.input.clone();
     job.output_format = Some(gemmule_corpus::OutputFormat::Npy);
     assert!(matches!(embed(&job), Err(CorpusError::SameFile { .. })));
+    job.output = place.path("none/out.npy");
+    assert!(matches!(embed(&job), Err(CorpusError::Io { .. })));
+    assert_eq!(place.names(), ["in.txt", "out.npy"]);
     job.input = place.path("none.txt");
     assert!(matches!(embed(&job), Err(CorpusError::Io { .. })));
     job.input = place.folder.path().to_owned();
