@@ -76,7 +76,7 @@ lint: $(STAMP) $(FETCHED)
 		&& ! echo "$$tree" | grep -E '^(tokio|hyper|ureq|clap|miette|comfy-table|indicatif|svg|tracing-subscriber) ' && [ $$(echo "$$tree" | wc -l) -le 140 ]
 	cargo check --locked --package gemmule --no-default-features
 	@# With the features of the tests, so that dependencies are compiled once. The documentation of gemmule-bench needs all of gemmule.
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --package gemmule --package gemmule-cpu --package gemmule-hub --package gemmule-weights --features gemmule/shared-cache --no-deps
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --package gemmule --package gemmule-cpu --package gemmule-corpus --package gemmule-hub --package gemmule-weights --features gemmule/shared-cache --no-deps
 	@# Fuzz targets have a workspace of their own, which nothing else here builds: its lock file must not fall behind.
 	cargo metadata --locked --manifest-path fuzz/Cargo.toml --format-version 1 >/dev/null
 
