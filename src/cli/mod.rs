@@ -7,6 +7,8 @@ pub mod bench;
 mod check;
 mod compile;
 mod doctor;
+#[cfg(feature = "corpora")]
+mod embed;
 mod emit;
 mod explain;
 mod flags;
@@ -87,6 +89,9 @@ enum Command {
     Plan(plan::Args),
     /// Run a model on texts or token ids
     Run(run::Args),
+    /// Embed the texts of a large file, and go on where an interrupted run stopped
+    #[cfg(feature = "corpora")]
+    Embed(Box<embed::Args>),
     /// Generate text from prompts
     Generate(generate::Args),
     /// Translate a file with one text per line
@@ -133,6 +138,8 @@ fn run(command: Command) -> Outcome {
         Command::Tune(args) => tune::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Run(args) => run::run(args),
+        #[cfg(feature = "corpora")]
+        Command::Embed(args) => embed::run(*args),
         Command::Generate(args) => generate::run(args),
         Command::Translate(args) => translate::run(args),
         Command::Score(args) => score::run(args),
