@@ -90,7 +90,9 @@ enum Command {
     /// Run a model on texts or token ids
     Run(run::Args),
     /// Embed the texts of a large file, and go on where an interrupted run stopped
+    // Here `--output` is the file. The command chooses the outputs of the model itself.
     #[cfg(feature = "corpora")]
+    #[command(mut_arg("outputs", |arg| arg.long("model-output").hide(true)))]
     Embed(Box<embed::Args>),
     /// Generate text from prompts
     Generate(generate::Args),
