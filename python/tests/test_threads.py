@@ -1,0 +1,150 @@
+"""Several Python threads, signals, and processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from conftest import checkpoint, minilm_folder
+
+
+def test_threads_share_a_model(minilm, writer, translator):
+    texts = [[f"{'word ' * (n % 37)}{n}" for n in range(at, at + 20)] for at in range(0, 160, 20)]
+    alone = [minilm.encode(some) for some in texts]
+    story = writer.generate("One", max_new_tokens=40)
+
+    def work(at):
+        if at % 3 == 0:
+            return writer.generate("One", max_new_tokens=40) == story
+        if at % 3 == 1:
+            return translator.translate("7") == "seven"
+        found = minilm.encode(texts[at % len(texts)])
+        return np.allclose(found, alone[at % len(texts)], atol=2e-6)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(48)))
+
+
+def test_threads_share_a_stream(writer):
+    whole = writer.generate("One")
+    stream = writer.generate("One", stream=True)
+    lengths = []
+
+    def read(_):
+        lengths.extend(len(part) for part in stream)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(read, range(4)))
+    assert sum(lengths) == len(whole)
+
+
+def test_other_threads_run_while_a_model_computes(minilm):
+    ticks, done = [], threading.Event()
+
+    def tick():
+        while not done.wait(0.002):
+            ticks.append(time.monotonic())
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    began = time.monotonic()
+    minilm.encode(["word " * 200] * 40)
+    took = time.monotonic() - began
+    done.set()
+    thread.join()
+    during = [at for at in ticks if began <= at <= began + took]
+    gaps = np.diff([began, *during, began + took])
+    assert len(during) >= 3 and gaps.max() < 0.5 * took, (took, len(during), gaps.max())
+
+
+LONG = """
+import sys
+from gemmule import {kind}
+model = {kind}({folder!r}, device="cpu")
+print("loaded", flush=True)
+try:
+    {call}
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    # The model is still of use.
+    {again}
+    print("well", flush=True)
+    sys.exit(3)
+print("done", flush=True)
+"""
+CALLS = {
+    "encode": ("Embedder", "model.encode(['word ' * 200] * 20_000)", "assert model.encode('a').shape == (384,)"),
+    "tokenize": (
+        "Embedder",
+        "model.encode(['word ' * 300] * 200_000)",
+        "assert model.encode('a').shape == (384,)",
+    ),
+    "generate": (
+        "Generator",
+        "model.generate(['One'] * 20_000, max_new_tokens=200)",
+        "assert model.generate('One', max_new_tokens=3)",
+    ),
+    "beams": (
+        "Generator",
+        "model.generate(['One'] * 5_000, num_beams=16, max_new_tokens=200)",
+        "assert model.generate('One', max_new_tokens=3)",
+    ),
+    "stream": (
+        "Generator",
+        "[list(model.generate('One', stream=True)) for _ in range(10_000)]",
+        "assert model.generate('One', max_new_tokens=3)",
+    ),
+    "translate": (
+        "Translator",
+        "model.translate(['7'] * 100_000)",
+        "assert model.translate('7') == 'seven'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_long_call_is_interrupted(name):
+    kind, call, again = CALLS[name]
+    folder = {
+        "Embedder": minilm_folder(),
+        "Generator": str(checkpoint("writer")),
+        "Translator": str(checkpoint("translator")),
+    }[kind]
+    code = LONG.format(kind=kind, folder=folder, call=call, again=again)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "loaded\n"
+        time.sleep(1.0)
+        sent = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "interrupted\n"
+        assert time.monotonic() - sent < 5
+        assert process.stdout.readline() == "well\n"
+        assert process.wait(timeout=20) == 3
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_loading_is_interrupted(tmp_path):
+    """The weights are a pipe that nobody writes to, which no check of the library refuses before it opens it."""
+    for file in checkpoint("st-mean").iterdir():
+        if file.is_file() and file.name != "tokenizer.json":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    os.mkfifo(tmp_path / "tokenizer.json")
+    code = f"""
+import signal, sys
+from gemmule import Embedder
+signal.setitimer(signal.ITIMER_REAL, 1)
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+try:
+    Embedder({str(tmp_path)!r}, device="cpu")
+except KeyboardInterrupt:
+    sys.exit(3)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 3
