@@ -8,7 +8,7 @@ use std::{
 };
 
 use gemmule::{
-    DType, DeviceChoice, Engine, EngineError, Format,
+    DType, DeviceChoice, Engine, EngineError, Format, TextError,
     engine::{Builder, hub::ModelId},
 };
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyString};
@@ -99,7 +99,11 @@ impl Loading {
 
     fn builder(&self) -> Result<Builder> {
         let mut builder = match &self.source {
-            Source::Folder(folder) => Engine::from_checkpoint(folder),
+            Source::Folder(folder) if folder.is_dir() => Engine::from_checkpoint(folder),
+            Source::Folder(folder) => {
+                let folder = folder.clone();
+                return Err(TextError::NoFolder { folder }.into());
+            }
             Source::Hub(name) => Engine::from_hub(name)?,
         };
         builder = builder.device(self.device);

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, checkpoint, runs, tensors
 
-from gemmule import Embedder
+from gemmule import Embedder, InputError
 
 SENTENCES = json.loads((ROOT / "tests/references/minilm_sentences.json").read_text())
 EXPECTED = tensors(ROOT / "tests/references/minilm.safetensors")["sentence_embedding"]
@@ -29,7 +29,7 @@ def test_a_single_text_has_no_first_dimension(minilm):
     assert minilm.encode([SENTENCES[0]]).shape == (1, 384)
 
 
-@pytest.mark.parametrize("name", ["st-mean", "st-default-prompt", "st-distil", "st-dense", "st-qwen", "st-modernbert"])
+@pytest.mark.parametrize("name", ["st-mean", "st-cls", "st-distil", "st-dense", "st-qwen", "st-modernbert"])
 def test_folders_and_prompts_are_read_as_by_sentence_transformers(name):
     embedder = Embedder(checkpoint(name), device="cpu")
     for run in runs(name):
@@ -41,17 +41,27 @@ def test_folders_and_prompts_are_read_as_by_sentence_transformers(name):
 
 
 def test_queries_and_documents_have_their_prompts():
-    embedder = Embedder(checkpoint("st-default-prompt"), device="cpu")
+    embedder = Embedder(checkpoint("st-mean"), device="cpu")
     assert embedder.prompt_names == ["document", "query"]
     text = "Who found the letter?"
     query, document = embedder.encode_query(text), embedder.encode_document(text)
     np.testing.assert_array_equal(query, embedder.encode(text, prompt_name="query"))
     np.testing.assert_array_equal(document, embedder.encode(text, prompt="text: "))
     assert not np.allclose(query, document, atol=1e-3)
+    without = Embedder(checkpoint("st-cls"), device="cpu")
+    assert without.prompt_names == []
+    np.testing.assert_array_equal(without.encode_query(text), without.encode(text))
+
+
+def test_a_default_prompt_is_used():
+    embedder = Embedder(checkpoint("st-default-prompt"), device="cpu")
+    with pytest.raises(InputError, match="the prompt `find: ` must be excluded from pooling"):
+        embedder.encode("a")
+    assert embedder.encode("a", prompt="").shape == (32,)
 
 
 def test_vectors_are_normalized_after_they_are_truncated():
-    embedder = Embedder(checkpoint("st-mean"), device="cpu")
+    embedder = Embedder(checkpoint("st-cls"), device="cpu")
     texts = ["Bread was late.", "The road by the river"]
     plain = embedder.encode(texts)
     assert not np.allclose(lengths(plain), 1, atol=1e-3)
@@ -63,7 +73,7 @@ def test_vectors_are_normalized_after_they_are_truncated():
     np.testing.assert_array_equal(short, plain[:, :5])
     both = embedder.encode(texts, truncate_dim=5, normalize_embeddings=True)
     np.testing.assert_allclose(both, short / lengths(short)[:, None], atol=1e-6)
-    shorter = Embedder(checkpoint("st-mean"), device="cpu", truncate_dim=3)
+    shorter = Embedder(checkpoint("st-cls"), device="cpu", truncate_dim=3)
     np.testing.assert_array_equal(shorter.encode(texts), plain[:, :3])
 
 

@@ -56,7 +56,7 @@ def test_options_of_embeddings_are_checked(minilm):
         ({"batch_tokens": 0}, InputError, "batch_tokens is 0"),
         ({"prompt_name": "nothing"}, InputError, "there is no prompt `nothing`; the folder has document, query"),
         ({"prompt_name": "query", "prompt": "a"}, InputError, "prompt and prompt_name are both given"),
-        ({"truncate_dim": -1}, OverflowError, ""),
+        ({"truncate_dim": -1}, OverflowError, "negative"),
         ({"show_progress_bar": True}, TypeError, "show_progress_bar"),
     ]:
         with pytest.raises(error, match=text):
@@ -82,6 +82,8 @@ def test_pairs_are_checked(reranker):
 def test_models_are_checked(kind, tmp_path):
     with pytest.raises(FileError, match="there is no folder `.*nowhere`"):
         kind(tmp_path / "nowhere")
+    with pytest.raises(FileError, match="there is no folder `/no/where`"):
+        kind("/no/where")
     with pytest.raises(TypeError, match="model is int; expected the path of a folder, or a name on the Hugging Face hub"):
         kind(1)
     with pytest.raises(InputError, match="`tpu` is not a device; expected auto, cpu, cuda or cuda:N"):

@@ -114,7 +114,7 @@ def test_prompts_are_checked(writer):
 
 
 TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '. ' }}{% endfor %}"
+    "{% for message in messages %}{{ message['role'] + '. ' + message['content'] + '. ' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ start | default('One') }}{% endif %}"
 )
 
@@ -132,10 +132,10 @@ def talker(tmp_path_factory):
 def test_a_conversation_is_written_by_the_template(talker, writer):
     said = [{"role": "user", "content": "Lily was bored"}, {"role": "assistant", "content": "so"}]
     reply = talker.chat(said, max_new_tokens=20)
-    assert reply == writer.generate("user: Lily was bored. assistant: so. One", max_new_tokens=20)
+    assert reply == writer.generate("user. Lily was bored. assistant. so. One", max_new_tokens=20)
     assert "".join(talker.chat(said, max_new_tokens=20, stream=True)) == reply
     other = talker.chat(said, max_new_tokens=20, chat_template_kwargs={"start": "Ben"})
-    assert other == writer.generate("user: Lily was bored. assistant: so. Ben", max_new_tokens=20)
+    assert other == writer.generate("user. Lily was bored. assistant. so. Ben", max_new_tokens=20)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,8 @@ def run(*args, **variables):
 
 def test_the_examples_run():
     embedded = run(ROOT / "examples/python/embed.py", minilm_folder())
-    assert embedded.splitlines()[0].startswith("0.") and len(embedded.splitlines()) >= 3
+    cosines = [float(line.split()[0]) for line in embedded.splitlines()]
+    assert cosines[0] == 1 and cosines[1] > 0.6 > 0.3 > cosines[2]
     text = run(ROOT / "examples/python/generate.py", checkpoint("writer"), "One")
     assert text.startswith("One sunny day")
 
