@@ -1,15 +1,30 @@
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from os import PathLike
-from typing import Any, Literal, TypedDict, overload
+from typing import Any, Literal, TypedDict, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import NotRequired, Unpack
+from typing_extensions import NotRequired, Self, Unpack
+
+__all__ = [
+    "ComputeError",
+    "Embedder",
+    "Engine",
+    "FileError",
+    "GemmuleError",
+    "Generator",
+    "InputError",
+    "Reranker",
+    "TextStream",
+    "Translator",
+    "__version__",
+]
 
 __version__: str
 
 _Floats = NDArray[np.float32]
 _Pair = tuple[str, str] | list[str]
+_Texts = list[str] | tuple[str, ...] | NDArray[np.str_]
 
 class GemmuleError(Exception):
     """Base class of all exceptions of gemmule."""
@@ -47,14 +62,15 @@ class _Options(TypedDict, total=False):
     forced_bos_token: str | None
     stop_strings: str | list[str] | None
 
+@final
 class Embedder:
     """Embeds texts, as `SentenceTransformer` does.
 
     Several threads may use one object at once.
     """
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         model: str | PathLike[str],
         *,
         device: str | None = None,
@@ -62,7 +78,7 @@ class Embedder:
         quantize: Literal["int8"] | None = None,
         threads: int | None = None,
         truncate_dim: int | None = None,
-    ) -> None:
+    ) -> Self:
         """Load a model.
 
         Args:
@@ -79,7 +95,6 @@ class Embedder:
             ComputeError: The device or memory fails.
         """
 
-    @overload
     def encode(
         self,
         sentences: str | Iterable[str],
@@ -88,6 +103,7 @@ class Embedder:
         prompt: str | None = None,
         batch_tokens: int | None = None,
         normalize_embeddings: bool = False,
+        normalize: bool = False,
         truncate_dim: int | None = None,
     ) -> _Floats:
         """Embed texts.
@@ -98,24 +114,14 @@ class Embedder:
             prompt: Text that is put before each text. With neither, the folder's default prompt is used.
             batch_tokens: Maximum number of tokens that are computed at once; a longer text is a batch of its own. None is
                 16,384 on CUDA and 2,048 on the CPU.
-            normalize_embeddings: Scale each vector to length 1. `normalize` is another name.
+            normalize_embeddings: Scale each vector to length 1.
+            normalize: Another name of `normalize_embeddings`.
             truncate_dim: Number of values to keep of each vector, before it is normalized.
 
         Returns:
             A float32 array of shape [n, d], or of shape [d] for a single str.
         """
 
-    @overload
-    def encode(
-        self,
-        sentences: str | Iterable[str],
-        *,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        batch_tokens: int | None = None,
-        normalize: bool,
-        truncate_dim: int | None = None,
-    ) -> _Floats: ...
     def encode_query(
         self,
         sentences: str | Iterable[str],
@@ -160,21 +166,22 @@ class Embedder:
     def precision(self) -> str:
         """Precision of the products of linear layers: "f32", "f16", "bf16" or "int8"."""
 
+@final
 class Reranker:
     """Scores pairs of a query and a document, as `CrossEncoder` does.
 
     Several threads may use one object at once.
     """
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         model: str | PathLike[str],
         *,
         device: str | None = None,
         dtype: str | None = None,
         quantize: Literal["int8"] | None = None,
         threads: int | None = None,
-    ) -> None:
+    ) -> Self:
         """Load a model. The arguments are those of `Embedder`."""
 
     def predict(
@@ -229,21 +236,22 @@ class Reranker:
     def precision(self) -> str:
         """Precision of the products of linear layers: "f32", "f16", "bf16" or "int8"."""
 
+@final
 class Generator:
     """Generates text: after a prompt, or as a reply in a conversation.
 
     Several threads may use one object at once.
     """
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         model: str | PathLike[str],
         *,
         device: str | None = None,
         dtype: str | None = None,
         quantize: Literal["int8"] | None = None,
         threads: int | None = None,
-    ) -> None:
+    ) -> Self:
         """Load a model. The arguments are those of `Embedder`."""
 
     @overload
@@ -273,7 +281,7 @@ class Generator:
 
     @overload
     def generate(
-        self, prompts: Sequence[str], *, stream: Literal[False] = False, **options: Unpack[_Options]
+        self, prompts: _Texts, *, stream: Literal[False] = False, **options: Unpack[_Options]
     ) -> list[str]: ...
     @overload
     def generate(
@@ -320,7 +328,8 @@ class Generator:
     def precision(self) -> str:
         """Precision of the products of linear layers: "f32", "f16", "bf16" or "int8"."""
 
-class TextStream(Iterator[str]):
+@final
+class TextStream:
     """Iterator over the parts of a generated text. Together they are the text that `generate` returns."""
 
     def __iter__(self) -> TextStream: ...
@@ -328,21 +337,22 @@ class TextStream(Iterator[str]):
     def close(self) -> None:
         """End the generation and free its memory. So does deleting the iterator."""
 
+@final
 class Translator:
     """Translates texts.
 
     Several threads may use one object at once.
     """
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         model: str | PathLike[str],
         *,
         device: str | None = None,
         dtype: str | None = None,
         quantize: Literal["int8"] | None = None,
         threads: int | None = None,
-    ) -> None:
+    ) -> Self:
         """Load a model. The arguments are those of `Embedder`."""
 
     @overload
@@ -360,7 +370,7 @@ class Translator:
         """
 
     @overload
-    def translate(self, texts: Sequence[str], **options: Unpack[_Options]) -> list[str]: ...
+    def translate(self, texts: _Texts, **options: Unpack[_Options]) -> list[str]: ...
     @property
     def device(self) -> str:
         """Device that the model runs on, in words."""
@@ -369,14 +379,15 @@ class Translator:
     def precision(self) -> str:
         """Precision of the products of linear layers: "f32", "f16", "bf16" or "int8"."""
 
+@final
 class Engine:
     """Runs a model and returns its outputs by name.
 
     Several threads may use one object at once.
     """
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         model: str | PathLike[str],
         *,
         outputs: list[str] | None = None,
@@ -384,7 +395,7 @@ class Engine:
         dtype: str | None = None,
         quantize: Literal["int8"] | None = None,
         threads: int | None = None,
-    ) -> None:
+    ) -> Self:
         """Load a model.
 
         Args:

@@ -19,3 +19,4 @@ class ComputeError(GemmuleError, RuntimeError):
 
 for _class in (GemmuleError, InputError, FileError, ComputeError):
     _class.__module__ = "gemmule"
+del _class

@@ -16,6 +16,10 @@ use crate::{
 const DOCUMENT: [&str; 3] = ["document", "passage", "corpus"];
 
 /// Embeds texts, as `SentenceTransformer` does.
+///
+/// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or
+/// "cuda:N", and `dtype` "float32", "float16" or "bfloat16"; by default the first CUDA device in float16, or the CPU in float32.
+/// `quantize="int8"` computes linear layers in 8-bit integers on the CPU. Several threads may use one object at once.
 #[pyclass(frozen, module = "gemmule")]
 pub struct Embedder {
     model: TextModel,

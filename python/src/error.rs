@@ -25,6 +25,8 @@ pub enum Error {
     Of(String, Box<EngineError>),
     /// An argument that cannot be used.
     Input(String),
+    /// A process without the threads that compute.
+    Process,
     /// An exception of Python, such as `KeyboardInterrupt`.
     Python(PyErr),
 }
@@ -67,6 +69,9 @@ impl From<Error> for PyErr {
         match error {
             Error::Python(error) => error,
             Error::Input(text) => exceptions::InputError::new_err(text),
+            Error::Process => exceptions::ComputeError::new_err(
+                "this process was forked from one that had loaded a model, and does not have its threads; start processes with the method \"spawn\" (multiprocessing.set_start_method), or load models only after the fork",
+            ),
             Error::Engine(error) => raised(&error, described(&error)),
             Error::Of(name, error) => raised(&error, format!("{name}: {}", described(&error))),
         }

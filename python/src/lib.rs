@@ -12,6 +12,7 @@ mod error;
 mod generator;
 mod loading;
 mod options;
+mod process;
 mod requests;
 mod reranker;
 mod signals;

@@ -16,6 +16,7 @@ use pyo3::{exceptions::PyTypeError, prelude::*, types::PyString};
 use crate::{
     arguments::{kind_of, text},
     error::{Error, Result},
+    process,
     signals::INTERVAL,
 };
 
@@ -76,6 +77,7 @@ impl Loading {
         set: impl FnOnce(Builder) -> Builder + Send + 'static,
         finish: impl FnOnce(Engine) -> Result<T> + Send + 'static,
     ) -> Result<T> {
+        process::check()?;
         let (sender, mut receiver) = sync_channel(1);
         let load = move || {
             let loaded = self.builder().and_then(|builder| Ok(set(builder).build()?));

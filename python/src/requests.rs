@@ -9,7 +9,10 @@ use gemmule::{
     },
 };
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    process,
+};
 
 /// Requests of one call. Each is admitted when the KV cache has room.
 pub struct Requests {
@@ -37,6 +40,7 @@ impl Requests {
         requests: Vec<(usize, Request)>,
         options: &SamplingParams,
     ) -> Result<Self> {
+        process::check()?;
         let lens: Vec<usize> = requests.iter().map(|(_, one)| one.prompt.len()).collect();
         let (numbers, requests): (Vec<usize>, Vec<Request>) = requests.into_iter().unzip();
         let generator = engine.generator(engine.cache_bytes_at_most(&lens, options)?)?;
@@ -70,6 +74,7 @@ impl Requests {
     /// # Errors
     /// A request that is refused or fails, and a step that fails as a whole.
     pub fn step(&mut self) -> Result<Vec<(usize, Step)>> {
+        process::check()?;
         while let Some((index, request)) = self.waiting.front() {
             match self.generator.admit(request.clone()) {
                 Ok(ticket) => {

@@ -13,6 +13,7 @@ use crate::{
     arrays::Rows,
     error::{Error, Result, of_text},
     loading::Loading,
+    process,
     signals::Signals,
 };
 
@@ -38,6 +39,7 @@ impl Sessions {
     /// # Errors
     /// A session that cannot be created, and the errors of `f`.
     pub fn with<T>(&self, engine: &Engine, f: impl FnOnce(&mut Session) -> Result<T>) -> Result<T> {
+        process::check()?;
         let free = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut session = match free {
             Some(session) => session,

@@ -145,6 +145,12 @@ def test_models_of_other_tasks_are_errors():
         Reranker(checkpoint("st-mean"), device="cpu")
 
 
+def test_types_that_a_device_does_not_compute_are_errors():
+    with pytest.raises(GemmuleError, match="f16"):
+        Embedder(checkpoint("st-mean"), device="cpu", dtype="float16")
+    assert Embedder(checkpoint("st-mean"), device="cpu", dtype="torch.float32").precision == "f32"
+
+
 def test_a_path_may_be_a_str_or_a_path():
     folder = checkpoint("st-mean")
     assert isinstance(folder, pathlib.Path)

@@ -149,3 +149,43 @@ except KeyboardInterrupt:
         ran = subprocess.run([sys.executable, "-c", code], env=variables, timeout=60)
         assert ran.returncode == 3
         assert 1 <= time.monotonic() - began < 5
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_forked_process_gets_an_error_and_does_not_hang():
+    code = f"""
+import os
+import warnings
+from gemmule import ComputeError, Embedder, Generator
+warnings.simplefilter("ignore")
+folder, writer = {str(checkpoint("st-mean"))!r}, Generator({str(checkpoint("writer"))!r}, device="cpu")
+embedder = Embedder(folder, device="cpu")
+stream = writer.generate("One", stream=True)
+calls = [
+    lambda: embedder.encode("a"), lambda: Embedder(folder), lambda: writer.generate("One"), lambda: next(stream),
+]
+if os.fork() == 0:
+    errors = 0
+    for call in calls:
+        try:
+            call()
+        except ComputeError as error:
+            errors += "start processes with the method" in str(error)
+    os._exit(errors)
+_, status = os.wait()
+assert os.waitstatus_to_exitcode(status) == len(calls), status
+embedder.encode("a")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_process_that_forks_before_it_loads_a_model_may_use_one():
+    code = f"""
+import os
+import gemmule
+pid = os.fork()
+assert gemmule.Embedder({str(checkpoint("st-mean"))!r}, device="cpu").encode("a").shape == (32,)
+if pid:
+    assert os.wait()[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
