@@ -74,8 +74,8 @@ impl Engine {
 
     /// Run inputs as one batch: a list of texts, of pairs of texts, or of lists of token ids.
     ///
-    /// Returns a dict of the outputs by name, as float32 arrays of shape [batch, width], or [tokens, width] with the tokens of all
-    /// inputs one after another. `lengths` is an int64 array of shape [batch] with the number of tokens of each input.
+    /// Returns a dict of the outputs by name, as float32 arrays of shape [batch, width], or [tokens, width] with the tokens of
+    /// all inputs one after another. `lengths` is an int64 array of shape [batch] with the number of tokens of each input.
     #[pyo3(signature = (inputs, *, outputs=None, prompt_name=None, prompt=None))]
     fn run<'py>(
         &self,

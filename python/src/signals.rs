@@ -30,8 +30,9 @@ impl Signals {
         if self.checked.elapsed() < INTERVAL {
             return Ok(());
         }
-        let checked = Python::attach(|py| py.check_signals());
+        // `None` while the interpreter shuts down, and other threads end.
+        let checked = Python::try_attach(|py| py.check_signals());
         self.checked = Instant::now();
-        Ok(checked?)
+        Ok(checked.unwrap_or(Ok(()))?)
     }
 }

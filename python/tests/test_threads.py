@@ -151,6 +151,20 @@ except KeyboardInterrupt:
         assert 1 <= time.monotonic() - began < 5
 
 
+def test_a_process_ends_while_a_daemon_thread_computes():
+    code = f"""
+import threading
+import time
+from gemmule import Embedder
+embedder = Embedder({minilm_folder()!r}, device="cpu")
+texts = ["word " * 200] * 20_000
+threading.Thread(target=embedder.encode, args=(texts,), daemon=True).start()
+time.sleep(1)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30)
+    assert (ran.returncode, ran.stderr) == (0, b"")
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_forked_process_gets_an_error_and_does_not_hang():
     code = f"""
