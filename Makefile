@@ -98,6 +98,10 @@ wheel: $(PACKAGE_STAMP)
 	$(PACKAGE)/bin/maturin build $(WHEEL_OPTIONS) --locked --manifest-path python/Cargo.toml --interpreter $(PACKAGE)/bin/python --out target/wheels
 
 test-python: wheel $(STAMP)
+	@$(MAKE) --no-print-directory run-test-python
+
+.PHONY: run-test-python
+run-test-python:
 	$(PACKAGE)/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/gemmule-*.whl
 	$(PACKAGE)/bin/python -m pytest -q python/tests
 

@@ -50,6 +50,10 @@ impl Embedder {
     ///
     /// Returns a float32 array of shape [n, d], or of shape [d] for a single str. Texts that are longer than the model's maximum
     /// are cut. The result of a text does not depend on the other texts, except for rounding.
+    ///
+    /// `prompt`, or the folder's prompt `prompt_name`, is put before each text. `batch_tokens` limits the tokens that are
+    /// computed at once. `normalize_embeddings`, or `normalize`, scales each vector to length 1. `truncate_dim` keeps the first
+    /// values.
     #[pyo3(signature = (sentences, *, prompt_name=None, prompt=None, batch_tokens=None, normalize_embeddings=false, normalize=false, truncate_dim=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn encode<'py>(

@@ -66,6 +66,10 @@ impl Generator {
     ///
     /// Returns the new text without the prompt: a str for a str, a list of str for a list, and with `stream` an iterator over the
     /// parts of the text of a single prompt.
+    ///
+    /// Options, with the names of transformers: max_new_tokens, min_new_tokens, do_sample, temperature, top_k, top_p, min_p,
+    /// seed, num_beams, length_penalty, early_stopping, repetition_penalty, no_repeat_ngram_size, forced_bos_token,
+    /// stop_strings. One that is left out has the value of the folder's generation_config.json.
     #[pyo3(signature = (prompts, *, stream=false, **options))]
     fn generate<'py>(
         &self,
@@ -89,6 +93,7 @@ impl Generator {
     /// Reply to a conversation, written by the model's chat template.
     ///
     /// `messages` is a list of dicts with `role` and `content`. Returns the reply as a str, or an iterator over its parts.
+    /// `options` are those of `generate`.
     #[pyo3(signature = (messages, *, stream=false, tools=None, chat_template_kwargs=None, **options))]
     fn chat<'py>(
         &self,

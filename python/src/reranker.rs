@@ -46,7 +46,7 @@ impl Reranker {
     /// Score pairs of a query and a document.
     ///
     /// Returns a float32 array of shape [n], or of shape [n, labels] for a model with several labels. The scores of a single pair
-    /// have no first dimension.
+    /// have no first dimension. `prompt`, or the folder's prompt `prompt_name`, is put before each query.
     #[pyo3(signature = (pairs, *, prompt_name=None, prompt=None, batch_tokens=None))]
     fn predict<'py>(
         &self,

@@ -46,7 +46,8 @@ impl Translator {
 
     /// Translate texts.
     ///
-    /// Returns a str for a str, and a list of str for a list. A blank text has an empty translation.
+    /// Returns a str for a str, and a list of str for a list. A blank text has an empty translation. `options` are those of
+    /// `Generator.generate`; `max_new_tokens` is by default twice the tokens of the text plus 16.
     #[pyo3(signature = (texts, **options))]
     fn translate<'py>(
         &self,
