@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from conftest import checkpoint, runs
@@ -66,3 +68,12 @@ def test_inputs_are_checked(engine):
         engine.run(["a"], outputs=["logits"])
     with pytest.raises(InputError, match="nothing"):
         Engine(checkpoint("st-mean"), outputs=["nothing"], device="cpu")
+
+
+def test_threads_share_an_engine(engine):
+    texts = [["a b c"] * (n % 5 + 1) + ["The road by the river"] for n in range(40)]
+    alone = [engine.run(some) for some in texts]
+    with ThreadPoolExecutor(6) as pool:
+        for found, expected in zip(pool.map(engine.run, texts), alone):
+            for name in expected:
+                np.testing.assert_array_equal(found[name], expected[name])
