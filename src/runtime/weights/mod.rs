@@ -11,7 +11,7 @@ mod shard;
 #[cfg(test)]
 mod tests;
 
-use half::{bf16, f16};
+use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 pub use checkpoint::Checkpoint;
 pub use error::CheckpointError;
@@ -22,6 +22,9 @@ use crate::{
     graph::{WeightExpr, resized_heads_at, slope},
     tensor::DType,
 };
+
+/// Elements that are converted at once.
+const PIECE: usize = 1024;
 
 /// A source of stored tensors, converted to f32.
 pub trait WeightSource: Send + Sync {
@@ -262,7 +265,15 @@ fn encode_weight(name: &str, values: &[f32], dtype: DType) -> Result<Vec<u8>, Ch
 
 fn encode_into(bytes: &mut Vec<u8>, values: &[f32], dtype: DType) {
     match dtype {
-        DType::F16 => bytes.extend(values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes())),
+        // The slices of `half` use the processor's instructions.
+        DType::F16 => {
+            let mut halves = [f16::ZERO; PIECE];
+            for piece in values.chunks(PIECE) {
+                let halves = &mut halves[..piece.len()];
+                halves.convert_from_f32_slice(piece);
+                bytes.extend(halves.iter().flat_map(|half| half.to_le_bytes()));
+            }
+        }
         DType::BF16 => bytes.extend(values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes())),
         DType::F32 => bytes.extend(values.iter().flat_map(|&v| v.to_le_bytes())),
     }
@@ -279,7 +290,18 @@ pub fn decode(bytes: &[u8], dtype: DType) -> Vec<f32> {
 pub(super) fn decode_into(values: &mut Vec<f32>, bytes: &[u8], dtype: DType) {
     let pairs = || bytes.as_chunks::<2>().0.iter();
     match dtype {
-        DType::F16 => values.extend(pairs().map(|&b| f16::from_le_bytes(b).to_f32())),
+        DType::F16 => {
+            let mut halves = [f16::ZERO; PIECE];
+            for piece in bytes.as_chunks::<2>().0.chunks(PIECE) {
+                let halves = &mut halves[..piece.len()];
+                for (half, &bytes) in halves.iter_mut().zip(piece) {
+                    *half = f16::from_le_bytes(bytes);
+                }
+                let from = values.len();
+                values.resize(from + piece.len(), 0.0);
+                halves.convert_to_f32_slice(&mut values[from..]);
+            }
+        }
         DType::BF16 => values.extend(pairs().map(|&b| bf16::from_le_bytes(b).to_f32())),
         DType::F32 => values.extend(
             bytes
