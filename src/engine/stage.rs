@@ -1,4 +1,4 @@
-/// A loading step, reported to [`Builder::progress`].
+/// A loading step, reported to [`Builder::progress`](super::Builder::progress).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Kernels,

@@ -14,7 +14,7 @@ pub enum Symbol {
     /// Sum of the squared sequence lengths.
     Pairs,
     /// Number of values for one value per row of scores and tile of keys: at least the sum over the
-    /// sequences of length · ⌈length / 128⌉; see [`Extents::key_tiles`].
+    /// sequences of length · ⌈length / 128⌉; see [`Extents::key_tiles`](super::Extents::key_tiles).
     KeyTiles,
     /// Total number of keys: the tokens of the batch and the cached ones before them.
     Slots,
