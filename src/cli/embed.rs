@@ -5,6 +5,8 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::ExitCode,
+    sync::mpsc::sync_channel,
+    thread,
     time::{Instant, UNIX_EPOCH},
 };
 
@@ -104,6 +106,9 @@ impl Args {
     }
 }
 
+/// Number of texts that are tokenized at once.
+const PIECE: usize = 1024;
+
 /// An engine that embeds windows of texts.
 struct Model<'a> {
     args: &'a Args,
@@ -174,41 +179,56 @@ impl Embedder for Model<'_> {
         self.args.dimensions.map_or(self.width, |n| n as usize)
     }
 
+    /// Texts are tokenized in pieces, of similar lengths, while batches of the piece before run.
     fn embed(&mut self, texts: &[&str]) -> Result<Embedded, EmbedderError> {
+        let mut order: Vec<usize> = (0..texts.len()).collect();
+        order.sort_by_key(|&index| texts[index].len());
+        let mut rows = vec![Err("it was not embedded".to_owned()); texts.len()];
+        let mut tokens = 0;
         let (encoder, prompt) = (&self.encoder, self.args.prompt());
-        let encode = |text: &&str| encoder.encode_one(Input::Text(text), prompt);
-        let encoded: Vec<_> = texts.par_iter().map(encode).collect();
-        let mut rows = Vec::with_capacity(texts.len());
-        let mut sequences = Vec::new();
-        for (index, encoded) in encoded.into_iter().enumerate() {
-            match encoded {
-                Ok(encoded) => {
-                    sequences.push((index, encoded));
-                    rows.push(Err("it was not embedded".to_owned()));
+        let encode = |&index: &usize| encoder.encode_one(Input::Text(texts[index]), prompt);
+        thread::scope(|scope| {
+            let (send, pieces) = sync_channel(1);
+            let order = &order;
+            scope.spawn(move || {
+                for piece in order.chunks(PIECE) {
+                    let encoded: Vec<_> = piece.par_iter().map(encode).collect();
+                    // An error of a batch ends the window.
+                    if send.send((piece, encoded)).is_err() {
+                        break;
+                    }
                 }
-                Err(error) => rows.push(Err(error.to_string())),
+            });
+            // A batch is prepared while two others are in the executor.
+            let mut running: VecDeque<(Vec<usize>, Pending)> = VecDeque::new();
+            for (piece, encoded) in pieces {
+                let mut sequences = Vec::with_capacity(piece.len());
+                for (&index, encoded) in piece.iter().zip(encoded) {
+                    match encoded {
+                        Ok(encoded) => sequences.push((index, encoded)),
+                        Err(error) => rows[index] = Err(error.to_string()),
+                    }
+                }
+                let lens: Vec<usize> = sequences.iter().map(|(_, own)| own.ids.len()).collect();
+                tokens += lens.iter().map(|&n| n as u64).sum::<u64>();
+                for batch in batches_of_texts(&lens, self.args.batch_tokens) {
+                    let own = batch.iter().map(|&at| &sequences[at].1);
+                    let pending = self.pipeline.submit(Encoded::batch(own)?)?;
+                    let indices = batch.iter().map(|&at| sequences[at].0).collect();
+                    running.push_back((indices, pending));
+                    if running.len() > 2
+                        && let Some((batch, pending)) = running.pop_front()
+                    {
+                        self.store(&batch, &pending.wait()?, &mut rows)?;
+                    }
+                }
             }
-        }
-        let lens: Vec<usize> = sequences.iter().map(|(_, own)| own.ids.len()).collect();
-        // A batch is prepared while two others are in the executor.
-        let mut running: VecDeque<(Vec<usize>, Pending)> = VecDeque::new();
-        for batch in batches_of_texts(&lens, self.args.batch_tokens) {
-            let own = batch.iter().map(|&at| &sequences[at].1);
-            let pending = self.pipeline.submit(Encoded::batch(own)?)?;
-            let indices = batch.iter().map(|&at| sequences[at].0).collect();
-            running.push_back((indices, pending));
-            if running.len() > 2
-                && let Some((batch, pending)) = running.pop_front()
-            {
+            for (batch, pending) in running {
                 self.store(&batch, &pending.wait()?, &mut rows)?;
             }
-        }
-        for (batch, pending) in running {
-            self.store(&batch, &pending.wait()?, &mut rows)?;
-        }
-        let tokens = lens.iter().map(|&n| n as u64).sum();
-        let tokens = Some(tokens);
-        Ok(Embedded { rows, tokens })
+            let tokens = Some(tokens);
+            Ok(Embedded { rows, tokens })
+        })
     }
 }
 
