@@ -1,0 +1,149 @@
+//! Values of the metadata.
+
+/// A value of the metadata, with the type that the file gives it.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Value {
+    U8(u8),
+    I8(i8),
+    U16(u16),
+    I16(i16),
+    U32(u32),
+    I32(i32),
+    U64(u64),
+    I64(i64),
+    F32(f32),
+    F64(f64),
+    Bool(bool),
+    String(String),
+    Array(Array),
+}
+
+/// An array of the metadata. All elements have one type.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Array {
+    U8(Vec<u8>),
+    I8(Vec<i8>),
+    U16(Vec<u16>),
+    I16(Vec<i16>),
+    U32(Vec<u32>),
+    I32(Vec<i32>),
+    U64(Vec<u64>),
+    I64(Vec<i64>),
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+    Bool(Vec<bool>),
+    String(Vec<String>),
+    Array(Vec<Array>),
+}
+
+impl Value {
+    /// Returns an integer of any type that is not negative.
+    pub fn as_u64(&self) -> Option<u64> {
+        match *self {
+            Self::U8(n) => Some(n.into()),
+            Self::U16(n) => Some(n.into()),
+            Self::U32(n) => Some(n.into()),
+            Self::U64(n) => Some(n),
+            Self::I8(n) => n.try_into().ok(),
+            Self::I16(n) => n.try_into().ok(),
+            Self::I32(n) => n.try_into().ok(),
+            Self::I64(n) => n.try_into().ok(),
+            _ => None,
+        }
+    }
+
+    /// Returns a real number.
+    pub fn as_f64(&self) -> Option<f64> {
+        match *self {
+            Self::F32(x) => Some(x.into()),
+            Self::F64(x) => Some(x),
+            _ => None,
+        }
+    }
+
+    pub fn as_bool(&self) -> Option<bool> {
+        match *self {
+            Self::Bool(is) => Some(is),
+            _ => None,
+        }
+    }
+
+    pub fn as_str(&self) -> Option<&str> {
+        match self {
+            Self::String(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    pub fn as_array(&self) -> Option<&Array> {
+        match self {
+            Self::Array(array) => Some(array),
+            _ => None,
+        }
+    }
+}
+
+impl Array {
+    /// Returns the number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::U8(list) => list.len(),
+            Self::I8(list) => list.len(),
+            Self::U16(list) => list.len(),
+            Self::I16(list) => list.len(),
+            Self::U32(list) => list.len(),
+            Self::I32(list) => list.len(),
+            Self::U64(list) => list.len(),
+            Self::I64(list) => list.len(),
+            Self::F32(list) => list.len(),
+            Self::F64(list) => list.len(),
+            Self::Bool(list) => list.len(),
+            Self::String(list) => list.len(),
+            Self::Array(list) => list.len(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns an element; `None` outside the array.
+    pub fn get(&self, index: usize) -> Option<Value> {
+        Some(match self {
+            Self::U8(list) => Value::U8(*list.get(index)?),
+            Self::I8(list) => Value::I8(*list.get(index)?),
+            Self::U16(list) => Value::U16(*list.get(index)?),
+            Self::I16(list) => Value::I16(*list.get(index)?),
+            Self::U32(list) => Value::U32(*list.get(index)?),
+            Self::I32(list) => Value::I32(*list.get(index)?),
+            Self::U64(list) => Value::U64(*list.get(index)?),
+            Self::I64(list) => Value::I64(*list.get(index)?),
+            Self::F32(list) => Value::F32(*list.get(index)?),
+            Self::F64(list) => Value::F64(*list.get(index)?),
+            Self::Bool(list) => Value::Bool(*list.get(index)?),
+            Self::String(list) => Value::String(list.get(index)?.clone()),
+            Self::Array(list) => Value::Array(list.get(index)?.clone()),
+        })
+    }
+
+    pub fn as_strings(&self) -> Option<&[String]> {
+        match self {
+            Self::String(list) => Some(list),
+            _ => None,
+        }
+    }
+
+    pub fn as_f32s(&self) -> Option<&[f32]> {
+        match self {
+            Self::F32(list) => Some(list),
+            _ => None,
+        }
+    }
+
+    /// Returns the integers of an array; `None` if one is negative or no integer.
+    pub fn to_u64s(&self) -> Option<Vec<u64>> {
+        (0..self.len()).map(|i| self.get(i)?.as_u64()).collect()
+    }
+}
