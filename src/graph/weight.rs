@@ -1,6 +1,6 @@
 //! Sources of weights: tensors of a checkpoint, and computed tables.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::Error};
 
 use crate::ops::PositionBias;
 
@@ -252,6 +252,7 @@ pub fn slope(head: u64, heads: u64) -> f64 {
 /// Deserialises the parts of a concatenation. Nested concatenations are rejected, because unlimited
 /// nesting would overflow the stack.
 fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D::Error> {
+    // Artifacts store the index of a variant, so these are the variants of `WeightExpr` in order, up to the last that can be a part.
     #[derive(Deserialize)]
     enum Part {
         Stored {
@@ -262,6 +263,10 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
             name: String,
             dims: Vec<u64>,
         },
+        Sinusoid,
+        RelativeBias,
+        Positions,
+        Slopes,
         Rows {
             name: String,
             dims: Vec<u64>,
@@ -271,11 +276,15 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
         },
     }
     let parts = Vec::<Part>::deserialize(from)?;
-    Ok(parts
-        .into_iter()
-        .map(|part| match part {
+    let parts = parts.into_iter().map(|part| {
+        Ok(match part {
             Part::Stored { name, dims } => WeightExpr::Stored { name, dims },
             Part::Transposed { name, dims } => WeightExpr::Transposed { name, dims },
+            Part::Sinusoid | Part::RelativeBias | Part::Positions | Part::Slopes => {
+                return Err(D::Error::custom(
+                    "a concatenation has a part that is not stored",
+                ));
+            }
             Part::Rows {
                 name,
                 dims,
@@ -290,7 +299,8 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
                 rows,
             },
         })
-        .collect())
+    });
+    parts.collect()
 }
 
 /// The element of a row and column of [`WeightExpr::ResizedHeads`].
