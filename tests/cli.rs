@@ -411,7 +411,16 @@ fn a_compiled_file_runs_like_the_model() {
     let mut damaged = std::fs::read(cli.0.file("tiny")).expect("it was written");
     damaged[0] ^= 1;
     cli.0.write("damaged", &damaged);
-    let run = ["run", "damaged", "--weights", ".", "--device", "cpu"];
+    let run = [
+        "run",
+        "damaged",
+        "--weights",
+        ".",
+        "--device",
+        "cpu",
+        "--ids",
+        "ids.json",
+    ];
     assert_snapshot!(cli.error(&run), @"× `damaged` is neither a description (a text file) nor a compiled model of `gemmule compile`; is it damaged?");
     damaged[0] ^= 1;
     damaged.pop();
@@ -553,7 +562,7 @@ fn the_doctor_names_a_cache_that_others_may_write_to() {
 #[test]
 fn unknown_names_are_answered_with_known_ones() {
     let cli = Cli::new();
-    assert_snapshot!(cli.error(&["check", "brt"]), @"× there is no description `brt`: it is neither a file nor shipped (did you mean `bart`?); shipped are bert, jina_bert, roberta, xlm_roberta_xl, distilbert, albert, electra, mpnet, nomic_bert, gte, deberta_v2, modernbert, gemma, gemma3_text, clip_text, gpt2, llama, qwen2, qwen3, phi3, olmo2, marian, bart, mbart, m2m_100, t5, vae");
+    assert_snapshot!(cli.error(&["check", "brt"]), @"× there is no description `brt`: it is neither a file nor shipped (did you mean `bart`?); shipped are bert, jina_bert, roberta, xlm_roberta_xl, distilbert, albert, electra, mpnet, nomic_bert, gte, deberta_v2, modernbert, gemma, gemma3_text, clip_text, gpt2, llama, qwen2, qwen3, phi3, olmo2, starcoder2, stablelm, phi, smollm3, granite, opt, gpt_neox, bloom, marian, bart, mbart, m2m_100, t5, vae");
     assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--after", "fuse_everything"]), @"× no pass `fuse_everything` ran; the passes are hoist_pooled_token, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize, or `all`");
     assert_snapshot!(cli.error(&["explain", "bert", "--weights", ".", "--without", "fuse_atention"]), @"× no pass is named `fuse_atention`; the passes are hoist_pooled_token, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize");
     assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--output", "sentence_embeding"]), @"× the description has no output `sentence_embeding` help: did you mean `sentence_embedding`?");
@@ -679,14 +688,14 @@ fn kernels_are_timed_on_a_card_only_and_timings_of_another_are_refused() {
             text.replace(&format!(" {n} threads"), " N threads")
         })
     };
-    assert_snapshot!(error("tune", &["--device", "cpu"]), @"× kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit `--tune` and `--timings`");
+    assert_snapshot!(error("tune", &["--device", "cpu"]), @"× kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit the tuning help: leave --tune and --timings out");
     cli.0.write("ids.json", "[[1, 2]]");
     let ids = ["--device", "cpu", "--ids", "ids.json"];
-    assert_snapshot!(error("run", &[&ids[..], &["--tune", "quick"]].concat()), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit `--tune` and `--timings`");
-    assert_snapshot!(error("run", &[&ids[..], &["--timings", "absent"]].concat()), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit `--tune` and `--timings`");
+    assert_snapshot!(error("run", &[&ids[..], &["--tune", "quick"]].concat()), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit the tuning help: leave --tune and --timings out");
+    assert_snapshot!(error("run", &[&ids[..], &["--timings", "absent"]].concat()), @"WARN `.` has neither modules.json nor 1_Pooling/config.json, which say how a text becomes an embedding; it is the mean of its tokens, normalized × kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit the tuning help: leave --tune and --timings out");
     assert_snapshot!(error("run", &["--tune", "on"]), @"error: invalid value 'on' for '--tune <MODE>': `on` is not a tuning mode; expected off, quick or full For more information, try '--help'.");
     let on_cpu = ["--tune", "quick", "--device", "cpu", "-o", "tiny"];
-    assert_snapshot!(error("compile", &on_cpu), @"× kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit `--tune` and `--timings`");
+    assert_snapshot!(error("compile", &on_cpu), @"× kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit the tuning help: leave --tune and --timings out");
     let compile = ["--timings", "timings.ron", "-o", "tiny"];
     assert_snapshot!(error("compile", &compile), @"× `timings.ron` cannot be read ╰─▶ No such file or directory (os error 2)");
     cli.0.write("timings.ron", "(format: 2)");
@@ -702,7 +711,7 @@ fn kernels_are_timed_on_a_card_only_and_timings_of_another_are_refused() {
     assert_snapshot!(with(&["--arch", "sm_80,sm_90a"]), @"× the timings in `timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure again with `gemmule tune`, or omit the file");
     assert_snapshot!(with(&["--card", "a100"]), @"× the timings in `timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure again with `gemmule tune`, or omit the file");
     assert_snapshot!(with(&["--card", "h100_sxm"]), @"× the timings in `timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for h100_sxm (capability 9.0, 132 SMs); measure again with `gemmule tune`, or omit the file");
-    assert_snapshot!(with(&["--invariant"]), @"× timings select kernels by size, and --invariant uses one kernel for all sizes; omit one of the two");
+    assert_snapshot!(with(&["--invariant"]), @"× timings select kernels by size, and an invariant model uses one kernel for all sizes; omit one of the two help: leave --invariant out, or --tune and --timings");
     let text = with(&[]);
     assert!(
         text.contains("they were measured with NVRTC 1.2, and this is"),
@@ -721,7 +730,7 @@ fn kernels_are_timed_on_a_card_only_and_timings_of_another_are_refused() {
         "--device",
         "cpu",
     ];
-    assert_snapshot!(cli.error(&[&run[..], &["--tune", "quick"]].concat()), @"× the artifact `tiny` already contains its kernels; give `--tune` or `--timings` to `gemmule compile`");
+    assert_snapshot!(cli.error(&[&run[..], &["--tune", "quick"]].concat()), @"× the artifact `tiny` already contains its kernels; tune the model when it is compiled help: give --tune or --timings to `gemmule compile`");
 }
 
 #[test]
@@ -742,7 +751,7 @@ fn a_card_that_is_named_need_not_be_there_and_must_be_one() {
         );
     }
     assert_snapshot!(emit(&["--card", "h20"]).1, @"× `h20` is not a card that gemmule describes; the nearest is `h200`; expected one of a10, a100, b200, h100_pcie, h100_sxm, h200, l4, l40s, rtx4090, rtx5090");
-    assert_snapshot!(emit(&["--card", "h200", "--arch", "sm_80"]).1, @"× --card h200 has compute capability 9.0, and its code does not run on sm_80; omit one of the two");
+    assert_snapshot!(emit(&["--card", "h200", "--arch", "sm_80"]).1, @"× the card h200 has compute capability 9.0, and its code does not run on sm_80; omit one of the two help: leave --card or --arch out");
     // Hopper's instructions are for one target alone.
     let compile = [
         "compile",
@@ -755,7 +764,7 @@ fn a_card_that_is_named_need_not_be_there_and_must_be_one() {
         "tiny",
     ];
     let both = ["--arch", "sm_80,sm_90a"];
-    assert_snapshot!(cli.error(&[&compile[..], &both].concat()), @"× --card h200 has compute capability 9.0, and its code does not run on sm_80; omit one of the two");
+    assert_snapshot!(cli.error(&[&compile[..], &both].concat()), @"× the card h200 has compute capability 9.0, and its code does not run on sm_80; omit one of the two help: leave --card or --arch out");
 }
 
 #[test]
@@ -927,7 +936,7 @@ fn the_shipped_descriptions_are_listed_and_printed() {
     assert!(list.contains("roberta, xlm-roberta, camembert"), "{list}");
     let bert = gemmule::model::Description::shipped_source("bert");
     assert_eq!(Some(cli.ok(&["models", "bert"]).as_str()), bert);
-    assert_snapshot!(cli.error(&["models", "brt"]), @"× no description `brt` comes with gemmule (did you mean `bart`?); there are bert, jina_bert, roberta, xlm_roberta_xl, distilbert, albert, electra, mpnet, nomic_bert, gte, deberta_v2, modernbert, gemma, gemma3_text, clip_text, gpt2, llama, qwen2, qwen3, phi3, olmo2, marian, bart, mbart, m2m_100, t5, vae");
+    assert_snapshot!(cli.error(&["models", "brt"]), @"× no description `brt` comes with gemmule (did you mean `bart`?); there are bert, jina_bert, roberta, xlm_roberta_xl, distilbert, albert, electra, mpnet, nomic_bert, gte, deberta_v2, modernbert, gemma, gemma3_text, clip_text, gpt2, llama, qwen2, qwen3, phi3, olmo2, starcoder2, stablelm, phi, smollm3, granite, opt, gpt_neox, bloom, marian, bart, mbart, m2m_100, t5, vae");
 }
 
 #[test]

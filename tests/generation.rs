@@ -27,7 +27,7 @@ const WEIGHTS: RandomWeights = RandomWeights {
 };
 
 /// References by name, and the description that each is of.
-const MODELS: [(&str, &str); 12] = [
+const MODELS: [(&str, &str); 20] = [
     ("gpt2_h320a5", "gpt2"),
     ("llama_h320a5", "llama"),
     ("qwen3_h192a6", "qwen3"),
@@ -35,6 +35,14 @@ const MODELS: [(&str, &str); 12] = [
     ("gemma_head24", "gemma"),
     ("phi3_head24", "phi3"),
     ("olmo2_head24", "olmo2"),
+    ("starcoder2_head24", "starcoder2"),
+    ("stablelm_parallel", "stablelm"),
+    ("phi_head24", "phi"),
+    ("smollm3_head24", "smollm3"),
+    ("granite_head24", "granite"),
+    ("opt_head24", "opt"),
+    ("gpt_neox_head24", "gpt_neox"),
+    ("bloom_head12", "bloom"),
     ("gemma3_writer", "gemma3_text"),
     // A head apart from the words; frequencies that are scaled, and biases.
     ("gpt2_head24", "gpt2"),

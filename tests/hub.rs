@@ -264,8 +264,8 @@ fn errors_say_what_to_do() {
     let run = |model: &[&str]| hub.error(&[&["run"], model, &text[..]].concat());
     insta::assert_snapshot!(run(&["--model", "org/other"]), @"× there is no model `org/other` at [hub]; check the name; private repositories need HF_TOKEN");
     insta::assert_snapshot!(run(&["--model", "org/tiny@v9"]), @"× `org/tiny` has no revision `v9`; use a branch, a tag or a commit of [hub]/org/tiny/commits/main");
-    insta::assert_snapshot!(run(&["--weights", MODEL]), @"× there is no folder `org/tiny`; to fetch the model of this name from the Hugging Face hub, give it as `--model org/tiny`, without --weights");
-    insta::assert_snapshot!(run(&["--model", MODEL, "--weights", "."]), @"× `org/tiny` is a model on the hub, with weights of its own; leave --weights out, or give the description that belongs to the folder");
+    insta::assert_snapshot!(run(&["--weights", MODEL]), @"× there is no folder `org/tiny`; expected a folder of weights, which a model on the Hugging Face hub is not help: `--model org/tiny`, without --weights, fetches it from the hub");
+    insta::assert_snapshot!(run(&["--model", MODEL, "--weights", "."]), @"× `org/tiny` is a model on the hub, with weights of its own; leave the folder of weights out, or give the description that belongs to it help: leave --weights out");
     insta::assert_snapshot!(run(&["bert", "--model", MODEL]), @"error: the argument '[MODEL]' cannot be used with '--model <MODEL>' Usage: gemmule run --text <TEXT> --device <DEVICE> <MODEL> For more information, try '--help'.");
     let file = run(&["--model", "org/tiny.ron"]);
     assert!(

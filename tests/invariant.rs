@@ -167,8 +167,8 @@ fn softmax_in_memory_and_the_tuner_are_refused_with_the_reason() {
         error.to_string()
     };
     assert_snapshot!(text(builder().without(["fuse_attention"])), @"`layer.0.probabilities` (softmax): sums rows in an order that depends on their address, and so on the other sequences; enable the pass `fuse_attention` (`gemmule explain` shows why it refuses), or do not use --invariant");
-    assert_snapshot!(text(builder().tune(TuneMode::Quick)), @"timings select kernels by size, and --invariant uses one kernel for all sizes; omit one of the two");
-    assert_snapshot!(text(builder().timings("absent.ron")), @"timings select kernels by size, and --invariant uses one kernel for all sizes; omit one of the two");
+    assert_snapshot!(text(builder().tune(TuneMode::Quick)), @"timings select kernels by size, and an invariant model uses one kernel for all sizes; omit one of the two");
+    assert_snapshot!(text(builder().timings("absent.ron")), @"timings select kernels by size, and an invariant model uses one kernel for all sizes; omit one of the two");
 }
 
 #[test]
@@ -225,5 +225,5 @@ fn an_artifact_says_whether_it_is_invariant() {
         .expect("it is written");
     let engine = Engine::from_artifact(&file).device(DeviceChoice::Cpu);
     let error: EngineError = engine.invariant(true).build().err().expect("an error");
-    assert_snapshot!(folder.text(&error), @"the artifact `[dir]/tiny` selects kernels by batch size, so results depend on it; compile the model with --invariant");
+    assert_snapshot!(folder.text(&error), @"the artifact `[dir]/tiny` selects kernels by batch size, so results depend on it; compile the model to be invariant");
 }

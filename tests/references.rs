@@ -103,6 +103,17 @@ matches_reference! {
     llama_with_scaled_frequencies_and_biases_matches: "llama_head20" is "llama";
     phi3_with_packed_projections_and_a_window_matches: "phi3_head24" is "phi3";
     olmo2_with_norms_after_blocks_matches: "olmo2_head24" is "olmo2";
+    phi3_with_a_part_of_each_head_turned_matches: "phi3_part" is "phi3";
+    starcoder2_with_a_window_matches: "starcoder2_head24" is "starcoder2";
+    stablelm_with_biases_matches: "stablelm_head24" is "stablelm";
+    stablelm_with_parallel_parts_matches: "stablelm_parallel" is "stablelm";
+    phi_matches: "phi_head24" is "phi";
+    smollm3_with_layers_without_positions_matches: "smollm3_head24" is "smollm3";
+    granite_with_multipliers_matches: "granite_head24" is "granite";
+    gpt_neox_with_interleaved_projections_matches: "gpt_neox_head24" is "gpt_neox";
+    bloom_with_slopes_of_six_heads_matches: "bloom_head12" is "bloom";
+    opt_matches: "opt_head24" is "opt";
+    opt_with_norms_after_and_narrow_words_matches: "opt_norms_after" is "opt";
     qwen2_with_biases_and_windows_matches: "qwen2_head24" is "qwen2";
     qwen3_with_normalised_heads_and_yarn_matches: "qwen3_h192a6" is "qwen3";
     an_untied_gpt2_with_heads_of_20_matches: "gpt2_head20" is "gpt2";

@@ -249,8 +249,8 @@ fn nothing_is_timed_on_a_cpu_and_no_timings_are_used() {
         let digits = text[..threads].rfind(' ').expect("a number");
         format!("{} N{}", &text[..digits], &text[threads..])
     };
-    assert_snapshot!(text(folder.builder().tune(TuneMode::Quick)), @"kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit `--tune` and `--timings`");
-    assert_snapshot!(text(folder.builder().timings("absent.ron")), @"kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit `--tune` and `--timings`");
+    assert_snapshot!(text(folder.builder().tune(TuneMode::Quick)), @"kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit the tuning");
+    assert_snapshot!(text(folder.builder().timings("absent.ron")), @"kernels can only be timed on a CUDA device, and this is the CPU, N threads; omit the tuning");
     let engine = folder.builder().tune(TuneMode::Off).build();
     assert!(engine.expect("it builds").chosen_by().is_none());
 }
@@ -264,8 +264,8 @@ fn an_artifact_is_not_timed() {
         .expect("it is written");
     let builder = || Engine::from_artifact(&file).device(gemmule::DeviceChoice::Cpu);
     let text = |error: EngineError| folder.text(&error);
-    assert_snapshot!(text(builder().tune(TuneMode::Full).build().err().expect("an error")), @"the artifact `[dir]/tiny` already contains its kernels; give `--tune` or `--timings` to `gemmule compile`");
-    assert_snapshot!(text(builder().timings("x").build().err().expect("an error")), @"the artifact `[dir]/tiny` already contains its kernels; give `--tune` or `--timings` to `gemmule compile`");
+    assert_snapshot!(text(builder().tune(TuneMode::Full).build().err().expect("an error")), @"the artifact `[dir]/tiny` already contains its kernels; tune the model when it is compiled");
+    assert_snapshot!(text(builder().timings("x").build().err().expect("an error")), @"the artifact `[dir]/tiny` already contains its kernels; tune the model when it is compiled");
 }
 
 #[test]

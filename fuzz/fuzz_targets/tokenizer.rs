@@ -1,41 +1,11 @@
-//! Any text as a tokenizer.json: it loads and encodes, or an error says why not. The tokenizers
-//! crate panics on some; those must come back as errors.
-//!
-//! The file lies in the folder for temporary files: point `TMPDIR` at a file system in memory.
-
 #![no_main]
 
-use std::{fs, path::PathBuf, sync::LazyLock};
-
-use gemmule::text::TextEncoder;
 use libfuzzer_sys::fuzz_target;
-
-static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
-    let folder = std::env::temp_dir().join(format!("gemmule-tokenizer-{}", std::process::id()));
-    fs::create_dir_all(&folder).expect("the folder can be made");
-    folder
-});
 
 fuzz_target!(
     init: {
         // libFuzzer's hook ends the process at any panic, contained ones included.
         gemmule::cli::silence_contained_panics();
     },
-    |text: &str| {
-        fs::write(FOLDER.join("tokenizer.json"), text).expect("room for a tokenizer");
-        let encoder = match TextEncoder::open(&FOLDER) {
-            Ok(encoder) => encoder,
-            Err(error) => {
-                assert!(!error.to_string().is_empty());
-                return;
-            }
-        };
-        for text in ["", "a text of words!", " ab\u{301}b\n文 \u{0} [SEP]"] {
-            if let Ok(batch) = encoder.encode(&[text]) {
-                let n = batch.extents().tokens;
-                assert_eq!(batch.token_ids().len() as u64, n);
-                assert_eq!(batch.type_ids().len() as u64, n);
-            }
-        }
-    }
+    |text: &str| gemmule_fuzz::tokenizer::run(text)
 );

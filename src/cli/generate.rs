@@ -16,7 +16,6 @@ use super::{
     input::{self, Source},
     model::Runnable,
     print, print_json, say,
-    translate::forced,
 };
 use crate::{
     generate::{Event, Generation, MAX_TOKENS, Reason, SamplingParams, Stop, generation_config},
@@ -440,4 +439,13 @@ fn show(text: &mut StreamDecoder, stops: &[String]) -> Result<(), Report> {
 fn show_rest(text: &StreamDecoder) -> Result<(), Report> {
     print(text.text.get(text.shown..).unwrap_or_default())?;
     print("\n")
+}
+
+/// Returns the id of a token that is given as text.
+pub(super) fn forced(encoder: &TextEncoder, token: &str) -> Result<u32, miette::Report> {
+    encoder.token_id(token).ok_or_else(|| {
+        miette!(
+            "the tokenizer has no token `{token}`; --forced-bos expects a token as written in the checkpoint's files"
+        )
+    })
 }

@@ -181,6 +181,6 @@ mod tests {
         assert!(checked(Path::new("src/cli")).is_ok());
         assert!(checked(Path::new("missing")).is_ok());
         let error = checked(Path::new("org/name")).unwrap_err().to_string();
-        assert!(error.contains("--model org/name"), "{error}");
+        assert!(error.contains("there is no folder `org/name`"), "{error}");
     }
 }

@@ -7,8 +7,11 @@ pub mod bench;
 mod check;
 mod compile;
 mod doctor;
+#[cfg(feature = "corpora")]
+mod embed;
 mod emit;
 mod explain;
+mod flags;
 mod generate;
 mod graph;
 mod input;
@@ -86,6 +89,11 @@ enum Command {
     Plan(plan::Args),
     /// Run a model on texts or token ids
     Run(run::Args),
+    /// Embed the texts of a large file, and go on where an interrupted run stopped
+    // Here `--output` is the file. The command chooses the outputs of the model itself.
+    #[cfg(feature = "corpora")]
+    #[command(mut_arg("outputs", |arg| arg.long("model-output").hide(true)))]
+    Embed(Box<embed::Args>),
     /// Generate text from prompts
     Generate(generate::Args),
     /// Translate a file with one text per line
@@ -132,6 +140,8 @@ fn run(command: Command) -> Outcome {
         Command::Tune(args) => tune::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Run(args) => run::run(args),
+        #[cfg(feature = "corpora")]
+        Command::Embed(args) => embed::run(*args),
         Command::Generate(args) => generate::run(args),
         Command::Translate(args) => translate::run(args),
         Command::Score(args) => score::run(args),
@@ -166,7 +176,7 @@ pub fn start<C: Parser>(
         // The reader closed the pipe, which is not an error.
         Err(error) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
         Err(error) => {
-            say_rendered(&shown::rendered(&*error));
+            say_rendered(&shown::rendered(&*error, flags::help(&error)));
             ExitCode::FAILURE
         }
     }

@@ -76,15 +76,20 @@ impl io::Write for Log {
     }
 }
 
-/// Renders a diagnostic like miette, with miette's colours, and escapes everything in it.
-pub(super) fn rendered(diagnostic: &dyn Diagnostic) -> String {
+/// Renders a diagnostic like miette, with miette's colours, and escapes everything in it. `help` is shown if it has none of its
+/// own.
+pub(super) fn rendered(diagnostic: &dyn Diagnostic, help: Option<String>) -> String {
     struct Rendered(Cleaned);
     impl fmt::Display for Rendered {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             MietteHandler::default().debug(&self.0, f)
         }
     }
-    Rendered(Cleaned::of(diagnostic)).to_string()
+    let mut diagnostic = Cleaned::of(diagnostic);
+    diagnostic.help = diagnostic
+        .help
+        .or(help.map(|help| clean(&help).into_owned()));
+    Rendered(diagnostic).to_string()
 }
 
 /// Copy of a diagnostic with escaped texts.
@@ -324,7 +329,7 @@ mod tests {
             code: miette::NamedSource::new("na\u{1b}me", "so\u{1b}urce".to_owned()),
             at: (2, 1).into(),
         };
-        let shown = rendered(&error);
+        let shown = rendered(&error, None);
         let raw = shown.chars().filter(|&c| steers(c)).count();
         // miette's own colours are not escaped if the test runs in a terminal.
         assert!(raw == 0 || shown.contains("\u{1b}["), "{shown:?}");

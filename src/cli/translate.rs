@@ -4,7 +4,7 @@ use miette::miette;
 
 use super::{
     Outcome,
-    generate::{beams_or_sampling, check_needs, up_to},
+    generate::{beams_or_sampling, check_needs, forced, up_to},
     input,
     model::Runnable,
     print,
@@ -81,15 +81,6 @@ impl Args {
         }
         Ok(options)
     }
-}
-
-/// Returns the id of a token that is given as text.
-pub(super) fn forced(encoder: &TextEncoder, token: &str) -> Result<u32, miette::Report> {
-    encoder.token_id(token).ok_or_else(|| {
-        miette!(
-            "the tokenizer has no token `{token}`; --forced-bos expects a token as written in the checkpoint's files"
-        )
-    })
 }
 
 pub(super) fn run(args: Args) -> Outcome {

@@ -14,7 +14,8 @@ use serde_json::Value;
 use self::pooling::warn_of_pooling;
 pub(super) use self::start::Start;
 use super::{
-    Artifact, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, ModelFile, TuneMode, Tuner,
+    Artifact, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, ModelFile, Stage, TuneMode,
+    Tuner,
     compile::{CompileOptions, Compiled, compile, emit},
     model_file::description,
     weights,
@@ -61,14 +62,6 @@ pub struct LoadTimes {
     pub compiled: usize,
     /// Reading and uploading the weights.
     pub weights: Duration,
-}
-
-/// A loading step, reported to [`Builder::progress`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    Kernels,
-    Tuning,
-    Weights,
 }
 
 /// Callback that receives the stage, the finished count and the total.

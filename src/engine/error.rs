@@ -51,12 +51,12 @@ pub enum EngineError {
     HubWeights { model: String, found: Vec<String> },
     #[cfg(feature = "hub")]
     #[error(
-        "`{model}` is a model on the hub, with weights of its own; leave --weights out, or give the description that belongs to the folder"
+        "`{model}` is a model on the hub, with weights of its own; leave the folder of weights out, or give the description that belongs to it"
     )]
     HubAndFolder { model: String },
     #[cfg(feature = "hub")]
     #[error(
-        "there is no folder `{model}`; to fetch the model of this name from the Hugging Face hub, give it as `--model {model}`, without --weights"
+        "there is no folder `{model}`; expected a folder of weights, which a model on the Hugging Face hub is not"
     )]
     FolderOnHub { model: String },
     #[error("`{file}` cannot be read")]
@@ -122,17 +122,17 @@ pub enum EngineError {
     #[error("`{text}` is not a tuning mode; expected off, quick or full")]
     UnknownTuneMode { text: String },
     #[error(
-        "kernels can only be timed on a CUDA device, and this is the {device}; omit `--tune` and `--timings`"
+        "kernels can only be timed on a CUDA device, and this is the {device}; omit the tuning"
     )]
     TuneOnCpu { device: String },
     #[error(
-        "the artifact `{file}` already contains its kernels; give `--tune` or `--timings` to `gemmule compile`"
+        "the artifact `{file}` already contains its kernels; tune the model when it is compiled"
     )]
     TuneArtifact { file: PathBuf },
     #[error(transparent)]
     Machine(#[from] MachineError),
     #[error(
-        "--card {card} has compute capability {}.{}, and its code does not run on {target}; omit one of the two",
+        "the card {card} has compute capability {}.{}, and its code does not run on {target}; omit one of the two",
         capability.0,
         capability.1
     )]
@@ -146,18 +146,18 @@ pub enum EngineError {
     )]
     ArtifactPadding { file: PathBuf },
     #[error(
-        "the artifact `{file}` already contains its kernels, so {asked} attention cannot be selected; compile the model with --attention {asked}"
+        "the artifact `{file}` already contains its kernels, so {asked} attention cannot be selected; compile the model with it"
     )]
     ArtifactAttention {
         file: PathBuf,
         asked: AttentionChoice,
     },
     #[error(
-        "the artifact `{file}` selects kernels by batch size, so results depend on it; compile the model with --invariant"
+        "the artifact `{file}` selects kernels by batch size, so results depend on it; compile the model to be invariant"
     )]
     ArtifactInvariant { file: PathBuf },
     #[error(
-        "timings select kernels by size, and --invariant uses one kernel for all sizes; omit one of the two"
+        "timings select kernels by size, and an invariant model uses one kernel for all sizes; omit one of the two"
     )]
     TuneInvariant,
     #[error(
@@ -178,7 +178,7 @@ pub enum EngineError {
         known: String,
     },
     #[error(
-        "the model leaves out `{first}`{} of the checkpoint, although it reads the same tensor of other layers; check the number of layers in config.json and their index in the description. To leave them out, allow unused layers (`--allow-unused-layers`)",
+        "the model leaves out `{first}`{} of the checkpoint, although it reads the same tensor of other layers; check the number of layers in config.json and their index in the description. To leave them out, allow unused layers",
         match n { 1 => String::new(), n => format!(" and {} more tensors", n - 1) }
     )]
     LeftOut { first: String, n: usize },
@@ -234,7 +234,7 @@ pub enum EngineError {
     )]
     OneDevice { folder: PathBuf },
     #[error(
-        "the threads of the pool cannot be started: {problem}; use fewer (--threads, RAYON_NUM_THREADS), or raise the limit on processes (`ulimit -u`) or on memory"
+        "the threads of the pool cannot be started: {problem}; use fewer (RAYON_NUM_THREADS), or raise the limit on processes (`ulimit -u`) or on memory"
     )]
     Threads { problem: String },
     #[error(
@@ -245,7 +245,7 @@ pub enum EngineError {
         "{option} applies only to a CPU, and the engine is for {device}; omit it, or select the device `cpu`"
     )]
     CpuOnly {
-        /// Name of the option on the command line.
+        /// The option, in words.
         option: &'static str,
         device: String,
     },

@@ -25,10 +25,13 @@ mod generating;
 #[cfg(feature = "hub")]
 pub mod hub;
 mod model_file;
+mod outputs;
 mod padding;
+mod pending;
 mod pipeline;
 mod precision;
 mod session;
+mod stage;
 mod texts;
 mod timings;
 mod tune;
@@ -37,16 +40,21 @@ mod weights;
 use std::{path::PathBuf, sync::Arc};
 
 pub use artifact::{Artifact, Sealed};
-pub use builder::{Builder, LoadTimes, Stage};
+pub use builder::{Builder, LoadTimes};
 pub use compile::{CompileOptions, Compiled, compile, emit};
 pub use device::{ChosenBy, DeviceChoice, DeviceName, default_dtype};
 pub use error::EngineError;
 pub use model_file::{ModelFile, description};
+pub use outputs::Outputs;
 pub(crate) use padding::laid_out;
-pub use pipeline::{Pending, Pipeline};
+pub use pending::Pending;
+pub use pipeline::Pipeline;
 pub use precision::Precision;
+pub use session::Session;
 pub(crate) use session::SessionBackend;
-pub use session::{Outputs, Session};
+pub use stage::Stage;
+#[cfg(feature = "corpora")]
+pub(crate) use texts::batches_of_texts;
 pub use timings::{
     TimedOn, TimingsError, parse_timings, read_timings, timings_for, timings_to_ron, write_timings,
 };

@@ -1,12 +1,12 @@
 //! Batches in flight: the next batch is enqueued while one runs.
 
 use std::{
-    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    sync::mpsc::{SyncSender, sync_channel},
     thread::JoinHandle,
 };
 
-use super::{EngineError, Outputs, Session};
-use crate::{Batch, runtime::cuda::CudaTicket};
+use super::{EngineError, Pending, Session};
+use crate::Batch;
 
 /// Capacity of the queue of batches that the thread has not taken yet.
 const QUEUE: usize = 1;
@@ -23,20 +23,6 @@ pub struct Pipeline {
 struct Job {
     batch: Batch,
     answer: SyncSender<Result<Pending, EngineError>>,
-}
-
-/// A submitted batch. If it is dropped, the batch still runs but its results are discarded.
-#[derive(Debug)]
-pub struct Pending(Where);
-
-/// State of a batch.
-#[derive(Debug)]
-enum Where {
-    Done(Box<Outputs>),
-    /// Runs on a device; with the lengths of its sequences.
-    Running(CudaTicket, Vec<u32>),
-    /// Sent to a pipeline's thread, which submits it.
-    Sent(Receiver<Result<Pending, EngineError>>),
 }
 
 impl Pipeline {
@@ -73,7 +59,7 @@ impl Pipeline {
         let job = Job { batch, answer };
         let batches = self.batches.as_ref().ok_or(EngineError::PipelineEnded)?;
         match batches.send(job) {
-            Ok(()) => Ok(Pending(Where::Sent(pending))),
+            Ok(()) => Ok(Pending::sent(pending)),
             Err(_) => Err(EngineError::PipelineEnded),
         }
     }
@@ -86,35 +72,6 @@ impl Pipeline {
         self.batches = None;
         let thread = self.thread.take().ok_or(EngineError::PipelineEnded)?;
         thread.join().map_err(|_| EngineError::PipelineEnded)
-    }
-}
-
-impl Pending {
-    pub(super) fn done(outputs: Outputs) -> Self {
-        Self(Where::Done(Box::new(outputs)))
-    }
-
-    pub(super) fn running(ticket: CudaTicket, lens: Vec<u32>) -> Self {
-        Self(Where::Running(ticket, lens))
-    }
-
-    /// Waits for the outputs of the batch. May be called on any thread.
-    ///
-    /// # Errors
-    /// The errors of [`Session::submit`] for a batch of a pipeline, errors of the device, and a pipeline's thread that has
-    /// ended.
-    pub fn wait(self) -> Result<Outputs, EngineError> {
-        match self.0 {
-            Where::Done(outputs) => Ok(*outputs),
-            Where::Running(ticket, lens) => Ok(Outputs {
-                outputs: ticket.wait()?,
-                lens,
-            }),
-            Where::Sent(submitted) => {
-                let submitted = submitted.recv().map_err(|_| EngineError::PipelineEnded)?;
-                submitted?.wait()
-            }
-        }
     }
 }
 
@@ -131,7 +88,7 @@ impl Drop for Pipeline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DeviceChoice, Engine, runtime::weights::RandomWeights};
+    use crate::{DeviceChoice, Engine, Outputs, runtime::weights::RandomWeights};
 
     #[test]
     fn a_pipeline_returns_the_results_of_runs_in_any_order() {

@@ -100,7 +100,8 @@ impl Engine {
         let encoded: Vec<Encoded> = encoded.collect::<Result<_, _>>()?;
         let mut session = self.session()?;
         let mut rows: Vec<Option<T>> = encoded.iter().map(|_| None).collect();
-        for batch in batches(&encoded) {
+        let lens: Vec<usize> = encoded.iter().map(|own| own.ids.len()).collect();
+        for batch in batches_of_texts(&lens, BATCH_TOKENS) {
             let sequences = batch.iter().map(|&index| &encoded[index]);
             let outputs = session.run(&Encoded::batch(sequences)?)?;
             outputs.check_finite()?;
@@ -128,17 +129,17 @@ impl Engine {
     }
 }
 
-/// Returns the indices of the sequences of each batch, in order of length.
-fn batches(encoded: &[Encoded]) -> Vec<Vec<usize>> {
-    let length = |index: usize| encoded[index].ids.len();
-    let mut order: Vec<usize> = (0..encoded.len()).collect();
+/// Returns the indices of the sequences of each batch of up to `max_tokens`, in order of length.
+pub(crate) fn batches_of_texts(lens: &[usize], max_tokens: usize) -> Vec<Vec<usize>> {
+    let length = |index: usize| lens[index];
+    let mut order: Vec<usize> = (0..lens.len()).collect();
     order.sort_by_key(|&index| length(index));
     let mut batches: Vec<Vec<usize>> = Vec::new();
     let mut tokens = 0;
     for index in order {
         tokens += length(index);
         match batches.last_mut() {
-            Some(batch) if tokens <= BATCH_TOKENS => batch.push(index),
+            Some(batch) if tokens <= max_tokens => batch.push(index),
             _ => {
                 batches.push(vec![index]);
                 tokens = length(index);
@@ -155,13 +156,8 @@ mod tests {
     #[test]
     fn batches_hold_every_sequence_once_within_their_tokens() {
         let lengths = [9_000, 3, 16_384, 8_000, 1, 20_000];
-        let encoded = lengths.map(|n| Encoded {
-            ids: vec![0; n],
-            types: None,
-            is_cut: false,
-        });
         let expected = vec![vec![4, 1, 3], vec![0], vec![2], vec![5]];
-        assert_eq!(batches(&encoded), expected);
-        assert!(batches(&[]).is_empty());
+        assert_eq!(batches_of_texts(&lengths, 16_384), expected);
+        assert!(batches_of_texts(&[], 16_384).is_empty());
     }
 }

@@ -3,18 +3,17 @@
 //! A file is RON, which people can read and compare. It contains times and no choices: kernels are always chosen among those
 //! that gemmule would generate itself.
 
-use std::{
-    collections::BTreeMap,
-    io,
-    path::{Path, PathBuf},
-};
+mod store;
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::EngineError;
+pub(super) use store::{Store, refused};
+pub use store::{read_timings, timings_for, write_timings};
+
 use crate::{
-    files::{self, Kind, own},
     machine::{Machine, MachineError},
     runtime::cuda::DeviceInfo,
     select::Timings,
@@ -222,21 +221,6 @@ impl Document {
     }
 }
 
-/// Reads a file of timings given by the user.
-pub fn read_timings(file: &Path) -> Result<(Timings, TimedOn), EngineError> {
-    let bytes = files::bytes(file, Kind::Timings)?;
-    parse_timings(&bytes).map_err(|problem| refused(file, problem))
-}
-
-/// Writes a file that [`read_timings`] can read.
-pub fn write_timings(file: &Path, timings: &Timings, on: &TimedOn) -> Result<(), EngineError> {
-    let text = timings_to_ron(timings, on).map_err(|problem| refused(file, problem))?;
-    files::write(file, text.as_bytes()).map_err(|source| EngineError::Write {
-        file: file.to_owned(),
-        source,
-    })
-}
-
 /// Checks that timings measured on `found` apply to `expected`.
 pub(super) fn check_on(found: &TimedOn, expected: &TimedOn) -> Result<(), TimingsError> {
     let without_nvrtc = |on: &TimedOn| (on.card.clone(), on.capability, on.sms);
@@ -253,89 +237,6 @@ pub(super) fn check_on(found: &TimedOn, expected: &TimedOn) -> Result<(), Timing
             expected: expected.nvrtc,
         }),
     }
-}
-
-/// Returns the timings of a file, after checking them against a card's description and, if code is compiled, the version of
-/// NVRTC. The second argument is the result of [`read_timings`].
-///
-/// # Errors
-/// Timings of another card or another NVRTC.
-pub fn timings_for(
-    file: &Path,
-    (timings, found): (Timings, TimedOn),
-    machine: &Machine,
-    nvrtc: Option<(i32, i32)>,
-) -> Result<Timings, EngineError> {
-    if !found.serves(machine)? {
-        let (major, minor) = machine.capability;
-        let card = format!(
-            "{} (capability {major}.{minor}, {} SMs)",
-            machine.name, machine.sms
-        );
-        return Err(refused(file, TimingsError::OtherMachine { found, card }));
-    }
-    match nvrtc.filter(|&nvrtc| nvrtc != found.nvrtc) {
-        Some(expected) => {
-            let found = found.nvrtc;
-            Err(refused(file, TimingsError::Nvrtc { found, expected }))
-        }
-        None => Ok(timings),
-    }
-}
-
-pub(super) fn refused(file: &Path, problem: TimingsError) -> EngineError {
-    EngineError::Timings {
-        file: file.to_owned(),
-        problem: Box::new(problem),
-    }
-}
-
-/// Timings stored next to the cubin cache, in one file for each card and NVRTC. Files that another user may have written are
-/// not read.
-pub(super) struct Store {
-    file: PathBuf,
-}
-
-impl Store {
-    /// Returns the store in the folder of a cache.
-    pub(super) fn at(folder: &Path, on: &TimedOn) -> Self {
-        let all = format!("{on:?}\n{KERNELS}");
-        let hash = hex(&Sha256::digest(all)[..8]);
-        Self {
-            file: folder.join(format!("{hash}.timings.ron")),
-        }
-    }
-
-    /// Returns the stored timings; empty if there is no file.
-    pub(super) fn get(&self, on: &TimedOn) -> Result<Timings, EngineError> {
-        let most = Kind::Timings.limit();
-        let bytes = match own::read(&self.file, most).map_err(io::Error::from) {
-            Ok(bytes) => bytes,
-            Err(source) if source.kind() == io::ErrorKind::NotFound => {
-                return Ok(Timings::default());
-            }
-            Err(source) => {
-                let file = self.file.clone();
-                return Err(EngineError::Read { file, source });
-            }
-        };
-        let refused = |problem| refused(&self.file, problem);
-        let (timings, found) = parse_timings(&bytes).map_err(refused)?;
-        check_on(&found, on).map_err(refused)?;
-        Ok(timings)
-    }
-
-    pub(super) fn put(&self, timings: &Timings, on: &TimedOn) -> Result<(), EngineError> {
-        let text = timings_to_ron(timings, on).map_err(|problem| refused(&self.file, problem))?;
-        own::write(&self.file, text.as_bytes()).map_err(|trouble| EngineError::Write {
-            file: self.file.clone(),
-            source: trouble.into(),
-        })
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Checks that a name fits on a line of a message.
@@ -359,6 +260,10 @@ fn shown(text: &str) -> String {
         shown.push('…');
     }
     shown
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

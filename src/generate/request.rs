@@ -191,7 +191,7 @@ pub enum AdmitError {
     #[error("token {at} of the prompt is {id}, but the vocabulary has {vocabulary}")]
     Id { at: usize, id: u32, vocabulary: u32 },
     #[error(
-        "the token {id} is forced (`forced_bos_token_id`, `forced_eos_token_id` or `--forced-bos`), but the vocabulary has {vocabulary}"
+        "the token {id} is forced (`forced_bos_token_id` or `forced_eos_token_id` of the folder, or the request), but the vocabulary has {vocabulary}"
     )]
     ForcedId { id: u32, vocabulary: u32 },
     #[error(transparent)]

@@ -1,6 +1,6 @@
 //! Sources of weights: tensors of a checkpoint, and computed tables.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::Error};
 
 use crate::ops::PositionBias;
 
@@ -33,10 +33,12 @@ pub enum WeightExpr {
     },
     /// The computed ALiBi slope of each head, `[heads]`.
     Slopes { heads: u64 },
-    /// Rows from `from` on of a matrix of the checkpoint with stored dimensions `dims`.
+    /// Rows of a tensor of the checkpoint with stored dimensions `dims`: of each of `groups` equal parts of its rows, `rows` rows from
+    /// `from` on.
     Rows {
         name: String,
-        dims: [u64; 2],
+        dims: Vec<u64>,
+        groups: u64,
         from: u64,
         rows: u64,
     },
@@ -250,6 +252,7 @@ pub fn slope(head: u64, heads: u64) -> f64 {
 /// Deserialises the parts of a concatenation. Nested concatenations are rejected, because unlimited
 /// nesting would overflow the stack.
 fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D::Error> {
+    // Artifacts store the index of a variant, so these are the variants of `WeightExpr` in order, up to the last that can be a part.
     #[derive(Deserialize)]
     enum Part {
         Stored {
@@ -260,32 +263,44 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
             name: String,
             dims: Vec<u64>,
         },
+        Sinusoid,
+        RelativeBias,
+        Positions,
+        Slopes,
         Rows {
             name: String,
-            dims: [u64; 2],
+            dims: Vec<u64>,
+            groups: u64,
             from: u64,
             rows: u64,
         },
     }
     let parts = Vec::<Part>::deserialize(from)?;
-    Ok(parts
-        .into_iter()
-        .map(|part| match part {
+    let parts = parts.into_iter().map(|part| {
+        Ok(match part {
             Part::Stored { name, dims } => WeightExpr::Stored { name, dims },
             Part::Transposed { name, dims } => WeightExpr::Transposed { name, dims },
+            Part::Sinusoid | Part::RelativeBias | Part::Positions | Part::Slopes => {
+                return Err(D::Error::custom(
+                    "a concatenation has a part that is not stored",
+                ));
+            }
             Part::Rows {
                 name,
                 dims,
+                groups,
                 from,
                 rows,
             } => WeightExpr::Rows {
                 name,
                 dims,
+                groups,
                 from,
                 rows,
             },
         })
-        .collect())
+    });
+    parts.collect()
 }
 
 /// The element of a row and column of [`WeightExpr::ResizedHeads`].
@@ -299,7 +314,15 @@ impl WeightExpr {
         match self {
             WeightExpr::Stored { dims, .. } | WeightExpr::PlusOne { dims, .. } => dims.clone(),
             WeightExpr::Transposed { dims, .. } => dims.iter().rev().copied().collect(),
-            WeightExpr::Rows { dims, rows, .. } => vec![*rows, dims[1]],
+            WeightExpr::Rows {
+                dims, groups, rows, ..
+            } => {
+                let mut dims = dims.clone();
+                if let Some(all) = dims.first_mut() {
+                    *all = groups.saturating_mul(*rows);
+                }
+                dims
+            }
             WeightExpr::Sinusoid { rows, width, .. } => vec![*rows, *width],
             WeightExpr::RelativeBias { dims, buckets, .. } => {
                 vec![dims[1], 2 * u64::from(buckets.reach) + 1]
@@ -330,11 +353,11 @@ impl WeightExpr {
         match self {
             WeightExpr::Stored { name, dims }
             | WeightExpr::Transposed { name, dims }
+            | WeightExpr::Rows { name, dims, .. }
             | WeightExpr::PlusOne { name, dims } => {
                 vec![(name, dims)]
             }
             WeightExpr::RelativeBias { name, dims, .. }
-            | WeightExpr::Rows { name, dims, .. }
             | WeightExpr::Positions { name, dims, .. } => vec![(name, dims)],
             WeightExpr::Sinusoid { .. }
             | WeightExpr::Slopes { .. }

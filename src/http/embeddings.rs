@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{RequestContext, error::Failure, request::Fields};
+use super::{RequestContext, error::Failure, fields::kind, request::Fields};
 use crate::serve::{Answer, CutSide, ServeError, Service, Submit, Text};
 
 /// Computes inputs and returns their answers in order. If one input fails, the request fails.
@@ -111,17 +111,6 @@ pub(super) fn prompted(
             );
             Err(Failure::invalid(param, problem))
         }
-    }
-}
-
-pub(super) fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "missing",
-        Value::Bool(_) => "true or false",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a text",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
     }
 }
 

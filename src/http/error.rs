@@ -8,19 +8,8 @@ use hyper::{
 };
 use serde_json::json;
 
-use super::{Body, json};
+use super::{Body, json, route::Style};
 use crate::serve::{ReloadError, ServeError};
-
-/// Format of an error response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Style {
-    /// `{"error": {"message", "type", "param", "code"}}`
-    OpenAi,
-    /// `{"error", "error_type"}`, with TEI's codes.
-    Tei,
-    /// `{"message"}`
-    Cohere,
-}
 
 /// Error of a request, with its HTTP status.
 #[derive(Clone, Debug)]

@@ -410,6 +410,18 @@ pub(super) fn shown(value: &Value) -> String {
     let text = value.to_string();
     match value {
         _ if text.chars().count() <= MAX_CHARS => text,
-        other => super::embeddings::kind(other).to_owned(),
+        other => kind(other).to_owned(),
+    }
+}
+
+/// Names the JSON type of a value, for an error.
+pub(super) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "missing",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
     }
 }

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::{
     Public, Route,
-    error::Style,
     fields::{Elsewhere, FIELDS},
+    route::Style,
 };
 use schema::*;
 

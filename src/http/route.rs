@@ -2,7 +2,16 @@
 
 use hyper::Method;
 
-use super::error::Style;
+/// Format of an error response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Style {
+    /// `{"error": {"message", "type", "param", "code"}}`
+    OpenAi,
+    /// `{"error", "error_type"}`, with TEI's codes.
+    Tei,
+    /// `{"message"}`
+    Cohere,
+}
 
 /// Route of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -34,8 +34,9 @@ use tokio::{
 
 use super::{
     App, Body, HttpChoice, Keys, Route,
-    error::{Failure, Style},
+    error::Failure,
     host, json, on_thread,
+    route::Style,
     socket::Socket,
     transfer::{Download, Upload},
 };

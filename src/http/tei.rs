@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 
 use super::{
     Body, HandlerResult, RequestContext, Route,
-    embeddings::{computed, cut, inputs, kind, normalize, prompted, ranked, shortened},
+    embeddings::{computed, cut, inputs, normalize, prompted, ranked, shortened},
     error::Failure,
+    fields::kind,
     json, of_type, on_thread,
     request::Fields,
 };

@@ -14,9 +14,11 @@ use serde_json::{Value, json};
 use super::{
     Bodies, Body, Ended, HttpChoice, Public, Route, Server,
     embeddings::{base64, inputs, normalize, shortened},
-    error::{Failure, Style},
+    error::Failure,
     fields::FIELDS,
-    openapi, unescaped,
+    openapi,
+    route::Style,
+    unescaped,
 };
 use crate::{
     DeviceChoice,

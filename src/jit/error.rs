@@ -4,43 +4,14 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use super::{Looked, Target};
+use super::{Looked, Target, TargetError};
 
 /// An error between a source and its cubin.
 #[derive(Debug, thiserror::Error)]
 pub enum JitError {
-    /// The card is older than any target.
-    #[error(
-        "the card has compute capability {major}.{minor}; gemmule needs 8.0 (A100, RTX 30) or \
-         newer, because its kernels use the tensor cores through `mma.sync` with f16 and bf16, and \
-         `cp.async`. `--device cpu` runs without the card"
-    )]
-    CardTooOld {
-        /// Major number of the card's compute capability.
-        major: u32,
-        /// Minor number.
-        minor: u32,
-    },
-
-    /// No target generates code for the card's generation, or for its variant of one.
-    #[error(
-        "no target runs on a card of compute capability {major}.{minor}; the targets are {}, and \
-         code for one generation does not run on another. `--device cpu` runs without the card",
-        Target::names()
-    )]
-    NoTargetForCard {
-        /// Major number of the card's compute capability.
-        major: u32,
-        /// Minor number.
-        minor: u32,
-    },
-
-    /// A name that is not a target.
-    #[error("`{name}` is not a target; the targets are {}", Target::names())]
-    UnknownTarget {
-        /// The name.
-        name: String,
-    },
+    /// No code can be generated for the card or under the name.
+    #[error(transparent)]
+    Target(#[from] TargetError),
 
     /// NVRTC was not found.
     #[error(
@@ -357,9 +328,9 @@ mod tests {
             Some(CacheFault::NoFolder)
         );
         assert_eq!(
-            JitError::UnknownTarget {
+            JitError::from(TargetError::UnknownTarget {
                 name: "x".to_owned()
-            }
+            })
             .cache_fault(),
             None
         );

@@ -14,6 +14,7 @@ mod diagnose;
 mod error;
 mod ffi;
 mod locate;
+mod looked;
 mod nvrtc;
 mod report;
 mod target;
@@ -21,10 +22,11 @@ mod target;
 pub use cache::{CacheKey, CacheUsage, DiskCache};
 pub use compile_all::{CacheNote, Jit, JitStats};
 pub use error::{CacheFault, JitError};
-pub use locate::{Looked, Origin, Outcome, Surroundings};
+pub use locate::Surroundings;
+pub use looked::{Looked, Origin, Outcome};
 pub use nvrtc::{Nvrtc, options};
 pub use report::{CompileReport, parse_report};
-pub use target::Target;
+pub use target::{Target, TargetError};
 
 use serde::{Deserialize, Serialize};
 

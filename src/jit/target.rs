@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::JitError;
 use crate::machine::Instructions;
 
 /// A code generation target, named like the values of NVRTC's `--gpu-architecture`.
@@ -32,6 +31,43 @@ pub enum Target {
     /// RTX 50 and RTX PRO Blackwell: capability 12.x.
     #[serde(rename = "sm_120")]
     Sm120,
+}
+
+/// A card or a name without a target.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TargetError {
+    /// The card is older than any target.
+    #[error(
+        "the card has compute capability {major}.{minor}; gemmule needs 8.0 (A100, RTX 30) or \
+         newer, because its kernels use the tensor cores through `mma.sync` with f16 and bf16, and \
+         `cp.async`. The CPU executor runs without the card"
+    )]
+    CardTooOld {
+        /// Major number of the card's compute capability.
+        major: u32,
+        /// Minor number.
+        minor: u32,
+    },
+
+    /// No target generates code for the card's generation, or for its variant of one.
+    #[error(
+        "no target runs on a card of compute capability {major}.{minor}; the targets are {}, and \
+         code for one generation does not run on another. The CPU executor runs without the card",
+        Target::names()
+    )]
+    NoTargetForCard {
+        /// Major number of the card's compute capability.
+        major: u32,
+        /// Minor number.
+        minor: u32,
+    },
+
+    /// A name that is not a target.
+    #[error("`{name}` is not a target; the targets are {}", Target::names())]
+    UnknownTarget {
+        /// The name.
+        name: String,
+    },
 }
 
 impl Target {
@@ -68,18 +104,18 @@ impl Target {
     /// Compatibility" and "Architecture-Specific Features").
     ///
     /// # Errors
-    /// [`JitError::CardTooOld`] below 8.0; [`JitError::NoTargetForCard`] if no target fits the
+    /// [`TargetError::CardTooOld`] below 8.0; [`TargetError::NoTargetForCard`] if no target fits the
     /// card.
-    pub fn for_capability(major: u32, minor: u32) -> Result<Target, JitError> {
+    pub fn for_capability(major: u32, minor: u32) -> Result<Target, TargetError> {
         match (major, minor) {
-            (0..=7, _) => Err(JitError::CardTooOld { major, minor }),
+            (0..=7, _) => Err(TargetError::CardTooOld { major, minor }),
             (8, 0..=5) => Ok(Target::Sm80),
             (8, 6..=8) => Ok(Target::Sm86),
             (8, _) => Ok(Target::Sm89),
             (9, 0) => Ok(Target::Sm90a),
             (10, 0) => Ok(Target::Sm100a),
             (12, _) => Ok(Target::Sm120),
-            _ => Err(JitError::NoTargetForCard { major, minor }),
+            _ => Err(TargetError::NoTargetForCard { major, minor }),
         }
     }
 
@@ -160,13 +196,13 @@ impl fmt::Display for Target {
 }
 
 impl FromStr for Target {
-    type Err = JitError;
+    type Err = TargetError;
 
-    fn from_str(name: &str) -> Result<Target, JitError> {
+    fn from_str(name: &str) -> Result<Target, TargetError> {
         Target::ALL
             .into_iter()
             .find(|target| target.name() == name)
-            .ok_or_else(|| JitError::UnknownTarget {
+            .ok_or_else(|| TargetError::UnknownTarget {
                 name: name.to_owned(),
             })
     }
@@ -207,11 +243,11 @@ mod tests {
     fn a_card_older_than_8_0_is_rejected() {
         insta::assert_snapshot!(
             Target::for_capability(7, 5).unwrap_err(),
-            @"the card has compute capability 7.5; gemmule needs 8.0 (A100, RTX 30) or newer, because its kernels use the tensor cores through `mma.sync` with f16 and bf16, and `cp.async`. `--device cpu` runs without the card"
+            @"the card has compute capability 7.5; gemmule needs 8.0 (A100, RTX 30) or newer, because its kernels use the tensor cores through `mma.sync` with f16 and bf16, and `cp.async`. The CPU executor runs without the card"
         );
         assert!(matches!(
             Target::for_capability(0, 0),
-            Err(JitError::CardTooOld { major: 0, minor: 0 })
+            Err(TargetError::CardTooOld { major: 0, minor: 0 })
         ));
     }
 
@@ -220,12 +256,12 @@ mod tests {
         for (major, minor) in [(9, 1), (10, 3), (11, 0), (13, 0), (u32::MAX, u32::MAX)] {
             assert!(matches!(
                 Target::for_capability(major, minor),
-                Err(JitError::NoTargetForCard { .. })
+                Err(TargetError::NoTargetForCard { .. })
             ));
         }
         insta::assert_snapshot!(
             Target::for_capability(10, 3).unwrap_err(),
-            @"no target runs on a card of compute capability 10.3; the targets are sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120, and code for one generation does not run on another. `--device cpu` runs without the card"
+            @"no target runs on a card of compute capability 10.3; the targets are sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120, and code for one generation does not run on another. The CPU executor runs without the card"
         );
     }
 

@@ -6,6 +6,7 @@
 //! `h·pairs + pair_offsets[b] + i·n + j`, with `pairs = Σ n²`.
 
 mod cached;
+mod common;
 mod decode;
 mod decode_append;
 mod fused;
@@ -20,6 +21,7 @@ mod softmax_by_distance;
 mod split_keys;
 #[cfg(test)]
 mod tests;
+mod tiling;
 mod unfused;
 mod view;
 mod wgmma;

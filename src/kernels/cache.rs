@@ -153,7 +153,7 @@ impl Kernel for AppendCache {
     fn validate(&self) -> Result<(), String> {
         limits::heads(self.heads, self.head, &[self.x])?;
         self.check()?;
-        limits::stride(self.stride, self.heads, self.head)
+        check_stride(self.stride, self.heads, self.head)
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
@@ -234,4 +234,15 @@ pub(super) fn representative() -> Vec<KernelSpec> {
         }
     }
     all
+}
+
+/// Checks that a cache of these heads fits a block.
+pub(super) fn check_stride(stride: u64, heads: u32, head: u32) -> Result<(), String> {
+    let least = u64::from(heads) * u64::from(head) * u64::from(BLOCK);
+    match (least..=limits::MAX_ELEMENTS).contains(&stride) {
+        true => Ok(()),
+        false => Err(format!(
+            "blocks of {stride} elements, expected at least {least}"
+        )),
+    }
 }

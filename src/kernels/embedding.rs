@@ -13,7 +13,7 @@ use super::{
 use crate::{
     kernels::{Class, limits},
     machine::Machine,
-    ops::BatchInput,
+    ops::{BatchInput, MAX_ROWS},
     tensor::{DType, Extents, Shape, Symbol},
 };
 
@@ -137,7 +137,7 @@ impl Kernel for Embedding {
 
     fn validate(&self) -> Result<(), String> {
         limits::widths(&[self.width])?;
-        limits::tables(std::slice::from_ref(&self.table))
+        check_tables(std::slice::from_ref(&self.table))
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
@@ -262,7 +262,7 @@ impl Kernel for EmbeddingLayerNorm {
     fn validate(&self) -> Result<(), String> {
         limits::widths(&[self.width])?;
         limits::eps(self.eps)?;
-        limits::tables(&self.tables)
+        check_tables(&self.tables)
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
@@ -333,6 +333,25 @@ pub fn representative() -> Vec<KernelSpec> {
         }
     }
     kernels
+}
+
+fn check_tables(tables: &[Table]) -> Result<(), String> {
+    if !(1..=EmbeddingLayerNorm::MAX_TABLES).contains(&tables.len()) {
+        return Err(format!(
+            "{} tables, expected 1 to {}",
+            tables.len(),
+            EmbeddingLayerNorm::MAX_TABLES
+        ));
+    }
+    for table in tables {
+        if table.offset >= table.rows || table.rows > MAX_ROWS {
+            return Err(format!(
+                "a table of {} rows, read from row {} on",
+                table.rows, table.offset
+            ));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

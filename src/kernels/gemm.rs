@@ -4,9 +4,12 @@
 mod activate;
 mod deferred_layernorm;
 mod instances;
+mod odd_sizes;
 mod prepare_attention;
 mod residual_norm;
 mod residual_row_stats;
+mod row_stats;
+mod small_m;
 mod split_k;
 mod stream;
 mod tile;
@@ -31,9 +34,9 @@ pub(crate) use {
 
 use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};
 use crate::{
-    kernels::{Class, limits},
+    kernels::Class,
     machine::Machine,
-    ops::{Activation, Epilogue, activate_f64},
+    ops::{Activation, Epilogue, MAX_ROWS, activate_f64},
     tensor::{DType, Extents, Format, Shape, Size, Symbol},
 };
 
@@ -223,7 +226,16 @@ impl Kernel for Gemm {
     }
 
     fn validate(&self) -> Result<(), String> {
-        limits::gemm(self)
+        // The width of a GEMM over the vocabulary is limited like the rows of a table.
+        for size in [self.n, self.k] {
+            if !(1..=MAX_ROWS).contains(&size) {
+                return Err(format!("a width of {size}, expected 1 to {MAX_ROWS}"));
+            }
+        }
+        if !Tile::candidates(self.dtype).contains(&self.tile) {
+            return Err(format!("{:?} is not a tile for {}", self.tile, self.dtype));
+        }
+        Ok(())
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
-    cache::{BLOCK, index, pool},
+    cache::{BLOCK, check_stride, index, pool},
     f32_literal,
     layernorm::NO_RESIDUAL,
     rotary::frequencies,
@@ -256,7 +256,15 @@ impl Kernel for PrepareAttention {
     }
 
     fn validate(&self) -> Result<(), String> {
-        limits::prepared(self)
+        limits::widths(&[self.row])?;
+        limits::heads(self.heads, self.head, &[])?;
+        limits::heads(self.kv_heads.saturating_mul(2), self.head, &[])?;
+        self.norm.map_or(Ok(()), limits::eps)?;
+        self.check()?;
+        match self.stride {
+            Some(blocks) => check_stride(blocks, 2 * self.kv_heads, self.head),
+            None => Ok(()),
+        }
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {

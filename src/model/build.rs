@@ -1,10 +1,11 @@
 //! Builds a [`Graph`] from a checked description and a config.json.
 
+mod modules;
 mod operator;
 mod unroll;
+mod weights;
 
 use std::{
-    borrow::Cow,
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     ops::Range,
 };
@@ -17,7 +18,7 @@ use super::{
     expr::Expr,
     modules::{Module, computed, states},
     need::needed,
-    syntax::{Ast, Count, INPUTS, PartOf, Pattern, Spelling},
+    syntax::{Ast, Count, INPUTS, PartOf},
 };
 use unroll::reads_tokens;
 
@@ -30,9 +31,6 @@ use crate::{
 /// Maximum number of elements of a table that is computed when weights are loaded (128 MiB in f32). No shape in a checkpoint
 /// limits it.
 const MAX_COMPUTED: u64 = 1 << 25;
-
-/// Maximum number of elements of a tensor, larger than any in a checkpoint. It prevents byte counts from overflowing.
-const MAX_ELEMENTS: u64 = 1 << 40;
 
 pub(super) fn model(
     file: &File,
@@ -338,135 +336,6 @@ impl<'a> Builder<'a> {
         }
         let id = self.add(name.clone(), Op::Weight(expr), &[], place)?;
         self.weights.insert(name, (id, place.clone()));
-        Ok(id)
-    }
-
-    /// Returns the tensor of a linear layer. If `pattern` is a table that a head is tied to and the checkpoint has other values
-    /// for the head, this is the head's own tensor.
-    fn untied<'p>(&mut self, pattern: &'p At<Pattern>) -> Result<Cow<'p, At<Pattern>>, ModelError> {
-        let names = self.values.names_of(pattern)?;
-        let first = names.first().map(String::as_str).unwrap_or_default();
-        for (own, table) in self.ties.iter().filter(|(_, table)| table == first) {
-            if self.own.contains(own) {
-                let own = Pattern(vec![Spelling::literal(own)]);
-                return Ok(Cow::Owned(At::new(own, pattern.span.clone())));
-            }
-            self.tied.insert(own.clone(), table.clone());
-        }
-        Ok(Cow::Borrowed(pattern))
-    }
-
-    /// Returns the node of a tensor. Each tensor of the checkpoint has one node, however often it is read.
-    fn weight(&mut self, pattern: &At<Pattern>, dims: &[u64]) -> Result<NodeId, ModelError> {
-        self.tensor(pattern, dims, |name, dims| WeightExpr::Stored {
-            name,
-            dims,
-        })
-    }
-
-    /// Returns a matrix `[out, in]` that is stored as `[in, out]`.
-    fn transposed(
-        &mut self,
-        pattern: &At<Pattern>,
-        [out, width]: [u64; 2],
-    ) -> Result<NodeId, ModelError> {
-        self.tensor(pattern, &[out, width], |name, mut dims| {
-            dims.reverse();
-            WeightExpr::Transposed { name, dims }
-        })
-    }
-
-    /// Returns `out` rows of a matrix `[of, in]`, starting at row `from`.
-    fn rows(
-        &mut self,
-        pattern: &At<Pattern>,
-        [out, width]: [u64; 2],
-        (of, from): (u64, u64),
-        place: &Range<usize>,
-    ) -> Result<NodeId, ModelError> {
-        let end = from.saturating_add(out);
-        if end > of {
-            let problem = Problem::OutOfRange {
-                what: "a part of a matrix".to_owned(),
-                found: format!("rows {from} to {end}"),
-                expected: format!("rows of {of}"),
-            };
-            return Err(self.file.error(problem, place, format!("is {of}")));
-        }
-        let rows = |name, dims: [u64; 2]| WeightExpr::Rows {
-            name,
-            dims,
-            from,
-            rows: out,
-        };
-        self.tensor_called(
-            pattern,
-            &[of, width],
-            |name| format!("{name}[{from}..{end}]"),
-            |name, _| rows(name, [of, width]),
-        )
-    }
-
-    /// Returns the node of a tensor, and creates it with `expr` if it is new.
-    fn tensor(
-        &mut self,
-        pattern: &At<Pattern>,
-        dims: &[u64],
-        expr: impl FnOnce(String, Vec<u64>) -> WeightExpr,
-    ) -> Result<NodeId, ModelError> {
-        self.tensor_called(pattern, dims, str::to_owned, expr)
-    }
-
-    /// Like [`tensor`](Self::tensor), for nodes of a part of a tensor: `called` derives the node's name from the tensor's name.
-    fn tensor_called(
-        &mut self,
-        pattern: &At<Pattern>,
-        dims: &[u64],
-        called: impl Fn(&str) -> String,
-        expr: impl FnOnce(String, Vec<u64>) -> WeightExpr,
-    ) -> Result<NodeId, ModelError> {
-        let mut names = self.values.names_of(pattern)?.into_iter();
-        let name = names.next().unwrap_or_default();
-        let others: Vec<String> = names.collect();
-        let found = Shape::fixed(dims);
-        let expr = expr(name.clone(), dims.to_vec());
-        let node = called(&name);
-        if let Some((id, before)) = self.weights.get(&node) {
-            let stored = self.graph.shape(*id);
-            if *self.graph.op(*id) == Op::Weight(expr) {
-                return Ok(*id);
-            }
-            let problem = Problem::WeightShape {
-                weight: name,
-                found: found.to_string(),
-                before: stored.to_string(),
-            };
-            let span = &pattern.span;
-            let error = if before == span {
-                let label = format!("{stored} in an earlier iteration, {found} now");
-                self.file.error(problem, span, label)
-            } else {
-                let error = self.file.error(problem, span, format!("{found} here"));
-                error.also(before, format!("{stored} here"))
-            };
-            return Err(error.help(
-                "a weight has one shape; an index such as `{i}` may be missing in its name",
-            ));
-        }
-        let elements = dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
-        if elements.is_none_or(|n| n > MAX_ELEMENTS) {
-            let problem = Problem::OutOfRange {
-                what: format!("the size of `{name}`"),
-                found: found.to_string(),
-                expected: format!("at most {MAX_ELEMENTS} elements"),
-            };
-            return Err(self.file.error(problem, &pattern.span, "too large"));
-        }
-        let id = self.add(node.clone(), Op::Weight(expr), &[], &pattern.span)?;
-        if !others.is_empty() {
-            self.other_names.insert(name, others);
-        }
-        self.weights.insert(node, (id, pattern.span.clone()));
         Ok(id)
     }
 

@@ -10,9 +10,10 @@ use std::{
 use serde_json::{Map, Value};
 
 use super::{
-    error::{At, File, ModelError, Problem, nearest, other_activations, quoted},
+    activations::{activation, other_activations},
+    error::{At, File, ModelError, Problem, nearest, quoted},
     expr::{Condition, Expr},
-    syntax::{Ast, Definition, Origin, Pattern, Requirement, Test, activation},
+    syntax::{Ast, Definition, Origin, Pattern, Requirement, Test},
 };
 use crate::ops::Activation;
 
@@ -198,7 +199,11 @@ impl<'a> Values<'a> {
             .map_err(|message| self.arithmetic(message, span, expr.names()))
     }
 
-    fn real_of(&self, expr: &Expr, span: &std::ops::Range<usize>) -> Result<f64, ModelError> {
+    pub(super) fn real_of(
+        &self,
+        expr: &Expr,
+        span: &std::ops::Range<usize>,
+    ) -> Result<f64, ModelError> {
         self.find(expr.names())?;
         self.evaluate_real(expr, span)
     }

@@ -3,13 +3,13 @@
 mod operator;
 
 use super::{
-    error::{At, ModelError, Problem, other_activations, suggest},
+    activations::{activation, other_activations},
+    error::{At, ModelError, Problem, suggest},
     expect,
     expr::{Condition, Expr},
     reader::{Args, Call, Piece, Reader, is_string},
     syntax::{
-        Ast, Count, Decoded, Definition, Origin, PartOf, Repeat, Requirement, Statement, Test,
-        When, activation,
+        Ast, Count, Decoded, Definition, Origin, PartOf, Repeat, Requirement, Statement, Test, When,
     },
 };
 use operator::{OPERATORS, operator, spelling};

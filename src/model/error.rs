@@ -2,7 +2,6 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
-use super::syntax::ACTIVATIONS;
 use crate::{
     graph::GraphError,
     tensor::{Shape, Size, Symbol},
@@ -322,20 +321,6 @@ pub(super) fn suggest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a s
             [one] => format!("there is `{one}`"),
             several => format!("there are {}", quoted(several)),
         },
-    }
-}
-
-/// Returns the help for an unknown activation. Only a different spelling of the same name is suggested: another name, such as
-/// `silu` for `gelu`, is a different function.
-pub(super) fn other_activations(name: &str) -> String {
-    let plain = |name: &str| name.to_lowercase().replace(['_', '-', ' '], "");
-    let known = || ACTIVATIONS.iter().map(|&(n, _)| n);
-    match known().find(|n| plain(n) == plain(name)) {
-        Some(same) => format!("did you mean `{same}`?"),
-        None => format!(
-            "a different function would change the model; the known ones are {}",
-            quoted(&known().collect::<Vec<_>>())
-        ),
     }
 }
 

@@ -66,7 +66,7 @@
 //! | operator | fields (defaults) | result |
 //! |---|---|---|
 //! | `embedding` | `ids` (`token_ids`, `type_ids`, `positions`), `table` or `sinusoid` (`over_width`, `over_half`), `rows`, `width`, `offset` (0), `skips` (none) | rows of the table. `skips` is the padding token of models that count only the positions of other tokens. Batches have no padding, so a sequence that contains it is rejected. A `sinusoid` table is computed: sines in the first half of the columns and cosines in the second, with frequencies `10000^(−2j / width)` or `10000^(−j / (width / 2 − 1))` |
-//! | `linear` | `x`, `out`, `weight`, `bias` (none), `stored` (`out_in`, `in_out`), `of` and `from` (none) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the weight is the rows from `from` on of a stored matrix with `of` rows |
+//! | `linear` | `x`, `out`, `weight`, `bias` (none), `stored` (`out_in`, `in_out`), `of` and `from` (none), `groups` (1) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the stored matrix and bias have `of` rows in `groups` equal parts, and those from `from` on are read of each part |
 //! | `add_bias` | `x`, `bias` | adds a vector to every row |
 //! | `add`, `multiply` | `a`, `b` | sum or product of two values of the same shape, element by element |
 //! | `scale` | `x`, `by` | `by · x` |
@@ -75,7 +75,7 @@
 //! | `activation` | `x`, `kind` (a name of `activations`) | pointwise |
 //! | `layer_norm` | `x`, `weight`, `bias` (none), `eps` | over the width: `(x − mean) / √(variance + eps) · weight + bias` |
 //! | `rms_norm` | `x`, `weight`, `eps`, `heads` (1), `plus_one` (`false`) | over the width, or over each of `heads` equal parts of it: `x / √(mean of x² + eps) · weight`, or `· (1 + weight)` (Gemma), where `1 + weight` is computed once when weights are loaded |
-//! | `rotary` | `x`, `heads`, `width`, `theta`, `scaling` (none), `longest` (none) | rotary positions of each head's first `width` columns, in halves (below). `scaling` is a key of config.json or a list of keys, of which the first one present specifies the frequency scaling: `default`, `linear`, `llama3`, `yarn`, `ntk` (GTE: the base times the factor) or `dynamic`. With `dynamic`, sequences of up to the trained number of positions are not scaled, and longer ones are rejected. Sequences of more than `longest` positions are rejected too |
+//! | `rotary` | `x`, `heads`, `width`, `part` (1), `theta`, `scaling` (none), `longest` (none) | rotary positions of each head's first `width` columns, or of the share `part` of them, rounded down, in halves (below). `scaling` is a key of config.json or a list of keys, of which the first one present specifies the frequency scaling: `default`, `linear`, `llama3`, `yarn`, `ntk` (GTE: the base times the factor) or `dynamic`. With `dynamic`, sequences of up to the trained number of positions are not scaled, and longer ones are rejected. Sequences of more than `longest` positions are rejected too |
 //! | `columns` | `x`, `from`, `width` | a range of columns of every row |
 //! | `same` | `x` | the value itself under another name |
 //! | `cache` | `x`, `heads`, `name` | the rows of a sequence so far: those of this batch, preceded by those in the KV cache. Keys and values of causal attention are cached. If `x` has one row per sequence, the cache holds one position, which only another part reads |
@@ -140,10 +140,11 @@
 //! # Supported models
 //!
 //! Transformers with absolute or rotary positions or position biases, LayerNorm or RMSNorm before or after each part (or both), full or
-//! causal attention, optionally with a window and with grouped-query heads, gates, the pointwise activations above, and any head. These
-//! include GPT-2, Llama, Mistral, Qwen3 and Gemma 3's text model; the encoder-decoder models Marian, BART, mBART, M2M-100, NLLB and T5; and
-//! BERT and its relatives (RoBERTa, XLM-RoBERTa and its XL, CamemBERT, DistilBERT, ALBERT, ELECTRA, MPNet, NomicBERT, GTE, JinaBERT v2,
-//! ModernBERT, DeBERTa v2 and v3, EmbeddingGemma, CLIP's text tower, MiniLM, and checkpoints of the same architecture such as BGE and E5).
+//! causal attention, optionally with a window and with grouped-query heads, gates, the pointwise activations above, and any head.
+//! These include GPT-2, OPT, BLOOM, GPT-NeoX, Llama, Mistral, StarCoder2, StableLM, SmolLM3, Granite, OLMo 2, Phi, Qwen2 and 3,
+//! Gemma 1 and 3; the encoder-decoder models Marian, BART, mBART, M2M-100, NLLB and T5; and BERT and its relatives (RoBERTa,
+//! XLM-RoBERTa and its XL, CamemBERT, DistilBERT, ALBERT, ELECTRA, MPNet, NomicBERT, GTE, JinaBERT v2, ModernBERT, DeBERTa v2 and
+//! v3, EmbeddingGemma, CLIP's text tower, MiniLM, and checkpoints of the same architecture such as BGE and E5).
 //! `gemmule models` lists the shipped descriptions. The body of a layer may depend on its number and on its entry in config.json (`When`):
 //! `examples/own_encoder.ron` is a ModernBERT with a different window, layer order and activation.
 //!
@@ -167,6 +168,7 @@
 //!   or by token, sums over tokens (SPLADE's first version), and excluding the tokens of a prompt from pooling.
 //! - Precomputed values that depend only on weights, such as projections of distances: they are recomputed for every batch.
 
+mod activations;
 mod build;
 mod config;
 mod decode;

@@ -59,24 +59,34 @@ pub(super) struct RotaryParams {
 const POSITIONS: &str = "max_position_embeddings";
 
 impl Values<'_> {
-    /// Returns the rotation of the first `width` columns of a head.
+    /// Returns the rotation of the first columns of a head: `width`, or the share `part` of them, rounded down.
     pub fn rotary(
         &self,
         width: &At<Expr>,
+        part: Option<&At<Expr>>,
         theta: &At<Expr>,
         scaling: &[At<String>],
     ) -> Result<RotaryParams, ModelError> {
-        let columns = self.size(width)?;
-        if columns % 2 != 0 || columns > MAX_COLUMNS {
+        let whole = self.size(width)?;
+        let columns = match part {
+            None => whole,
+            Some(part) => {
+                let share = self.real_of(&part.value, &part.span)?;
+                (f64::from(whole) * share).min(f64::from(MAX_COLUMNS) + 1.0) as u32
+            }
+        };
+        if columns == 0 || columns % 2 != 0 || columns > MAX_COLUMNS.min(whole) {
             let problem = Problem::OutOfRange {
                 what: "the `width` of `rotary`".to_owned(),
                 found: columns.to_string(),
                 expected: format!(
-                    "an even number up to {MAX_COLUMNS}: columns are turned in pairs"
+                    "an even number up to {}: columns are turned in pairs",
+                    MAX_COLUMNS.min(whole)
                 ),
             };
             let label = format!("is {columns}");
-            return Err(self.about(problem, &[width], label));
+            let exprs: Vec<&At<Expr>> = part.into_iter().chain([width]).collect();
+            return Err(self.about(problem, &exprs, label));
         }
         let theta = f64::from(self.eps(theta)?);
         let width_span = width.span.clone();
@@ -100,6 +110,7 @@ impl Values<'_> {
                 let published = Published {
                     values: self,
                     key,
+                    has_part: part.is_some(),
                     object: value
                         .as_object()
                         .ok_or_else(|| self.wrong(&key.value, value, "an object", &key.span))?,
@@ -140,6 +151,8 @@ fn scaled_positions(positions: f64, factor: f64) -> u32 {
 struct Published<'a> {
     values: &'a Values<'a>,
     key: &'a At<String>,
+    /// Whether the description says which columns are rotated.
+    has_part: bool,
     object: &'a Map<String, Value>,
 }
 
@@ -153,6 +166,7 @@ impl Published<'_> {
         let kind = self.kind()?;
         if let Some(partial) = self.number("partial_rotary_factor")?
             && partial != 1.0
+            && !self.has_part
         {
             return Err(self.refuse(
                 "partial_rotary_factor",

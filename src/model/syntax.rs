@@ -173,6 +173,17 @@ pub(super) enum PositionBias {
     Alibi,
 }
 
+/// Rows of a stored matrix.
+#[derive(Clone, Debug)]
+pub(super) struct RowsOf {
+    /// Number of rows of the stored matrix.
+    pub of: At<Expr>,
+    /// Number of equal parts of the rows; 1 if not given.
+    pub groups: Option<At<Expr>>,
+    /// First row that is read of each part.
+    pub from: At<Expr>,
+}
+
 /// A primitive operator with its operands by name.
 #[derive(Clone, Debug)]
 pub(super) enum Operator {
@@ -192,8 +203,8 @@ pub(super) enum Operator {
         out: At<Expr>,
         /// Whether the weight is stored as `[in, out]`.
         in_out: bool,
-        /// Number of rows of the stored matrix and the weight's first row, if the weight is a part of a matrix.
-        part: Option<(At<Expr>, At<Expr>)>,
+        /// The rows that are read, if the weight is a part of a matrix.
+        part: Option<RowsOf>,
     },
     AddBias {
         x: At<String>,
@@ -241,6 +252,8 @@ pub(super) enum Operator {
         heads: At<Expr>,
         /// Number of leading columns of a head that are rotated.
         width: At<Expr>,
+        /// Share of these columns, rounded down.
+        part: Option<At<Expr>>,
         theta: At<Expr>,
         /// Keys of config.json. The first one present specifies the frequency scaling.
         scaling: Vec<At<String>>,
@@ -386,7 +399,9 @@ impl Operator {
                 .collect(),
             Operator::Linear { out, part, .. } => {
                 let mut sizes = vec![out];
-                sizes.extend(part.iter().flat_map(|(of, from)| [of, from]));
+                if let Some(part) = part {
+                    sizes.extend([&part.of, &part.from].into_iter().chain(&part.groups));
+                }
                 sizes
             }
             Operator::SplitHeads { heads, .. }
@@ -425,7 +440,9 @@ impl Operator {
             Operator::LayerNorm { eps, .. }
             | Operator::RmsNorm { eps, .. }
             | Operator::L2Normalize { eps, .. } => vec![eps],
-            Operator::Rotary { theta, .. } => vec![theta],
+            Operator::Rotary { theta, part, .. } => {
+                [Some(theta), part.as_ref()].into_iter().flatten().collect()
+            }
             _ => Vec::new(),
         }
     }
@@ -527,28 +544,6 @@ pub(super) struct Count {
     pub what: At<String>,
     pub n: usize,
 }
-
-/// Returns the activation with this name in config.json.
-pub(super) fn activation(name: &str) -> Option<Activation> {
-    ACTIVATIONS
-        .iter()
-        .find(|(n, _)| *n == name)
-        .map(|&(_, kind)| kind)
-}
-
-/// Published names of activations.
-pub(super) const ACTIVATIONS: [(&str, Activation); 10] = [
-    ("gelu", Activation::GeluExact),
-    ("gelu_python", Activation::GeluExact),
-    ("gelu_new", Activation::GeluTanh),
-    ("gelu_pytorch_tanh", Activation::GeluTanh),
-    ("gelu_fast", Activation::GeluTanh),
-    ("relu", Activation::Relu),
-    ("tanh", Activation::Tanh),
-    ("silu", Activation::Silu),
-    ("swish", Activation::Silu),
-    ("quick_gelu", Activation::QuickGelu),
-];
 
 /// Model inputs by the names that descriptions use.
 pub(super) const INPUTS: [(&str, BatchInput); 3] = [

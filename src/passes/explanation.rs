@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use super::report::{Entry, Part, Report, write_entry};
+use super::{
+    all,
+    report::{Entry, Part, Report},
+};
 use crate::tensor::{DType, Extents};
 
 /// A [`Report`] as text, with the bytes of one batch; see [`Report::explain`].
@@ -14,7 +17,7 @@ pub struct Explanation<'a> {
 }
 
 impl<'a> Explanation<'a> {
-    pub(super) fn new(report: &'a Report, extents: Extents, dtype: DType) -> Self {
+    fn new(report: &'a Report, extents: Extents, dtype: DType) -> Self {
         Self {
             report,
             extents,
@@ -68,6 +71,68 @@ impl fmt::Display for Explanation<'_> {
             },
             self.dtype,
         )
+    }
+}
+
+impl Report {
+    /// Returns the report with the bytes of a batch, for display.
+    pub fn explain(&self, extents: Extents, dtype: DType) -> Explanation<'_> {
+        Explanation::new(self, extents, dtype)
+    }
+}
+
+/// Formats the report with symbolic numbers of elements.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for entry in &self.entries {
+            write_entry(f, entry, 1)?;
+            if let Entry::Fused { moved, .. } = entry {
+                writeln!(
+                    f,
+                    ", moves {} elements instead of {}",
+                    moved.after, moved.before
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes an entry without its memory traffic; the last line of a fusion is left open for it. `n`
+/// is the number of entries that it represents.
+fn write_entry(f: &mut fmt::Formatter<'_>, entry: &Entry, n: usize) -> fmt::Result {
+    let times = match n {
+        1 => String::new(),
+        n => format!(", × {n}"),
+    };
+    match entry {
+        Entry::Fused {
+            pass,
+            anchor,
+            merged,
+            launches_saved,
+            ..
+        } => {
+            let merged: Vec<String> = merged.iter().map(Part::to_string).collect();
+            writeln!(f, "fused `{anchor}` by {pass}{times}")?;
+            writeln!(f, "    merges {}", merged.join(", "))?;
+            if let Some(pass) = all().iter().find(|p| p.name() == *pass) {
+                writeln!(f, "    as {}", pass.equation())?;
+            }
+            write!(f, "    {}", launches(*launches_saved))
+        }
+        Entry::Refused {
+            pass,
+            at,
+            condition,
+        } => writeln!(
+            f,
+            "refused `{at}` by {pass}{times}\n    because {condition}"
+        ),
+        Entry::Quantized { pass, at, format } => writeln!(
+            f,
+            "quantized `{at}` by {pass}{times}\n    its weight is stored in {format}, and its products are computed in {format}"
+        ),
     }
 }
 
@@ -206,7 +271,7 @@ fn renamed(entry: &Entry, name: impl Fn(&str) -> String) -> Entry {
     entry
 }
 
-pub(super) fn launches(n: i64) -> String {
+fn launches(n: i64) -> String {
     let verb = if n < 0 { "adds" } else { "saves" };
     match n.unsigned_abs() {
         1 => format!("{verb} 1 launch"),

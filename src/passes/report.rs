@@ -4,10 +4,6 @@ use std::{borrow::Cow, fmt};
 
 use serde::Serialize;
 
-use super::{
-    all,
-    explanation::{Explanation, launches},
-};
 use crate::{
     graph::{Graph, NodeId, Op},
     tensor::{DType, Extents, Size, Symbol},
@@ -113,66 +109,6 @@ impl Report {
                 Entry::Refused { .. } | Entry::Quantized { .. } => 0,
             })
         })
-    }
-
-    /// Returns the report with the bytes of a batch, for display.
-    pub fn explain(&self, extents: Extents, dtype: DType) -> Explanation<'_> {
-        Explanation::new(self, extents, dtype)
-    }
-}
-
-/// Formats the report with symbolic numbers of elements.
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for entry in &self.entries {
-            write_entry(f, entry, 1)?;
-            if let Entry::Fused { moved, .. } = entry {
-                writeln!(
-                    f,
-                    ", moves {} elements instead of {}",
-                    moved.after, moved.before
-                )?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Writes an entry without its memory traffic; the last line of a fusion is left open for it. `n`
-/// is the number of entries that it represents.
-pub(super) fn write_entry(f: &mut fmt::Formatter<'_>, entry: &Entry, n: usize) -> fmt::Result {
-    let times = match n {
-        1 => String::new(),
-        n => format!(", × {n}"),
-    };
-    match entry {
-        Entry::Fused {
-            pass,
-            anchor,
-            merged,
-            launches_saved,
-            ..
-        } => {
-            let merged: Vec<String> = merged.iter().map(Part::to_string).collect();
-            writeln!(f, "fused `{anchor}` by {pass}{times}")?;
-            writeln!(f, "    merges {}", merged.join(", "))?;
-            if let Some(pass) = all().iter().find(|p| p.name() == *pass) {
-                writeln!(f, "    as {}", pass.equation())?;
-            }
-            write!(f, "    {}", launches(*launches_saved))
-        }
-        Entry::Refused {
-            pass,
-            at,
-            condition,
-        } => writeln!(
-            f,
-            "refused `{at}` by {pass}{times}\n    because {condition}"
-        ),
-        Entry::Quantized { pass, at, format } => writeln!(
-            f,
-            "quantized `{at}` by {pass}{times}\n    its weight is stored in {format}, and its products are computed in {format}"
-        ),
     }
 }
 

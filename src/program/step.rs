@@ -34,7 +34,7 @@ pub enum LaunchError {
     #[error(transparent)]
     Size(#[from] SizeOverflow),
     #[error(
-        "the longest sequence of the batch has {longest} tokens, but the kernels of `{step}` take at most {limit}; send shorter sequences, or compile with --attention auto, online or grouped"
+        "the longest sequence of the batch has {longest} tokens, but the kernels of `{step}` take at most {limit}; send shorter sequences, or compile the model with attention auto, online or grouped"
     )]
     TooLong {
         step: String,
@@ -163,7 +163,7 @@ mod tests {
         let batch = Extents::of(&[3, 257]).expect("a batch");
         insta::assert_snapshot!(
             step.launch(&batch).expect_err("an error"),
-            @"the longest sequence of the batch has 257 tokens, but the kernels of `context` take at most 256; send shorter sequences, or compile with --attention auto, online or grouped"
+            @"the longest sequence of the batch has 257 tokens, but the kernels of `context` take at most 256; send shorter sequences, or compile the model with attention auto, online or grouped"
         );
     }
 }

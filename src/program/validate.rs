@@ -463,11 +463,23 @@ fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
             _ => return Err("is transposed but not a matrix".to_owned()),
         },
         WeightExpr::Rows {
-            dims, from, rows, ..
-        } => match from.checked_add(*rows) {
-            Some(end) if end <= dims[0] && dims[0] <= MAX_ELEMENTS => expr.dims(),
-            _ => return Err(format!("has {rows} rows from {from} on of {}", dims[0])),
-        },
+            dims,
+            groups,
+            from,
+            rows,
+            ..
+        } => {
+            let all = dims.first().copied().unwrap_or(0);
+            let is_whole = *groups > 0 && all.is_multiple_of(*groups);
+            match from.checked_add(*rows) {
+                Some(end) if is_whole && end <= all / groups && all <= MAX_ELEMENTS => expr.dims(),
+                _ => {
+                    return Err(format!(
+                        "has {rows} rows from {from} on of each of {groups} parts of {all}"
+                    ));
+                }
+            }
+        }
         WeightExpr::Sinusoid { rows, width, .. } => match *width >= 4 && width % 2 == 0 {
             true => vec![*rows, *width],
             false => return Err(format!("has sines and cosines in {width} columns")),

@@ -6,7 +6,8 @@ use std::collections::HashMap;
 
 use super::{
     Dispatch, Timings,
-    implementations::{ALL, Bindings, Implementation},
+    edges::{Cover, Edge, Edges, MAX_ROWS},
+    implementations::{ALL, Bindings},
     prune::{Kernels, prune},
     site::Chain,
 };
@@ -44,68 +45,7 @@ pub struct Alternative {
     pub cover: Vec<KernelSpec>,
 }
 
-/// An implementation at a site of a chain: an edge of the shortest path, from its first site to the
-/// site after its last.
-#[derive(Clone)]
-struct Edge {
-    from: usize,
-    implementation: Implementation,
-    /// Indices of its candidates, by launch.
-    kernels: Vec<Vec<usize>>,
-}
-
-/// The edges of a cover by index, in order, with the kernel of each launch.
-pub(super) type Cover = Vec<(usize, Vec<usize>)>;
-
-/// All edges of a chain.
-#[derive(Clone)]
-pub(super) struct Edges {
-    edges: Vec<Edge>,
-    n_sites: usize,
-    pub times: usize,
-}
-
 impl Edges {
-    /// Returns the cheapest cover with kept kernels, and its cycles. `times` are the kernels'
-    /// cycles, infinite for unsupported sizes. Returns `None` if there is no cover.
-    pub(super) fn cheapest(&self, times: &[f64], is_kept: &[bool]) -> Option<(f64, Cover)> {
-        let fastest = |candidates: &[usize]| -> Option<usize> {
-            let kept = candidates.iter().copied().filter(|&k| is_kept[k]);
-            kept.min_by(|&a, &b| times[a].total_cmp(&times[b]))
-        };
-        // The minimum time and the last edge, by the number of covered sites.
-        let mut best: Vec<(f64, Option<usize>)> = vec![(f64::INFINITY, None); self.n_sites + 1];
-        best[0].0 = 0.0;
-        for (at, edge) in self.edges.iter().enumerate() {
-            let to = edge.from + edge.implementation.sites;
-            let launches = edge.kernels.iter();
-            let each = launches.map(|all| fastest(all).map_or(f64::INFINITY, |k| times[k]));
-            let sum = best[edge.from].0 - edge.implementation.saved + each.sum::<f64>();
-            if sum < best[to].0 {
-                best[to] = (sum, Some(at));
-            }
-        }
-        let mut cover = Vec::new();
-        let mut at = self.n_sites;
-        let total = best[at].0;
-        while at > 0 {
-            let number = best[at].1?;
-            let edge = &self.edges[number];
-            let kernels = edge.kernels.iter().filter_map(|all| fastest(all));
-            cover.push((number, kernels.collect()));
-            at = edge.from;
-        }
-        cover.reverse();
-        total.is_finite().then_some((total, cover))
-    }
-
-    /// Restricts the edges to the kept kernels, which speeds up the search for covers.
-    pub(super) fn with_only(mut self, is_kept: &[bool]) -> Self {
-        let lists = self.edges.iter_mut().flat_map(|edge| &mut edge.kernels);
-        lists.for_each(|kernels| kernels.retain(|&kernel| is_kept[kernel]));
-        self
-    }
-
     /// Returns a separate launch for each site, with the fastest kernel at [`MAX_ROWS`]. Large
     /// batches lose a small fraction of their time, and small ones take little time anyway.
     fn invariant(&self, kernels: &Kernels) -> Vec<ChosenLaunch> {
@@ -125,28 +65,6 @@ impl Edges {
             }
         }
         covered
-    }
-
-    /// Returns the cycles of a cover.
-    pub(super) fn cycles(&self, cover: &Cover, times: &[f64]) -> f64 {
-        let of_edge = |(edge, kernels): &(usize, Vec<usize>)| {
-            let sum: f64 = kernels.iter().map(|&kernel| times[kernel]).sum();
-            sum - self.edges[*edge].implementation.saved
-        };
-        cover.iter().map(of_edge).sum()
-    }
-
-    /// Returns the candidates for a cover's launches that are at most `part` times as slow as the
-    /// chosen ones.
-    pub(super) fn near(&self, cover: &Cover, times: &[f64], part: f64) -> Vec<usize> {
-        let mut near = Vec::new();
-        for (edge, kernels) in cover {
-            for (candidates, &chosen) in self.edges[*edge].kernels.iter().zip(kernels) {
-                let most = times[chosen] * part;
-                near.extend(candidates.iter().copied().filter(|&c| times[c] <= most));
-            }
-        }
-        near
     }
 }
 
@@ -272,9 +190,6 @@ fn fine_rows() -> Vec<u64> {
         .collect()
 }
 
-/// Maximum number of rows at which covers are compared. Larger batches use the cover that is best
-/// on average over the last octave.
-pub(super) const MAX_ROWS: u64 = 16384;
 /// Minimum saving of a change of cover: a fraction of the chain's time, integrated over the natural
 /// logarithm of rows. Smaller savings are within the error of the estimates and do not justify
 /// another entry in the dispatch.

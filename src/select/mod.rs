@@ -22,6 +22,7 @@
 mod attention;
 mod cover;
 mod dispatch;
+mod edges;
 mod implementations;
 mod measure;
 mod prune;

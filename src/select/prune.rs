@@ -3,7 +3,7 @@
 
 use super::{
     Timings,
-    cover::{Cover, Edges, MAX_ROWS},
+    edges::{Cover, Edges, MAX_ROWS},
     implementations::Candidate,
     measure::correction,
 };

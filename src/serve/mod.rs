@@ -18,6 +18,7 @@ mod memory;
 mod metrics;
 mod models;
 mod service;
+mod submit;
 mod tokenize;
 mod trace;
 
@@ -30,7 +31,8 @@ pub use generation::{Ending, GenerationParams, GenerationService, Piece, Scored,
 pub use memory::{Held, Memory, Share};
 pub use metrics::{Histogram, LaneMetrics, Metrics};
 pub use models::{Kind, LOADING, Model, ModelChoice, Models, ReloadError};
-pub use service::{Answer, OutputKind, Reply, SPARSE, Service, ServiceChoice, Submit};
+pub use service::{Reply, SPARSE, Service, ServiceChoice};
+pub use submit::{Answer, OutputKind, Submit};
 pub use tokenize::Text;
 pub use trace::Recorder;
 

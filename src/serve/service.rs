@@ -3,6 +3,7 @@
 mod lanes;
 mod queue;
 mod request;
+mod waiter;
 
 use std::{
     sync::{Arc, Condvar, Mutex, mpsc::channel},
@@ -16,12 +17,15 @@ pub use self::request::Reply;
 use self::{
     lanes::{Collect, Launcher, Weights, run_launch, session_of},
     queue::{Kept, Shared, State},
-    request::{Leader, Open, Ticket, Waiter},
+    request::Open,
+    waiter::{Leader, Ticket, Waiter},
 };
 use super::{
-    Cache, Lookup, Metrics, ModelHandle, Recorder, ServeError, Share, Text, Tier,
+    Answer, Cache, Lookup, Metrics, ModelHandle, OutputKind, Recorder, ServeError, Share, Submit,
+    Text, Tier,
     backlog::Backlog,
     cache::{Deep, Key, Role, digest, key},
+    submit::{INPUT, SCORE, VALUE},
     tokenize::{Pool, prompt},
     trace::began,
 };
@@ -30,7 +34,7 @@ use crate::{
     engine::{LOGITS, Pipeline},
     model::EMBEDDING,
     schedule::{CostTable, Scheduler, SchedulerState},
-    text::{ClassScore, CutSide, TextEncoder},
+    text::{ClassScore, TextEncoder},
 };
 
 /// Texts below this many bytes are tokenized on the caller's thread, if a request has at most [`FEW`] inputs.
@@ -47,20 +51,6 @@ pub const SPARSE: &str = "sparse";
 
 /// Outputs with a row for each sequence, in order of preference. A service returns the first one that the model has.
 pub(super) const ROWS: [&str; 3] = [EMBEDDING, LOGITS, SPARSE];
-
-/// Kind of result that a request asks for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OutputKind {
-    /// The embedding, the scores, or else the sparse embedding: the first of these that the model has.
-    #[default]
-    Usual,
-    /// The vectors of all tokens, concatenated.
-    AllTokens,
-    /// The sparse embedding: vocabulary entries with nonzero weights.
-    Sparse,
-    /// Scores before the activation function that the model's folder names.
-    Logits,
-}
 
 /// Reason for refusing requests after the device has failed permanently.
 pub(super) const LOST: &str = "its device was lost, and it is shutting down";
@@ -83,60 +73,6 @@ pub struct ServiceChoice {
     pub trace: Option<Recorder>,
     /// Response cache. Without one, equal requests are computed separately.
     pub cache: Option<Arc<Cache>>,
-}
-
-/// Options of a request, which apply to all of its inputs.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Submit {
-    /// Whether inputs that are too long are truncated; otherwise they are an error.
-    pub truncate: bool,
-    /// Side that is truncated; by default the one that the checkpoint's files name.
-    pub cut_side: Option<CutSide>,
-    /// Prompt before each text, from [`Service::prompt`]; by default the folder's default prompt.
-    pub prompt: Option<usize>,
-    /// Time limit for the answer.
-    pub within: Option<Duration>,
-    pub class: u8,
-    pub tenant: u32,
-    pub wanted: OutputKind,
-}
-
-impl Submit {
-    /// Returns the deadline of a request sent at `sent`. The first field makes requests without a deadline compare as the latest.
-    fn until(&self, sent: Instant) -> (bool, Option<Instant>) {
-        let until = self.within.and_then(|w| sent.checked_add(w));
-        (until.is_none(), until)
-    }
-}
-
-/// The result for one input.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Answer {
-    /// The embedding, the scores by label, or another kind of result from [`OutputKind`].
-    pub values: Vec<f32>,
-    /// Vocabulary entries of the values in ascending order, for [`OutputKind::Sparse`]; otherwise empty.
-    pub entries: Vec<u32>,
-    /// Number of tokens of the input.
-    pub tokens: usize,
-}
-
-/// Bytes that an input takes from admission to its answer, besides its text.
-const INPUT: u64 = 1024;
-/// Bytes that a value takes as f32 and in the JSON response, and the same for a score with its label.
-const VALUE: u64 = 20;
-const SCORE: u64 = 1000;
-/// Bytes that an entry of a sparse embedding takes, likewise.
-const ENTRY: u64 = 64;
-
-impl Answer {
-    /// Bytes of the answer and its JSON, if they were not known at admission.
-    fn memory(&self, wanted: OutputKind) -> u64 {
-        match wanted {
-            OutputKind::Usual | OutputKind::Logits => 0,
-            OutputKind::AllTokens => VALUE * self.values.len() as u64,
-            OutputKind::Sparse => ENTRY * self.values.len() as u64,
-        }
-    }
 }
 
 /// A served model that computes embeddings or scores.

@@ -2,8 +2,6 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use super::Scaled;
-
 /// Storage type of values: weights, activations and logits. Arithmetic is always accumulated in f32.
 ///
 /// A match over storage types names each of them, so that the compiler finds every place that a new one concerns.
@@ -58,57 +56,6 @@ impl DType {
             DType::F16 => 1.0 / 1024.0,
             DType::BF16 => 1.0 / 128.0,
         }
-    }
-}
-
-/// Type of the elements of a tensor: values, or indices and counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Element {
-    Value(DType),
-    /// Values of few bits with scales: the weight of a linear layer.
-    Scaled(Scaled),
-    I32,
-    I64,
-}
-
-impl Element {
-    /// Bytes of one element.
-    pub const fn bytes(self) -> u64 {
-        match self {
-            Element::Value(dtype) => dtype.bytes(),
-            Element::Scaled(scaled) => scaled.bytes(),
-            Element::I32 => 4,
-            Element::I64 => 8,
-        }
-    }
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Element::Value(dtype) => dtype.name(),
-            Element::Scaled(scaled) => scaled.name(),
-            Element::I32 => "i32",
-            Element::I64 => "i64",
-        }
-    }
-
-    /// `value` after it was stored in this type: an integer for scaled elements, whose scale is stored apart.
-    pub fn round(self, value: f32) -> f32 {
-        match self {
-            Element::Value(dtype) => dtype.round(value),
-            Element::Scaled(_) | Element::I32 | Element::I64 => value.round(),
-        }
-    }
-}
-
-impl From<DType> for Element {
-    fn from(dtype: DType) -> Self {
-        Element::Value(dtype)
-    }
-}
-
-impl fmt::Display for Element {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -2,7 +2,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{DType, Element};
+use super::DType;
 
 /// How a tensor is stored: each element as it is, or integers with scales.
 ///
@@ -92,15 +92,6 @@ impl Scaled {
 impl From<DType> for Format {
     fn from(dtype: DType) -> Self {
         Self::Plain(dtype)
-    }
-}
-
-impl From<Format> for Element {
-    fn from(format: Format) -> Self {
-        match format {
-            Format::Plain(dtype) => Self::Value(dtype),
-            Format::Scaled(scaled) => Self::Scaled(scaled),
-        }
     }
 }
 

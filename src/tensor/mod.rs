@@ -5,16 +5,20 @@
 //! III.D). A size is a small polynomial of [`Symbol`]s, evaluated per batch.
 
 mod dtype;
+mod element;
 mod extents;
 mod format;
 mod size;
+mod symbol;
 
 use serde::{Deserialize, Serialize};
 
-pub use dtype::{DType, Element, UnknownDType};
+pub use dtype::{DType, UnknownDType};
+pub use element::Element;
 pub use extents::{Extents, LengthsError};
 pub use format::{Format, Group, Scaled, Values};
-pub use size::{Shape, Size, Symbol};
+pub use size::{Shape, Size};
+pub use symbol::Symbol;
 
 /// The end of a sequence, for models that pool at the end token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

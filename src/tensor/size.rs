@@ -6,69 +6,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::Extents;
-
-/// A quantity that depends on the batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Symbol {
-    /// Sum of the sequence lengths.
-    Tokens,
-    /// Number of sequences.
-    Batch,
-    /// Length of the longest sequence.
-    Longest,
-    /// Sum of the squared sequence lengths.
-    Pairs,
-    /// Number of values for one value per row of scores and tile of keys: at least the sum over the
-    /// sequences of length · ⌈length / 128⌉; see [`Extents::key_tiles`].
-    KeyTiles,
-    /// Total number of keys: the tokens of the batch and the cached ones before them.
-    Slots,
-    /// Number of blocks in the pool of the cache.
-    Blocks,
-    /// Total length of the sequences' sources, whose keys another part of the model computed.
-    SourceSlots,
-    /// Number of pairs of a token and a key of its sequence's source.
-    SourcePairs,
-    /// Rows of one launch. Only kernels use it; a program binds it to another size.
-    Rows,
-}
-
-impl Symbol {
-    pub const ALL: [Symbol; 10] = [
-        Symbol::Tokens,
-        Symbol::Batch,
-        Symbol::Longest,
-        Symbol::Pairs,
-        Symbol::KeyTiles,
-        Symbol::Slots,
-        Symbol::Blocks,
-        Symbol::SourceSlots,
-        Symbol::SourcePairs,
-        Symbol::Rows,
-    ];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Symbol::Tokens => "tokens",
-            Symbol::Batch => "batch",
-            Symbol::Longest => "longest",
-            Symbol::Pairs => "pairs",
-            Symbol::KeyTiles => "key_tiles",
-            Symbol::Slots => "slots",
-            Symbol::Blocks => "blocks",
-            Symbol::SourceSlots => "source_slots",
-            Symbol::SourcePairs => "source_pairs",
-            Symbol::Rows => "rows",
-        }
-    }
-}
-
-impl fmt::Display for Symbol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+use super::{Extents, Symbol};
 
 /// A polynomial of symbols with integer coefficients, such as `768·tokens`.
 ///

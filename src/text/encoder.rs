@@ -10,8 +10,8 @@ use std::{
 use tokenizers::{EncodeInput, Encoding, ModelWrapper};
 
 use super::{
-    Folder, Prompt, TextError, contain::contain, conversation::Conversation, folder::cleaned_up,
-    sentencepiece::published, word_cache::WordCache,
+    Folder, Input, Prompt, TextError, contain::contain, conversation::Conversation,
+    folder::cleaned_up, sentencepiece::published, word_cache::WordCache,
 };
 use crate::{
     runtime::batch::{Batch, BatchError},
@@ -43,14 +43,6 @@ pub struct TextEncoder {
     cleans_up: bool,
     /// Conversion of texts to a conversation, if the model reads conversations.
     conversation: Option<Conversation>,
-}
-
-/// A text or a pair of texts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Input<'a> {
-    Text(&'a str),
-    /// A query and a document, for a cross-encoder.
-    Pair(&'a str, &'a str),
 }
 
 /// Token ids of one sequence.

@@ -6,13 +6,15 @@ mod conversation;
 mod encoder;
 mod error;
 mod folder;
+mod input;
 mod sentencepiece;
 mod stream_decoder;
 mod word_cache;
 
 pub use chat::{ChatOptions, ChatTemplate, Json, Message, Tool};
 pub use contain::panics_are_contained;
-pub use encoder::{CutSide, Encoded, Input, TextEncoder, TextToken};
+pub use encoder::{CutSide, Encoded, TextEncoder, TextToken};
 pub use error::TextError;
 pub use folder::{ClassScore, Folder, Prompt, Score, config};
+pub use input::Input;
 pub use stream_decoder::StreamDecoder;

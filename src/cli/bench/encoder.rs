@@ -11,7 +11,7 @@ use super::{
         Outcome, align_right, human, model::Runnable, print, progress::Bars, since_start, table,
         write_json,
     },
-    scan::{Scan, slower_than_larger},
+    scan::Scan,
     sets::{self, Set},
 };
 use crate::{EngineError, engine::Engine};
@@ -233,6 +233,23 @@ fn served(sets: Vec<Set>, limit: Option<u32>) -> (Vec<Set>, Vec<String>) {
     (served, skipped.collect())
 }
 
+/// Describes the batch with the largest excess over the time of a larger batch; `None` if no batch takes longer than a larger one.
+fn slower_than_larger<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Option<String> {
+    let rows: Vec<&Row> = rows.into_iter().collect();
+    let pairs = rows
+        .iter()
+        .flat_map(|small| rows.iter().map(move |large| (small, large)));
+    let (small, large) = pairs
+        .filter(|(small, large)| small.tokens < large.tokens && small.ms > large.ms)
+        .max_by(|a, b| (a.0.ms / a.1.ms).total_cmp(&(b.0.ms / b.1.ms)))?;
+    Some(format!(
+        "{} tokens take {:.1} % longer than {}",
+        small.tokens,
+        (small.ms / large.ms - 1.0) * 100.0,
+        large.tokens
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -253,5 +270,29 @@ mod tests {
             ]
         );
         assert_eq!(served(sets, None).0.len(), 2);
+    }
+
+    #[test]
+    fn the_largest_slowdown_is_named() {
+        let row = |tokens, ms| Row {
+            set: String::new(),
+            tokens,
+            ms,
+            host_us: None,
+            bytes: 0,
+        };
+        let rows = [
+            row(100, 1.0),
+            row(300, 3.3),
+            row(200, 2.0),
+            row(400, 3.0),
+            row(350, 3.1),
+        ];
+        assert_eq!(
+            slower_than_larger(&rows).as_deref(),
+            Some("300 tokens take 10.0 % longer than 400")
+        );
+        assert_eq!(slower_than_larger(&rows[..2]), None);
+        assert_eq!(slower_than_larger(&[]), None);
     }
 }

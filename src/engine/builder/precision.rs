@@ -28,8 +28,8 @@ impl Builder {
     /// Refuses options that apply only to a CPU.
     pub(super) fn check_for_cuda(&self, device: &DeviceName) -> Result<(), EngineError> {
         let option = match (self.threads, self.quantize) {
-            (Some(_), _) => "--threads",
-            (None, Some(_)) => "--quantize",
+            (Some(_), _) => "a number of threads",
+            (None, Some(_)) => "a format of the weights",
             (None, None) => return Ok(()),
         };
         let device = device.to_string();

@@ -4,9 +4,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::super::{
-    embeddings::kind,
     error::Failure,
-    fields::shown,
+    fields::{kind, shown},
     request::{Fields, as_whole},
 };
 use crate::serve::{ChatOptions, GenerationParams, Json, Message, Tool};

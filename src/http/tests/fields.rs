@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use super::{
     super::{
         Bodies, Body, Origin, Route,
-        error::Style,
         fields::{Elsewhere, FIELDS},
         request::Fields,
+        route::Style,
     },
     small,
 };

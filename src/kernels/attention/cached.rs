@@ -5,10 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     AttentionError,
+    common::softmax,
     operands::{check_head, check_scale},
-    params, position_bias,
-    softmax::softmax,
-    storage,
+    params, position_bias, storage,
     view::{heads_word, scale_suffix},
 };
 use crate::{
@@ -16,7 +15,7 @@ use crate::{
         Case, Class, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role,
         Tolerance,
         attention::position_bias::PositionBiasCode,
-        cache::{BLOCK, index, pool},
+        cache::{BLOCK, check_stride, index, pool},
         class::attention_flop,
         limits,
     },
@@ -83,6 +82,13 @@ pub struct MhaCached {
 const WARPS: u32 = 4;
 
 impl MhaCached {
+    /// Checks the sizes of the heads and of the cache.
+    pub(super) fn check_sizes(&self) -> Result<(), String> {
+        limits::heads(self.heads, self.head, &[self.q])?;
+        limits::heads(self.kv_heads, self.head, &[])?;
+        check_stride(self.stride, self.kv_heads, self.head)
+    }
+
     /// Checks that the kernel can be generated as described.
     ///
     /// # Errors
@@ -202,7 +208,7 @@ impl Kernel for MhaCached {
     }
 
     fn validate(&self) -> Result<(), String> {
-        limits::cached(self)?;
+        self.check_sizes()?;
         self.check().map_err(|e| e.to_string())
     }
 

@@ -6,7 +6,7 @@ use super::{AttentionError, Keys, MhaCached, storage};
 use crate::{
     kernels::{
         Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
-        Tolerance, attention::position_bias::PositionBiasCode, cache::BLOCK, limits,
+        Tolerance, attention::position_bias::PositionBiasCode, cache::BLOCK,
     },
     machine::Machine,
     ops::{HeadView, PositionBias, default_scale},
@@ -241,7 +241,7 @@ impl Kernel for MhaDecode {
     }
 
     fn validate(&self) -> Result<(), String> {
-        limits::cached(&self.plain)?;
+        self.plain.check_sizes()?;
         self.check().map_err(|e| e.to_string())
     }
 

@@ -8,7 +8,6 @@ use crate::{
         Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
         Tolerance,
         cache::{AppendCache, index, pool},
-        limits,
         rows::read_meta,
     },
     machine::Machine,
@@ -135,7 +134,7 @@ impl Kernel for MhaDecodeAppend {
     }
 
     fn validate(&self) -> Result<(), String> {
-        limits::cached(&self.decode.plain)?;
+        self.decode.plain.check_sizes()?;
         self.check().map_err(|e| e.to_string())
     }
 

@@ -4,7 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     AttentionError,
-    operands::{Operands, check_head, row_bytes},
+    common::{SHARED_LIMIT, edge_cases, row_bytes},
+    operands::{Operands, check_head},
+    tiling::Tiling,
 };
 use crate::{
     kernels::{
@@ -34,8 +36,6 @@ pub struct MhaOnline {
     pub dtype: DType,
 }
 
-/// Bytes of shared memory that a CTA may use on every target. sm_86 and sm_89 have the smallest limit.
-pub(super) const SHARED_LIMIT: u32 = 99 * 1024;
 /// Keys that the short kernel computes or skips as a unit.
 const KEY_STEP: u32 = 32;
 /// Max number of keys of the short kernel. The scores of a warp's 16 queries occupy half as many registers per thread.
@@ -152,64 +152,6 @@ impl MhaOnline {
             shared_bytes: (rows + 4 * keys) * row_bytes(self.of.head, self.dtype),
         }
     }
-}
-
-/// Tiling of a fused kernel.
-pub(super) struct Tiling {
-    pub template: &'static str,
-    /// Queries per CTA.
-    pub rows: u32,
-    /// Keys per stage in shared memory.
-    pub keys: u32,
-    threads: u32,
-    /// 16-row tiles per warp.
-    pub m_tiles: u32,
-    /// Whether a warp keeps its Q fragments in registers.
-    pub q_in_regs: bool,
-    shared_bytes: u32,
-}
-
-impl Tiling {
-    /// Returns the f32 kernel's tiling. Shared memory holds queries, keys, values and the probabilities of a key tile.
-    fn simt(head: u32) -> Self {
-        let rows = 32;
-        let shared =
-            |keys: u32| (rows + 2 * keys) * row_bytes(head, DType::F32) + rows * (keys + 4) * 4;
-        let keys = if shared(32) <= SHARED_LIMIT { 32 } else { 16 };
-        Self {
-            template: "mha_simt",
-            rows,
-            keys,
-            threads: 128,
-            m_tiles: 1,
-            q_in_regs: false,
-            shared_bytes: shared(keys),
-        }
-    }
-
-    /// Tile indices have gaps, so that sequence `i` begins at `start / rows + i` without a prefix sum over tiles.
-    fn launch(&self, extents: &Extents, heads: u32) -> Launch {
-        let tiles = extents.tokens / u64::from(self.rows) + extents.batch;
-        Launch {
-            // There are at most 2^24 tokens and as many sequences, so this fits.
-            grid: [tiles as u32, heads, 1],
-            threads: self.threads,
-            shared_bytes: self.shared_bytes,
-        }
-    }
-}
-
-/// Batches for every fused kernel: the standard ones, lengths around tile boundaries, and many sequences.
-pub(super) fn edge_cases() -> Vec<Case> {
-    let mut cases = Case::standard();
-    cases.push(Case::new(
-        "tile_edges",
-        &[15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129],
-    ));
-    // More sequences than the 32 that a warp searches at once.
-    let many: Vec<u32> = (0..70).map(|i| 1 + i * 5 % 37).collect();
-    cases.push(Case::new("many", &many));
-    cases
 }
 
 impl Kernel for MhaShort {

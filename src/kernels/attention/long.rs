@@ -11,7 +11,7 @@ mod scores;
 #[cfg(test)]
 mod tests;
 
-use super::fused::edge_cases;
+use super::common::edge_cases;
 use crate::{
     kernels::{Case, Constants, Launch},
     machine::Machine,

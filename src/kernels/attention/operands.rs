@@ -4,10 +4,9 @@ use rayon::prelude::*;
 
 use super::{
     AttentionError,
-    fused::Tiling,
-    params,
-    softmax::softmax,
-    storage,
+    common::{row, softmax},
+    params, storage,
+    tiling::Tiling,
     view::{heads_word, kv_head_of, scale_suffix, views_suffix},
 };
 use crate::{
@@ -200,20 +199,6 @@ pub(super) fn tolerance(dtype: DType) -> Tolerance {
             reason: "f32 sums in another order, and exponents of up to about 60 with 2^-24 each",
         },
     }
-}
-
-/// Elements of a row in shared memory, a multiple of the k extent 16 of a 16-bit MMA.
-pub(super) fn row(head: u32, dtype: DType) -> u32 {
-    if !dtype.has_mma() {
-        head
-    } else {
-        head.next_multiple_of(16)
-    }
-}
-
-/// Row pitch in shared memory, in bytes: 16 more than a row, to avoid bank conflicts.
-pub(super) fn row_bytes(head: u32, dtype: DType) -> u32 {
-    row(head, dtype) * dtype.bytes() as u32 + 16
 }
 
 pub(super) fn check_head(head: u32) -> Result<(), AttentionError> {

@@ -6,7 +6,7 @@ use super::{AttentionError, Keys, MhaCached, MhaOnline, MhaTile, MhaWgmma, wgmma
 use crate::{
     kernels::{
         Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
-        TensorMap, Tolerance, cache::BLOCK, limits,
+        TensorMap, Tolerance, cache::BLOCK,
     },
     machine::Machine,
     ops::{AttentionProblem, HeadView, PositionBias, default_scale},
@@ -156,7 +156,7 @@ impl Kernel for MhaPrefill {
     }
 
     fn validate(&self) -> Result<(), String> {
-        limits::cached(&self.plain)?;
+        self.plain.check_sizes()?;
         self.check().map_err(|e| e.to_string())
     }
 

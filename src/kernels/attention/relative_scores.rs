@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{params, storage, unfused, unfused::rounding};
+use super::{
+    common::{pairs_shape, rounding},
+    params, storage,
+};
 use crate::{
     kernels::{
         Case, Class, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role,
@@ -84,7 +87,7 @@ impl Kernel for RelativeScores {
             table,
             params::cu_lens(),
             params::pair_offsets(),
-            params::write("scores", self.dtype, unfused::pairs_shape(self.heads)),
+            params::write("scores", self.dtype, pairs_shape(self.heads)),
         ];
         all.extend(params::counts(&[]));
         all

@@ -7,8 +7,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AttentionError, params, storage,
-    unfused::{pairs_shape, rounding},
+    AttentionError,
+    common::{pairs_shape, rounding, softmax},
+    params, storage,
     view::{scale_log2, scale_suffix},
 };
 use crate::{
@@ -432,17 +433,4 @@ pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
         });
     }
     kernels.into_iter().map(KernelSpec::from).collect()
-}
-
-/// `exp(x − max) / Σ exp(x − max)`.
-pub(super) fn softmax(mut row: Vec<f64>) -> Vec<f64> {
-    let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    for x in &mut row {
-        *x = (*x - top).exp();
-    }
-    let sum: f64 = row.iter().sum();
-    for x in &mut row {
-        *x /= sum;
-    }
-    row
 }

@@ -3,10 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    SoftmaxMask, params, position_bias,
-    softmax::softmax,
-    storage,
-    unfused::{pairs_shape, rounding},
+    SoftmaxMask,
+    common::{pairs_shape, rounding, softmax},
+    params, position_bias, storage,
     view::scale_suffix,
 };
 use crate::{

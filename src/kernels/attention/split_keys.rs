@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AttentionError, MhaOnline, fused::edge_cases, storage, view::scale_log2};
+use super::{AttentionError, MhaOnline, common::edge_cases, storage, view::scale_log2};
 use crate::{
     kernels::{
         Case, Class, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,

@@ -10,9 +10,9 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    fused::{SHARED_LIMIT, edge_cases},
+    common::{SHARED_LIMIT, edge_cases, pairs_shape, rounding, row, row_bytes},
     long::{ContextPlan, max_tiles, tensor_core_plan, visitor_constants, visitor_launch},
-    operands::{check_head, row, row_bytes},
+    operands::check_head,
     params, storage,
     view::{heads_word, kv_head_of, scale_suffix, views_suffix},
 };
@@ -23,7 +23,7 @@ use crate::{
     },
     machine::Machine,
     ops::{HeadView, default_scale},
-    tensor::{DType, Extents, Shape, Size, Symbol},
+    tensor::{DType, Extents, Size},
 };
 
 /// `q`, `k`, `cu_lens`, `pair_offsets` → `scores [heads, pairs]`: `scale · q·kᵀ` for each sequence.
@@ -110,10 +110,6 @@ impl AttentionContext {
     }
 }
 
-pub(super) fn pairs_shape(heads: u32) -> Shape {
-    Shape::new([Size::constant(heads.into()), Size::from(Symbol::Pairs)])
-}
-
 /// Returns a launch of one thread per result, up to the max grid.
 fn simt_launch(results: u64, heads: u32) -> Launch {
     let blocks = results.div_ceil(SIMT_THREADS.into());
@@ -134,15 +130,6 @@ fn cases() -> Vec<Case> {
     let crowd: Vec<u32> = (0..1500).map(|i| 1 + i % 3).collect();
     cases.push(Case::new("crowd", &crowd));
     cases
-}
-
-/// Relative bound for a value stored in `dtype`: twice half a unit in the last place.
-pub(super) fn rounding(dtype: DType) -> f32 {
-    match dtype {
-        DType::F16 => 1e-3,
-        DType::BF16 => 8e-3,
-        DType::F32 => 2e-5,
-    }
 }
 
 /// Instances of both kernels, with and without tensor cores.

@@ -5,7 +5,7 @@ mod instances;
 
 use serde::{Deserialize, Serialize};
 
-use super::{AttentionError, MhaOnline, fused::edge_cases, storage};
+use super::{AttentionError, MhaOnline, common::edge_cases, storage};
 use crate::{
     kernels::{
         Case, Class, Constants, HostTensor, Instructions, Kernel, Launch, Param, RowOrder,

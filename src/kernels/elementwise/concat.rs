@@ -93,7 +93,12 @@ impl Kernel for Concat {
     }
 
     fn validate(&self) -> Result<(), String> {
-        limits::parts(self)
+        let n = self.widths.len();
+        if !(2..=Self::MAX_PARTS).contains(&n) {
+            return Err(format!("{n} parts, expected 2 to {}", Self::MAX_PARTS));
+        }
+        limits::widths(&self.widths)?;
+        limits::widths(&[self.width()])
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {

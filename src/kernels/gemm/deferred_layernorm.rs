@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Gemm, GemmWgmma, SplitKTile,
-    residual_row_stats::{SlicedK, room_to_exchange, row_stats_of, row_stats_shape},
+    residual_row_stats::{SlicedK, room_to_exchange},
+    row_stats::{row_stats_of, row_stats_shape},
 };
 use crate::{
     kernels::{
@@ -189,7 +190,7 @@ impl Kernel for DeferredLayerNormGemm {
     }
 
     fn validate(&self) -> Result<(), String> {
-        limits::gemm(&self.unfused().1)?;
+        self.unfused().1.validate()?;
         self.check()?;
         limits::eps(self.eps)
     }

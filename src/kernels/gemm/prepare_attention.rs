@@ -6,8 +6,7 @@ use super::{Gemm, GemmWgmma, WgmmaTile};
 use crate::{
     kernels::{
         Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
-        RowOrder, TensorMap, Tolerance, limits, prepare_attention::PrepareAttention,
-        rotary::frequencies,
+        RowOrder, TensorMap, Tolerance, prepare_attention::PrepareAttention, rotary::frequencies,
     },
     machine::Machine,
     ops::{Activation, Epilogue, Rotation},
@@ -188,8 +187,8 @@ impl Kernel for GemmPrepareAttention {
     }
 
     fn validate(&self) -> Result<(), String> {
-        limits::gemm(&self.plain())?;
-        limits::prepared(&self.prepare)?;
+        self.plain().validate()?;
+        self.prepare.validate()?;
         self.check()
     }
 

@@ -319,7 +319,7 @@ impl Kernel for GemmResidualNorm {
     }
 
     fn validate(&self) -> Result<(), String> {
-        limits::gemm(&self.unfused().0)?;
+        self.unfused().0.validate()?;
         self.check()?;
         limits::eps(self.eps)
     }

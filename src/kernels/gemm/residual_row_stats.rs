@@ -5,12 +5,13 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Gemm, GemmWgmma, SplitKTile,
-    split_k::{ALIGNMENT, BLOCK_K, BLOCK_N, PARTIAL_BYTES, SHARED_LIMIT, STEP_BYTES},
+    row_stats::{row_stats_of, row_stats_shape},
+    small_m::{ALIGNMENT, BLOCK_K, BLOCK_N, PARTIAL_BYTES, SHARED_LIMIT, STEP_BYTES},
 };
 use crate::{
     kernels::{
         Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
-        TensorMap, Tolerance, layernorm::BiasResidualLayerNorm, limits,
+        TensorMap, Tolerance, layernorm::BiasResidualLayerNorm,
     },
     machine::Machine,
     ops::Epilogue,
@@ -32,11 +33,6 @@ pub struct GemmResidualRowStats {
 
 /// Two consumer warpgroups and a producer warp.
 const THREADS: u32 = 288;
-
-/// Number of row statistics for a row of `columns`: Σ s and Σ s² for each 64 columns.
-pub(super) fn row_stats_of(columns: u32) -> u64 {
-    2 * u64::from(columns.div_ceil(BLOCK_N))
-}
 
 /// Whether the weights of either warpgroup, once multiplied, leave room for the accumulators that it exchanges: those of half
 /// of the tokens, and of `also` further octets.
@@ -76,11 +72,6 @@ impl SlicedK {
     pub fn bytes(&self, unaliased_steps: u32) -> u32 {
         ALIGNMENT + unaliased_steps * STEP_BYTES + self.steps * self.rows * BLOCK_K * 2
     }
-}
-
-/// Shape of row statistics: `[rows, statistics per row]`.
-pub(super) fn row_stats_shape(columns: u32) -> Shape {
-    Shape::new([Size::from(Symbol::Rows), row_stats_of(columns).into()])
 }
 
 impl GemmResidualRowStats {
@@ -219,7 +210,7 @@ impl Kernel for GemmResidualRowStats {
     }
 
     fn validate(&self) -> Result<(), String> {
-        limits::gemm(&self.unfused().0)?;
+        self.unfused().0.validate()?;
         self.check()
     }
 

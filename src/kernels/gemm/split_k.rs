@@ -2,11 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Gemm, GemmWgmma, instances::at_odd_sizes};
+use super::{
+    Gemm, GemmWgmma,
+    odd_sizes::at_odd_sizes,
+    small_m::{ALIGNMENT, BLOCK_K, BLOCK_N, PARTIAL_BYTES, SHARED_LIMIT, THREADS},
+};
 use crate::{
     kernels::{
         Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
-        TensorMap, Tolerance, limits,
+        TensorMap, Tolerance,
     },
     machine::{Hopper, Machine},
     ops::Epilogue,
@@ -33,20 +37,6 @@ pub struct GemmSplitK {
     pub epilogue: Epilogue,
     pub tile: SplitKTile,
 }
-
-/// Rows of the weight per tile (the M side of an MMA), and elements of k per step: 128 bytes, the span of the widest swizzle.
-pub(super) const BLOCK_N: u32 = 64;
-pub(super) const BLOCK_K: u32 = 64;
-/// Bytes of the weights of one step.
-pub(super) const STEP_BYTES: u32 = BLOCK_N * BLOCK_K * 2;
-/// Threads per CTA: one warpgroup.
-const THREADS: u32 = 128;
-/// Alignment of swizzled TMA boxes in shared memory, in bytes.
-pub(super) const ALIGNMENT: u32 = 1024;
-/// Bytes of dynamic shared memory per CTA, besides static barriers.
-pub(super) const SHARED_LIMIT: u32 = 226 * 1024;
-/// Bytes of a CTA's accumulators for eight tokens.
-pub(super) const PARTIAL_BYTES: u32 = THREADS * 16;
 
 impl SplitKTile {
     /// Available tiles, fewest tokens first. Still fewer tokens are served by [`GemmStream`](super::GemmStream).
@@ -283,7 +273,7 @@ impl Kernel for GemmSplitK {
     }
 
     fn validate(&self) -> Result<(), String> {
-        limits::gemm(&self.plain())?;
+        self.plain().validate()?;
         self.check()
     }
 
@@ -329,7 +319,7 @@ pub fn representative() -> Vec<KernelSpec> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::gemm::instances::odd_sizes;
+    use crate::kernels::gemm::odd_sizes::odd_sizes;
 
     fn gemm(n: u32, k: u32, dtype: DType, tokens: u32, splits: u32) -> GemmSplitK {
         GemmSplitK {

@@ -13,8 +13,8 @@ use self::tile::Layout;
 pub use self::{instances::representative, tile::StreamTile};
 use super::{
     Gemm,
-    residual_row_stats::{row_stats_of, row_stats_shape},
-    split_k::{ALIGNMENT, BLOCK_K},
+    row_stats::{row_stats_of, row_stats_shape},
+    small_m::{ALIGNMENT, BLOCK_K},
 };
 use crate::{
     kernels::{
@@ -486,7 +486,7 @@ impl Kernel for GemmStream {
     }
 
     fn validate(&self) -> Result<(), String> {
-        limits::gemm(&self.plain())?;
+        self.plain().validate()?;
         self.check()?;
         match self.norm {
             StreamNorm::After { eps: value, .. } => limits::eps(value),

@@ -6,7 +6,7 @@ use super::{Gemm, GemmStream, StreamNorm, StreamTile};
 use crate::{
     kernels::{
         Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
-        RowOrder, TensorMap, Tolerance, limits,
+        RowOrder, TensorMap, Tolerance,
     },
     machine::{Hopper, Machine, SMALL_M},
     ops::Epilogue,
@@ -485,7 +485,7 @@ impl Kernel for GemmWgmma {
     }
 
     fn validate(&self) -> Result<(), String> {
-        limits::gemm(&self.plain())?;
+        self.plain().validate()?;
         self.check()
     }
 

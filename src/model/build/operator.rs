@@ -58,9 +58,9 @@ impl Builder<'_> {
                 let dims = [out, self.width(&full, "linear", x, place)?];
                 let weight = &*self.untied(weight)?;
                 let weight = match (in_out, part) {
-                    (_, Some((of, from))) => {
-                        let (rows, first) = (values.size(of)?, values.offset(from)?);
-                        self.rows(weight, dims, (rows.into(), first.into()), &of.span)?
+                    (_, Some(part)) => {
+                        let of = values.size(&part.of)?.into();
+                        self.rows(weight, out, &[of, dims[1]], part)?
                     }
                     (true, None) => self.transposed(weight, dims)?,
                     (false, None) => self.weight(weight, &dims)?,
@@ -72,7 +72,14 @@ impl Builder<'_> {
                 let bias = &*self.untied(bias)?;
                 let product = format!("{full}.product");
                 let product = self.add(product, Op::Linear { epilogue }, &[x, weight], place)?;
-                (Op::AddBias, vec![product, self.weight(bias, &[out])?])
+                let bias = match part {
+                    Some(part) => {
+                        let of = values.size(&part.of)?.into();
+                        self.rows(bias, out, &[of], part)?
+                    }
+                    None => self.weight(bias, &[out])?,
+                };
+                (Op::AddBias, vec![product, bias])
             }
             Operator::AddBias { x, bias } => {
                 let x = self.value(x)?;
@@ -138,12 +145,13 @@ impl Builder<'_> {
                 x,
                 heads,
                 width,
+                part,
                 theta,
                 scaling,
                 longest,
             } => {
                 let heads = values.size(heads)?;
-                let turning = values.rotary(width, theta, scaling)?;
+                let turning = values.rotary(width, part.as_ref(), theta, scaling)?;
                 let longest = longest.as_ref().map(|n| values.size(n)).transpose()?;
                 for positions in turning.positions.into_iter().chain(longest) {
                     self.ids_below(BatchInput::Positions, positions, 0, place)?;

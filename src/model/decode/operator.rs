@@ -6,7 +6,7 @@ use crate::{
     model::{
         error::{At, Problem, suggest},
         reader::{Args, Piece, Reader},
-        syntax::{Decoded, INPUTS, Operator, Pattern, PositionBias, Spelling, Table},
+        syntax::{Decoded, INPUTS, Operator, Pattern, PositionBias, RowsOf, Spelling, Table},
     },
     ops::{Activation, BatchInput, Side},
 };
@@ -92,13 +92,15 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "embedding" => &[
             "ids", "table", "sinusoid", "rows", "width", "offset", "skips",
         ],
-        "linear" => &["x", "out", "weight", "bias", "stored", "of", "from"],
+        "linear" => &[
+            "x", "out", "weight", "bias", "stored", "of", "from", "groups",
+        ],
         "softmax" => &["x", "causal", "window", "bias"],
         "columns" => &["x", "from", "width"],
         "add_bias" => &["x", "bias"],
         "add" | "multiply" => &["a", "b"],
         "rms_norm" => &["x", "weight", "eps", "heads", "plus_one"],
-        "rotary" => &["x", "heads", "width", "theta", "scaling", "longest"],
+        "rotary" => &["x", "heads", "width", "part", "theta", "scaling", "longest"],
         "scale" => &["x", "by"],
         "gelu" => &["x", "form"],
         "activation" => &["x", "kind"],
@@ -153,15 +155,23 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
             },
             part: match (args.optional("of"), args.optional("from")) {
                 (Some(of), Some(from)) => {
-                    for field in ["bias", "stored"] {
-                        if let Some(piece) = args.optional(field) {
-                            let expected = "a part of a matrix without bias, stored as `out_in`";
-                            return Err(r.form(&format!("`{field}` beside `of`"), expected, piece));
-                        }
+                    if let Some(piece) = args.optional("stored") {
+                        let expected = "a part of a matrix that is stored as `out_in`";
+                        return Err(r.form("`stored` beside `of`", expected, piece));
                     }
-                    Some((expression(r, of)?, expression(r, from)?))
+                    Some(RowsOf {
+                        of: expression(r, of)?,
+                        groups: optional("groups")?,
+                        from: expression(r, from)?,
+                    })
                 }
-                (None, None) => None,
+                (None, None) => {
+                    if let Some(piece) = args.optional("groups") {
+                        let expected = "`of` and `from` beside it";
+                        return Err(r.form("`groups` of `linear`", expected, piece));
+                    }
+                    None
+                }
                 (Some(piece), None) | (None, Some(piece)) => {
                     let expected = "both or neither";
                     return Err(r.form("`of` and `from` of `linear`", expected, piece));
@@ -218,6 +228,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
             x: value("x")?,
             heads: size("heads")?,
             width: size("width")?,
+            part: optional("part")?,
             theta: size("theta")?,
             scaling: match args.optional("scaling") {
                 Some(piece) => one_or_more(r, "`scaling`", piece, |p| r.string("a key", p))?,

@@ -145,11 +145,19 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
         WeightExpr::Rows {
             name,
             dims,
+            groups,
             from,
             rows,
-        } => (from * dims[1]..(from + rows) * dims[1])
-            .map(|i| stored(name, i))
-            .collect(),
+        } => {
+            let width: u64 = dims[1..].iter().product();
+            let part = dims[0] / groups;
+            let rows = (0..*groups).flat_map(|group| (0..*rows).map(move |row| (group, row)));
+            rows.flat_map(|(group, row)| {
+                let row = group * part + from + row;
+                (0..width).map(move |c| stored(name, row * width + c))
+            })
+            .collect()
+        }
         WeightExpr::PlusOne { name, dims } => (0..dims.iter().product())
             .map(|i| stored(name, i) + 1.0)
             .collect(),

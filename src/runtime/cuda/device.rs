@@ -5,7 +5,7 @@ use cudarc::driver::{CudaContext, sys};
 use super::error::{CudaError, During};
 use crate::{
     files,
-    jit::Target,
+    jit::{JitError, Target},
     machine::{Live, Machine, MachineError, Served},
 };
 
@@ -174,7 +174,7 @@ impl Device {
     /// Returns the target that kernels are compiled for, or an error on cards older than sm_80.
     pub fn target(&self) -> Result<Target, CudaError> {
         let (major, minor) = self.info.capability;
-        Ok(Target::for_capability(major, minor)?)
+        Ok(Target::for_capability(major, minor).map_err(JitError::from)?)
     }
 
     /// Returns the free and the total bytes of device memory.

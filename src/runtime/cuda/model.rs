@@ -1,4 +1,11 @@
-use std::{collections::HashMap, ffi::c_void, sync::Arc};
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use cudarc::{
     driver::{CudaFunction, DriverError, result, sys},
@@ -18,7 +25,7 @@ use crate::{
     machine::Machine,
     plan::ALIGNMENT,
     program::{Program, Storage},
-    runtime::weights::{CheckpointError, WeightSource, encode_weight, evaluate},
+    runtime::weights::{WeightSource, evaluate_as},
     tensor::{Extents, Size},
 };
 
@@ -457,32 +464,29 @@ fn upload(
         .enumerate()
         .filter_map(|(i, o)| o.map(|o| (i, o)))
         .collect();
-    // Convert one group at a time in parallel, to limit host memory.
-    const GROUP: usize = 16;
-    let mut done = 0;
-    for group in wanted.chunks(GROUP) {
-        let encoded: Vec<Result<Vec<u8>, CheckpointError>> = group
-            .par_iter()
-            .map(|&(index, _)| match &program.tensors[index].place {
-                Storage::Weight(expr) => {
-                    let values = evaluate(expr, source)?;
-                    encode_weight(&program.tensors[index].name, &values, program.dtype)
-                }
-                _ => Ok(Vec::new()),
-            })
-            .collect();
-        for (&(index, offset), bytes) in group.iter().zip(encoded) {
-            // SAFETY: the arena has room for every weight at its offset.
-            unsafe { uploads.copy(arena.start() + offset, &bytes?) }
-                .during(|| format!("upload `{}`", program.tensors[index].name))?;
-            done += 1;
-            progress(done, wanted.len());
-        }
-    }
+    // Each thread holds one tensor, which limits host memory. Some read while others upload.
+    let done = AtomicUsize::new(0);
+    let start = arena.start();
+    wanted.par_iter().try_for_each(|&(index, offset)| {
+        let tensor = &program.tensors[index];
+        let Storage::Weight(expr) = &tensor.place else {
+            return Ok(());
+        };
+        let bytes = evaluate_as(expr, source, program.dtype)?;
+        device
+            .context()
+            .bind_to_thread()
+            .during(|| "use the device on this thread".to_owned())?;
+        // SAFETY: the arena has room for every weight at its offset. The copy of pageable memory is complete on the host's side
+        // when the call returns.
+        unsafe { uploads.copy(start + offset, &bytes) }
+            .during(|| format!("upload `{}`", tensor.name))?;
+        progress(done.fetch_add(1, Ordering::Relaxed) + 1, wanted.len());
+        Ok::<(), CudaError>(())
+    })?;
     uploads
         .finish()
         .during(|| "wait for the uploads".to_owned())?;
-    let start = arena.start();
     Ok((
         arena,
         offsets

@@ -6,109 +6,17 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use gemmule_weights::torch::TorchError;
-
 use super::{
-    Found, WeightSource, elements,
+    CheckpointError, Found, WeightSource, elements,
+    found::WEIGHTS,
     shard::{Shard, Stored},
 };
 use crate::{
-    files::{self, Kind, ReadError},
+    files::{self, Kind},
     graph::WeightNames,
     names::nearest,
     tensor::DType,
 };
-
-pub(super) const SINGLE: &str = "model.safetensors";
-pub(super) const INDEX: &str = "model.safetensors.index.json";
-pub(super) const TORCH_SINGLE: &str = "pytorch_model.bin";
-pub(super) const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
-/// Files that [`Checkpoint::open`] reads, in order of preference.
-pub(super) const WEIGHTS: [&str; 4] = [SINGLE, INDEX, TORCH_SINGLE, TORCH_INDEX];
-
-#[derive(Debug, thiserror::Error)]
-pub enum CheckpointError {
-    #[error(
-        "`{folder}` contains none of `{SINGLE}`, `{INDEX}`, `{TORCH_SINGLE}` and `{TORCH_INDEX}`; expected a checkpoint folder as published on the Hugging Face hub. It has {found}"
-    )]
-    NoCheckpoint { folder: PathBuf, found: Found },
-    #[error("`{file}` cannot be read")]
-    Io {
-        file: PathBuf,
-        source: std::io::Error,
-    },
-    #[error("`{file}` is not a complete safetensors file: {problem}; download it again")]
-    NotSafetensors { file: PathBuf, problem: String },
-    #[error(
-        "`{file}` is not an index of shards: {problem}; expected an object with a `weight_map`"
-    )]
-    Index { file: PathBuf, problem: String },
-    #[error(transparent)]
-    File(ReadError),
-    #[error(
-        "`{index}` says that the tensor `{tensor}` is in `{shard}`, which lacks it; download both again"
-    )]
-    NotInShard {
-        index: PathBuf,
-        shard: String,
-        tensor: String,
-    },
-    #[error(
-        "`{file}`: the tensor `{tensor}` ended early; was it changed while being read? Load it again"
-    )]
-    EndedEarly { file: PathBuf, tensor: String },
-    #[error(
-        "out of memory for the tensor `{tensor}`, which takes {bytes} bytes; are its sizes right? Free memory, or use a smaller model"
-    )]
-    OutOfMemory { tensor: String, bytes: u64 },
-    #[error("`{index}` names the shard `{shard}`, which is not beside it; download it too")]
-    MissingShard { index: PathBuf, shard: String },
-    #[error(
-        "`{file}` lacks {n_missing} of the {n_needed} tensors that the model needs: {list}; is it a checkpoint of this model, with its own config.json?"
-    )]
-    Missing {
-        file: PathBuf,
-        n_missing: usize,
-        n_needed: usize,
-        list: String,
-    },
-    #[error(
-        "`{file}` has the tensors `{read}` and `{other}`, which are two names of one tensor of the model, with different values; remove one of them"
-    )]
-    TwoTensors {
-        file: PathBuf,
-        read: String,
-        other: String,
-    },
-    #[error("`{file}` cannot be read as weights of PyTorch: {problem}")]
-    Torch { file: PathBuf, problem: TorchError },
-    #[error(
-        "`{file}`: the tensor `{tensor}` is {found:?}, but the model needs {expected:?}; does the config.json belong to this checkpoint?"
-    )]
-    Shape {
-        file: PathBuf,
-        tensor: String,
-        expected: Vec<u64>,
-        found: Vec<u64>,
-    },
-    #[error(
-        "`{file}`: the tensor `{tensor}` is stored as {found}, expected F32, F16 or BF16; convert the checkpoint"
-    )]
-    DType {
-        file: PathBuf,
-        tensor: String,
-        found: String,
-    },
-}
-
-impl From<ReadError> for CheckpointError {
-    fn from(error: ReadError) -> Self {
-        match error {
-            ReadError::Io { file, source } => Self::Io { file, source },
-            ReadError::TooLarge { .. } => Self::File(error),
-        }
-    }
-}
 
 /// An open checkpoint. Files stay open, and a tensor is read on request.
 pub struct Checkpoint {
@@ -342,12 +250,16 @@ impl WeightSource for Checkpoint {
         let (full, entry, dtype) = self.checked(name, dims)?;
         let shard = &self.shards[entry.shard];
         let (values, n_bad) = shard.read(&full, &entry.stored, dtype)?;
-        if n_bad > 0 {
-            tracing::warn!(
-                "the tensor `{full}` holds {n_bad} values that are NaN or infinite; results that depend on it will be too"
-            );
-        }
+        warn_of_bad(&full, n_bad);
         Ok(values)
+    }
+
+    fn read_as(&self, name: &str, dims: &[u64], dtype: DType) -> Result<Vec<u8>, CheckpointError> {
+        let (full, entry, stored) = self.checked(name, dims)?;
+        let shard = &self.shards[entry.shard];
+        let (bytes, n_bad) = shard.read_as(&full, &entry.stored, stored, dtype)?;
+        warn_of_bad(&full, n_bad);
+        Ok(bytes)
     }
 
     fn check(&self, stored: &[(&str, &[u64])]) -> Result<(), CheckpointError> {
@@ -399,6 +311,14 @@ impl WeightSource for Checkpoint {
         let mut left = self.surplus(used);
         left.retain(is_like_one);
         left
+    }
+}
+
+fn warn_of_bad(tensor: &str, n_bad: usize) {
+    if n_bad > 0 {
+        tracing::warn!(
+            "the tensor `{tensor}` holds {n_bad} values that are NaN or infinite; results that depend on it will be too"
+        );
     }
 }
 

@@ -7,8 +7,14 @@ use std::{
 
 use serde_json::Value;
 
-use super::checkpoint::{INDEX, SINGLE, TORCH_INDEX, TORCH_SINGLE, WEIGHTS};
 use crate::files::{self, Kind};
+
+pub(super) const SINGLE: &str = "model.safetensors";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+pub(super) const TORCH_SINGLE: &str = "pytorch_model.bin";
+pub(super) const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
+/// Files that [`Checkpoint::open`] reads, in order of preference.
+pub(super) const WEIGHTS: [&str; 4] = [SINGLE, INDEX, TORCH_SINGLE, TORCH_INDEX];
 
 /// Contents of a folder that has no readable weights.
 #[derive(Clone, Debug, PartialEq, Eq)]

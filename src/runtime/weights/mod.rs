@@ -4,13 +4,17 @@
 //! types are checked before the first byte is copied.
 
 mod checkpoint;
+mod error;
 mod found;
 mod random;
 mod shard;
+#[cfg(test)]
+mod tests;
 
-use half::{bf16, f16};
+use half::{bf16, f16, slice::HalfFloatSliceExt};
 
-pub use checkpoint::{Checkpoint, CheckpointError};
+pub use checkpoint::Checkpoint;
+pub use error::CheckpointError;
 pub use found::Found;
 pub use random::RandomWeights;
 
@@ -19,10 +23,22 @@ use crate::{
     tensor::DType,
 };
 
+/// Elements that are converted at once.
+const PIECE: usize = 1024;
+
 /// A source of stored tensors, converted to f32.
 pub trait WeightSource: Send + Sync {
     /// Reads the tensor `name` with dimensions `dims` in row-major order.
     fn read(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError>;
+
+    /// Reads a tensor like [`read`](Self::read) and encodes it as `dtype`, little-endian. A source of files converts a piece at a
+    /// time, so that its memory is that of the result.
+    ///
+    /// # Errors
+    /// Returns the errors of [`read`](Self::read).
+    fn read_as(&self, name: &str, dims: &[u64], dtype: DType) -> Result<Vec<u8>, CheckpointError> {
+        encode_weight(name, &self.read(name, dims)?, dtype)
+    }
 
     /// Checks all tensors of `stored` at once, so that one error lists everything that is missing.
     fn check(&self, stored: &[(&str, &[u64])]) -> Result<(), CheckpointError>;
@@ -132,13 +148,17 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
         WeightExpr::Rows {
             name,
             dims,
+            groups,
             from,
             rows,
         } => {
             let mut stored = source.read(name, dims)?;
-            let at = |row: u64| (row * dims[1]) as usize;
-            stored.truncate(at(from + rows));
-            stored.drain(..at(*from));
+            keep_rows(
+                &mut stored,
+                [*groups, *from, *rows],
+                elements(&dims[1..]),
+                dims[0],
+            );
             Ok(stored)
         }
         WeightExpr::PlusOne { name, dims } => {
@@ -162,6 +182,70 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
     }
 }
 
+/// Keeps `rows` rows from `from` on of each of `groups` equal parts of `n_rows` rows of `width` elements.
+fn keep_rows<T: Copy>(
+    stored: &mut Vec<T>,
+    [groups, from, rows]: [u64; 3],
+    width: u64,
+    n_rows: u64,
+) {
+    let (part, kept) = (n_rows / groups * width, (rows * width) as usize);
+    for group in 0..groups {
+        let start = (group * part + from * width) as usize;
+        stored.copy_within(start..start + kept, group as usize * kept);
+    }
+    stored.truncate(groups as usize * kept);
+}
+
+/// Evaluates an expression over stored tensors and encodes the elements as `dtype`, little-endian. Expressions that only select
+/// stored elements are not converted to f32 as a whole.
+///
+/// # Errors
+/// Returns the errors of [`WeightSource::read`].
+pub fn evaluate_as(
+    expr: &WeightExpr,
+    source: &dyn WeightSource,
+    dtype: DType,
+) -> Result<Vec<u8>, CheckpointError> {
+    match expr {
+        WeightExpr::Stored { name, dims } => source.read_as(name, dims, dtype),
+        WeightExpr::Rows {
+            name,
+            dims,
+            groups,
+            from,
+            rows,
+        } => {
+            let mut stored = source.read_as(name, dims, dtype)?;
+            let width = elements(&dims[1..]) * dtype.bytes();
+            keep_rows(&mut stored, [*groups, *from, *rows], width, dims[0]);
+            Ok(stored)
+        }
+        WeightExpr::ConcatRows(parts) => {
+            let name = expr.stored().first().map_or("", |&(name, _)| name);
+            let mut out = room(name, elements(&expr.dims()).saturating_mul(dtype.bytes()))?;
+            for part in parts {
+                out.extend(evaluate_as(part, source, dtype)?);
+            }
+            Ok(out)
+        }
+        WeightExpr::Transposed { .. }
+        | WeightExpr::Sinusoid { .. }
+        | WeightExpr::RelativeBias { .. }
+        | WeightExpr::Positions { .. }
+        | WeightExpr::Slopes { .. }
+        | WeightExpr::ResizedHeads { .. }
+        | WeightExpr::PlusOne { .. }
+        | WeightExpr::Zeros { .. } => {
+            let name = expr
+                .stored()
+                .first()
+                .map_or("a computed table", |&(name, _)| name);
+            encode_weight(name, &evaluate(expr, source)?, dtype)
+        }
+    }
+}
+
 /// Encodes `values` as `dtype`, little-endian.
 pub fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(values.len() * dtype.bytes() as usize);
@@ -173,7 +257,7 @@ pub fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
 ///
 /// # Errors
 /// Returns an error if the allocation fails.
-pub fn encode_weight(name: &str, values: &[f32], dtype: DType) -> Result<Vec<u8>, CheckpointError> {
+fn encode_weight(name: &str, values: &[f32], dtype: DType) -> Result<Vec<u8>, CheckpointError> {
     let mut bytes = room(name, values.len() as u64 * dtype.bytes())?;
     encode_into(&mut bytes, values, dtype);
     Ok(bytes)
@@ -181,7 +265,15 @@ pub fn encode_weight(name: &str, values: &[f32], dtype: DType) -> Result<Vec<u8>
 
 fn encode_into(bytes: &mut Vec<u8>, values: &[f32], dtype: DType) {
     match dtype {
-        DType::F16 => bytes.extend(values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes())),
+        // The slices of `half` use the processor's instructions.
+        DType::F16 => {
+            let mut halves = [f16::ZERO; PIECE];
+            for piece in values.chunks(PIECE) {
+                let halves = &mut halves[..piece.len()];
+                halves.convert_from_f32_slice(piece);
+                bytes.extend(halves.iter().flat_map(|half| half.to_le_bytes()));
+            }
+        }
         DType::BF16 => bytes.extend(values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes())),
         DType::F32 => bytes.extend(values.iter().flat_map(|&v| v.to_le_bytes())),
     }
@@ -198,7 +290,18 @@ pub fn decode(bytes: &[u8], dtype: DType) -> Vec<f32> {
 pub(super) fn decode_into(values: &mut Vec<f32>, bytes: &[u8], dtype: DType) {
     let pairs = || bytes.as_chunks::<2>().0.iter();
     match dtype {
-        DType::F16 => values.extend(pairs().map(|&b| f16::from_le_bytes(b).to_f32())),
+        DType::F16 => {
+            let mut halves = [f16::ZERO; PIECE];
+            for piece in bytes.as_chunks::<2>().0.chunks(PIECE) {
+                let halves = &mut halves[..piece.len()];
+                for (half, &bytes) in halves.iter_mut().zip(piece) {
+                    *half = f16::from_le_bytes(bytes);
+                }
+                let from = values.len();
+                values.resize(from + piece.len(), 0.0);
+                halves.convert_to_f32_slice(&mut values[from..]);
+            }
+        }
         DType::BF16 => values.extend(pairs().map(|&b| bf16::from_le_bytes(b).to_f32())),
         DType::F32 => values.extend(
             bytes

@@ -12,7 +12,7 @@ use std::{
 use gemmule_weights::{Element, torch};
 use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::Metadata};
 
-use super::{CheckpointError, decode_into, elements, room};
+use super::{CheckpointError, decode_into, elements, encode_into, room};
 use crate::{files::read_at, tensor::DType};
 
 /// Size of the length field before the header, in bytes.
@@ -164,11 +164,34 @@ impl Shard {
         let mut values = room(name, elements(&stored.dims))?;
         let mut n_bad = 0;
         self.pieces(name, stored, |piece| {
-            let before = values.len();
+            n_bad += count_bad(piece, dtype);
             decode_into(&mut values, piece, dtype);
-            n_bad += values[before..].iter().filter(|v| !v.is_finite()).count();
         })?;
         Ok((values, n_bad))
+    }
+
+    /// Reads a tensor like [`read`](Self::read) and encodes its elements as `to`. Elements of this type are copied.
+    pub fn read_as(
+        &self,
+        name: &str,
+        stored: &Stored,
+        from: DType,
+        to: DType,
+    ) -> Result<(Vec<u8>, usize), CheckpointError> {
+        let mut bytes = room(name, elements(&stored.dims).saturating_mul(to.bytes()))?;
+        let mut values = Vec::new();
+        let mut n_bad = 0;
+        self.pieces(name, stored, |piece| {
+            n_bad += count_bad(piece, from);
+            if from == to {
+                bytes.extend_from_slice(piece);
+            } else {
+                values.clear();
+                decode_into(&mut values, piece, from);
+                encode_into(&mut bytes, &values, to);
+            }
+        })?;
+        Ok((bytes, n_bad))
     }
 
     /// Passes the bytes of a tensor's elements to `take` in row-major order, in pieces of whole elements. A tensor that is stored in
@@ -212,5 +235,23 @@ impl Shard {
                 source,
             },
         })
+    }
+}
+
+/// Returns the number of NaN and infinite elements, whose exponents have all bits set.
+pub(super) fn count_bad(bytes: &[u8], dtype: DType) -> usize {
+    let halves = |exponent: u16| {
+        let elements = bytes.as_chunks::<2>().0.iter();
+        let is_bad = |&&b: &&[u8; 2]| u16::from_le_bytes(b) & exponent == exponent;
+        elements.filter(is_bad).count()
+    };
+    match dtype {
+        DType::F16 => halves(0x7c00),
+        DType::BF16 => halves(0x7f80),
+        DType::F32 => {
+            let elements = bytes.as_chunks::<4>().0.iter();
+            let is_bad = |&&b: &&[u8; 4]| !f32::from_le_bytes(b).is_finite();
+            elements.filter(is_bad).count()
+        }
     }
 }

@@ -2,7 +2,7 @@ use super::*;
 use crate::{
     kernels::trial::uniform,
     machine::testing::{hopper, usual},
-    select::{Batches, Operand, testing},
+    select::{Batches, Operand, implementations::Implementation, testing},
     tensor::DType,
 };
 

@@ -6,15 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
-    Answer, Submit,
-    request::{Joined, Leader, Waiter},
-};
+use super::waiter::{Joined, Leader, Waiter};
 use crate::{
     runtime::batch::Limits,
     schedule::{CostTable, Micros, Scheduler, SchedulerState, Waiting},
     serve::{
-        Cache, Metrics, Recorder, ServeError, Text, backlog::Backlog, cache::Key, tokenize::encode,
+        Answer, Cache, Metrics, Recorder, ServeError, Submit, Text, backlog::Backlog, cache::Key,
+        tokenize::encode,
     },
     simulate::{Event, Happened},
     text::{Encoded, TextEncoder},

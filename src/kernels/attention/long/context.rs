@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 use super::{
     super::{
         AttentionError,
-        operands::{check_head, check_views, row, row_bytes},
+        common::{row, row_bytes},
+        operands::{check_head, check_views},
         params, storage,
         view::views_suffix,
     },

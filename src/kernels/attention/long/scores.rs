@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use super::{
     super::{
         AttentionError,
-        fused::SHARED_LIMIT,
-        operands::{check_head, check_scale, check_views, row, row_bytes},
+        common::{SHARED_LIMIT, row, row_bytes},
+        operands::{check_head, check_scale, check_views},
         params, storage,
         view::{scale_suffix, views_suffix},
     },

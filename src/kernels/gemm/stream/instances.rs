@@ -1,6 +1,6 @@
 //! Instances of the GEMM that streams its weight, at odd sizes.
 
-use super::{super::instances::odd_sizes, GemmStream, StreamNorm, StreamTile};
+use super::{super::odd_sizes::odd_sizes, GemmStream, StreamNorm, StreamTile};
 use crate::{
     kernels::{Instructions, KernelSpec},
     ops::{Activation, Epilogue},

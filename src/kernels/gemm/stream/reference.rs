@@ -4,7 +4,7 @@ use super::{GemmStream, SCALE, StreamNorm};
 use crate::{
     kernels::{
         HostTensor, Kernel,
-        gemm::{residual_row_stats::row_stats_of, split_k::BLOCK_K},
+        gemm::{row_stats::row_stats_of, small_m::BLOCK_K},
     },
     tensor::Extents,
 };

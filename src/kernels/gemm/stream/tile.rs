@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::super::split_k::{ALIGNMENT, BLOCK_K};
+use super::super::small_m::{ALIGNMENT, BLOCK_K};
 
 /// Tile of the GEMM that streams its weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -10,7 +10,7 @@ use super::{
 
 /// Evaluated arguments.
 pub struct Args {
-    pub positional: Items,
+    pub positional: Items<Value>,
     pub named: Vec<(String, Value)>,
     /// Memory charge for the named arguments.
     charge: Charge,

@@ -36,7 +36,7 @@ impl SeqKind {
 }
 
 impl Seq {
-    pub fn new(kind: SeqKind, items: Items) -> Result<Self> {
+    pub fn new(kind: SeqKind, items: Items<Value>) -> Result<Self> {
         let depth = depth_above(items.as_slice())?;
         let (items, charge) = items.into_parts();
         Ok(Self {

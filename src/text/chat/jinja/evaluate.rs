@@ -149,7 +149,7 @@ impl<'t> Machine<'t> {
         }
     }
 
-    fn all(&mut self, exprs: &'t [Expr]) -> Result<Items> {
+    fn all(&mut self, exprs: &'t [Expr]) -> Result<Items<Value>> {
         let mut items = Items::new(&self.meter)?;
         for expr in exprs {
             let value = self.evaluate(expr)?;

@@ -25,7 +25,7 @@ pub struct Machine<'t> {
     pub cyclers: Vec<(Rc<Seq>, usize)>,
     pub joiners: Vec<(Rc<Text>, bool)>,
     /// Charges for the objects above.
-    pub kept: Vec<Items>,
+    pub kept: Vec<Items<Value>>,
     loops: Vec<LoopFrame<'t>>,
 }
 

@@ -6,10 +6,7 @@
 
 use std::{cell::Cell, rc::Rc};
 
-use super::{
-    error::{Error, Result},
-    value::Value,
-};
+use super::error::{Error, Result};
 
 /// Limits of one rendering.
 #[derive(Clone, Copy, Debug)]
@@ -188,12 +185,12 @@ impl Builder {
 }
 
 /// A list under construction.
-pub struct Items {
-    items: Vec<Value>,
+pub struct Items<T> {
+    items: Vec<T>,
     charge: Charge,
 }
 
-impl Items {
+impl<T> Items<T> {
     pub fn new(meter: &Rc<Meter>) -> Result<Self> {
         Ok(Self {
             items: Vec::new(),
@@ -201,30 +198,30 @@ impl Items {
         })
     }
 
-    pub fn push(&mut self, value: Value) -> Result<()> {
+    pub fn push(&mut self, value: T) -> Result<()> {
         self.charge.meter.work(1)?;
         if self.items.len() == self.items.capacity() {
             let more = self.items.capacity().max(4);
-            self.charge.grow(more * size_of::<Value>())?;
+            self.charge.grow(more * size_of::<T>())?;
             self.items.reserve_exact(more);
         }
         self.items.push(value);
         Ok(())
     }
 
-    pub fn extend(&mut self, values: impl IntoIterator<Item = Value>) -> Result<()> {
+    pub fn extend(&mut self, values: impl IntoIterator<Item = T>) -> Result<()> {
         values.into_iter().try_for_each(|value| self.push(value))
     }
 
-    pub fn as_slice(&self) -> &[Value] {
+    pub fn as_slice(&self) -> &[T] {
         &self.items
     }
 
-    pub fn as_mut(&mut self) -> &mut Vec<Value> {
+    pub fn as_mut(&mut self) -> &mut Vec<T> {
         &mut self.items
     }
 
-    pub fn into_parts(self) -> (Vec<Value>, Charge) {
+    pub fn into_parts(self) -> (Vec<T>, Charge) {
         (self.items, self.charge)
     }
 }

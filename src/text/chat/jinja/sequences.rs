@@ -323,15 +323,16 @@ impl Machine<'_> {
             false,
         )?;
         let mut groups = Items::new(&meter)?;
-        let mut open: Option<(Value, Value, Items)> = None;
-        let close = |open: Option<(Value, Value, Items)>, groups: &mut Items| match open {
-            None => Ok(()),
-            Some((_, name, members)) => {
-                let mut group = Items::new(&meter)?;
-                group.extend([name, Value::list(members)?])?;
-                groups.push(Value::seq(SeqKind::Group, group)?)
-            }
-        };
+        let mut open: Option<(Value, Value, Items<Value>)> = None;
+        let close =
+            |open: Option<(Value, Value, Items<Value>)>, groups: &mut Items<Value>| match open {
+                None => Ok(()),
+                Some((_, name, members)) => {
+                    let mut group = Items::new(&meter)?;
+                    group.extend([name, Value::list(members)?])?;
+                    groups.push(Value::seq(SeqKind::Group, group)?)
+                }
+            };
         for pair in sorted {
             let name = self.item(&pair, &Value::Int(0))?;
             let member = self.item(&pair, &Value::Int(1))?;

@@ -172,15 +172,15 @@ impl Value {
         }
     }
 
-    pub fn seq(kind: SeqKind, items: Items) -> Result<Self> {
+    pub fn seq(kind: SeqKind, items: Items<Value>) -> Result<Self> {
         Ok(Self::Seq(Rc::new(Seq::new(kind, items)?)))
     }
 
-    pub fn list(items: Items) -> Result<Self> {
+    pub fn list(items: Items<Value>) -> Result<Self> {
         Self::seq(SeqKind::List, items)
     }
 
-    pub fn iter(items: Items) -> Result<Self> {
+    pub fn iter(items: Items<Value>) -> Result<Self> {
         Ok(Self::Iter(Rc::new(Iter {
             seq: Rc::new(Seq::new(SeqKind::List, items)?),
             next: Cell::new(0),

@@ -1,0 +1,51 @@
+//! Embeds the column `text` of a file by the lengths of words, without a model, and prints how fast it went:
+//!
+//! ```sh
+//! cargo run --release -p gemmule-corpus --example lengths -- corpus.jsonl vectors.parquet
+//! ```
+
+use std::{error::Error, time::Instant};
+
+use gemmule_corpus::{Embedded, Function, Hooks, Job, Keep, run};
+
+/// Number of values of a vector.
+const WIDTH: usize = 384;
+
+/// Returns the lengths of the first words.
+fn vector(text: &str) -> Vec<f32> {
+    let mut vector: Vec<f32> = text
+        .split(' ')
+        .take(WIDTH)
+        .map(|word| word.len() as f32)
+        .collect();
+    vector.resize(WIDTH, 0.0);
+    vector
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let (Some(input), Some(output)) = (arguments.next(), arguments.next()) else {
+        return Err("expected an input and an output, then columns to keep or `all`".into());
+    };
+    let mut job = Job::new(input, output);
+    job.keep = match arguments.next().as_deref() {
+        None => Keep::None,
+        Some("all") => Keep::All,
+        Some(first) => Keep::Named([first.to_owned()].into_iter().chain(arguments).collect()),
+    };
+    let mut embedder = Function {
+        identity: "lengths of words".to_owned(),
+        width: WIDTH,
+        embed: |texts: &[&str]| {
+            let rows = texts.iter().map(|text| Ok(vector(text))).collect();
+            Ok(Embedded { rows, tokens: None })
+        },
+    };
+    let began = Instant::now();
+    let report = run(&job, &mut embedder, Hooks::default())?;
+    let seconds = began.elapsed().as_secs_f64();
+    let rate = (report.rows - report.resumed) as f64 / seconds;
+    println!("{report:?}");
+    println!("{seconds:.1} s, {rate:.0} rows/s");
+    Ok(())
+}

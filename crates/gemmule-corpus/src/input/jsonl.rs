@@ -1,0 +1,351 @@
+//! JSONL: a JSON object on each line.
+
+use std::{collections::HashMap, path::PathBuf, sync::Arc};
+
+use arrow_schema::Fields;
+
+use super::{
+    Inferred, Kind, Source,
+    bytes::{Line, Stream},
+    infer::string,
+    json::{Chooser, Members, type_name},
+    lines::{too_long, utf8},
+    list, read_error,
+};
+use crate::{
+    CorpusError, Keep, Limits, OutputFormat,
+    job::Checked,
+    window::{Kept, Position, Text, Window},
+};
+
+const FORMAT: &str = "JSONL";
+
+/// Max number of kept columns that a first window may have.
+const MAX_COLUMNS: usize = 4096;
+
+/// Max number of lines that an error about the first window looks at.
+const EXAMINED: usize = 1000;
+
+/// Objects on lines.
+pub(super) struct Jsonl {
+    path: PathBuf,
+    stream: Stream,
+    limits: Limits,
+    column: String,
+    keep: Keep,
+    row: u64,
+    /// Names that kept members may not have.
+    taken: Vec<String>,
+    /// Whether members go to the output as they are.
+    is_verbatim: bool,
+    /// The kept columns after the first window.
+    columns: Option<Inferred>,
+}
+
+/// A row whose kept members are JSON text.
+struct Row {
+    text: Text,
+    kept: Vec<(String, String)>,
+    /// Whether the line is a JSON object.
+    is_object: bool,
+}
+
+impl Row {
+    fn refused(reason: String) -> Self {
+        Self {
+            text: Err(reason),
+            kept: Vec::new(),
+            is_object: false,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let kept = self.kept.iter().map(|(name, raw)| name.len() + raw.len());
+        self.text.as_ref().map_or(0, String::len) + kept.sum::<usize>()
+    }
+}
+
+impl Jsonl {
+    pub fn open(
+        checked: &Checked<'_>,
+        from: Position,
+        inferred: Option<Inferred>,
+    ) -> Result<Self, CorpusError> {
+        let job = checked.job;
+        let path = job.input.clone();
+        let stream = Stream::open(&path, from.byte).map_err(read_error(&path, FORMAT))?;
+        Ok(Self {
+            path,
+            stream,
+            limits: job.limits,
+            column: job.column.clone(),
+            keep: job.keep.clone(),
+            row: from.row,
+            taken: checked
+                .own_columns()
+                .into_iter()
+                .map(str::to_owned)
+                .collect(),
+            is_verbatim: checked.output == OutputFormat::Jsonl,
+            columns: inferred,
+        })
+    }
+
+    /// Returns the row of a line.
+    fn parse(&self, line: &[u8]) -> Row {
+        let chooser = Chooser {
+            column: &self.column,
+            keep: &self.keep,
+        };
+        let members = utf8(line, "the line").and_then(|line| chooser.read(line));
+        let Members { text, kept } = match members {
+            Ok(members) => members,
+            Err(reason) => return Row::refused(reason),
+        };
+        let column = &self.column;
+        let text = match text.map(|raw| raw.get()) {
+            None => Err(format!("the field `{column}` is missing")),
+            Some(raw) if type_name(raw) == "string" => string(raw).ok_or_else(|| {
+                format!("the field `{column}` has half of a surrogate pair, which is no character")
+            }),
+            Some(raw) => Err(format!(
+                "the field `{column}` is of type {}; expected a string",
+                type_name(raw)
+            )),
+        };
+        let taken = kept
+            .iter()
+            .find(|(name, _)| self.is_verbatim && self.taken.contains(name));
+        let text = match taken {
+            Some((name, _)) => Err(format!(
+                "the kept field `{name}` is called as a column of the output"
+            )),
+            None => text,
+        };
+        let own =
+            |(name, raw): (String, &serde_json::value::RawValue)| (name, raw.get().to_owned());
+        Row {
+            text,
+            kept: kept.into_iter().map(own).collect(),
+            is_object: true,
+        }
+    }
+
+    /// Reads the rows of a window.
+    fn rows(&mut self) -> Result<Vec<Row>, CorpusError> {
+        let mut rows = Vec::new();
+        let mut bytes = 0;
+        let mut line = Vec::new();
+        while rows.len() < self.limits.window_rows && bytes < self.limits.window_bytes {
+            let kind = self.stream.line(self.limits.row_bytes, &mut line);
+            let row = match kind.map_err(read_error(&self.path, FORMAT))? {
+                Line::End => break,
+                Line::TooLong(n) => Row::refused(too_long(n, self.limits.row_bytes)),
+                Line::Complete => self.parse(&line),
+            };
+            bytes += row.bytes();
+            rows.push(row);
+        }
+        Ok(rows)
+    }
+
+    /// Checks that the first window has a text.
+    fn check_first(&self, rows: &[Row]) -> Result<(), CorpusError> {
+        if rows.is_empty() || rows.iter().any(|row| row.text.is_ok()) {
+            return Ok(());
+        }
+        if !rows.iter().any(|row| row.is_object) {
+            let reason = rows[0].text.as_ref().err().cloned().unwrap_or_default();
+            return Err(CorpusError::input(
+                &self.path,
+                FORMAT,
+                format!(
+                    "none of the first {} lines has a text: {reason}",
+                    rows.len()
+                ),
+            ));
+        }
+        let columns = self.examine()?;
+        let found = columns.iter().find(|(name, _)| *name == self.column);
+        let (path, column) = (self.path.clone(), self.column.clone());
+        let shown = list(
+            columns
+                .iter()
+                .map(|(name, kinds)| format!("`{name}` ({kinds})")),
+        );
+        Err(match found {
+            None => CorpusError::NoColumn {
+                path,
+                column,
+                columns: shown,
+            },
+            Some((_, kinds)) => CorpusError::ColumnType {
+                path,
+                column,
+                found: kinds.clone(),
+                columns: shown,
+            },
+        })
+    }
+
+    /// Returns the names and types of the first lines' fields.
+    fn examine(&self) -> Result<Vec<(String, String)>, CorpusError> {
+        let failed = read_error(&self.path, FORMAT);
+        let mut stream = Stream::open(&self.path, 0).map_err(&failed)?;
+        let chooser = Chooser {
+            column: "",
+            keep: &Keep::All,
+        };
+        let mut columns: Vec<(String, Vec<&'static str>)> = Vec::new();
+        let mut line = Vec::new();
+        for _ in 0..EXAMINED {
+            match stream
+                .line(self.limits.row_bytes, &mut line)
+                .map_err(&failed)?
+            {
+                Line::End => break,
+                Line::TooLong(_) => continue,
+                Line::Complete => {}
+            }
+            let members = utf8(&line, "the line").and_then(|line| chooser.read(line));
+            for (name, raw) in members.unwrap_or_default().kept {
+                let kind = type_name(raw.get());
+                let is_full = columns.len() == MAX_COLUMNS;
+                match columns.iter_mut().find(|(known, _)| *known == name) {
+                    Some((_, kinds)) if kinds.contains(&kind) => {}
+                    Some((_, kinds)) => kinds.push(kind),
+                    None if is_full => {}
+                    None => columns.push((name, vec![kind])),
+                }
+            }
+        }
+        let join = |(name, kinds): (String, Vec<&str>)| (name, kinds.join(" or "));
+        Ok(columns.into_iter().map(join).collect())
+    }
+
+    /// Decides the kept columns and their types by the first window.
+    fn infer(&self, rows: &[Row]) -> Result<Inferred, CorpusError> {
+        let mut values: HashMap<&str, Vec<&str>> = HashMap::new();
+        let mut names: Vec<&str> = match &self.keep {
+            Keep::Named(names) => names.iter().map(String::as_str).collect(),
+            _ => Vec::new(),
+        };
+        for (name, raw) in rows.iter().flat_map(|row| &row.kept) {
+            let seen = values.entry(name).or_default();
+            if seen.is_empty() && self.keep == Keep::All {
+                names.push(name);
+            }
+            seen.push(raw);
+        }
+        if names.len() > MAX_COLUMNS {
+            return Err(CorpusError::input(
+                &self.path,
+                FORMAT,
+                format!(
+                    "the first {} lines have {} kept fields, and the limit is {MAX_COLUMNS}; name the ones to keep",
+                    rows.len(),
+                    names.len()
+                ),
+            ));
+        }
+        let kind = |name: &str| Kind::of(values.get(name).into_iter().flatten().copied());
+        Ok(names
+            .into_iter()
+            .map(|name| (name.to_owned(), kind(name)))
+            .collect())
+    }
+}
+
+/// Returns arrays of the kept columns, and refuses rows that do not fit into them.
+fn arrays(columns: &Inferred, rows: &mut [Row]) -> Kept {
+    let mut places = HashMap::new();
+    for (place, (name, _)) in columns.iter().enumerate() {
+        places.insert(name.as_str(), place);
+    }
+    let mut builders: Vec<_> = columns.iter().map(|(_, kind)| kind.builder()).collect();
+    for row in rows {
+        let mut values: Vec<Option<&str>> = vec![None; columns.len()];
+        for (name, raw) in &row.kept {
+            let place = places.get(name.as_str()).copied();
+            let reason = match place.map(|place| (place, columns[place].1)) {
+                Some((place, kind)) if kind.holds(raw) => {
+                    values[place] = Some(raw);
+                    continue;
+                }
+                Some((_, kind)) => format!(
+                    "the kept field `{name}` is of type {}, and the first window has {}; write JSONL to keep any value",
+                    type_name(raw),
+                    kind.name()
+                ),
+                None => format!(
+                    "the kept field `{name}` is in no row of the first window; name the fields to keep, or write JSONL to keep all"
+                ),
+            };
+            if row.text.is_ok() {
+                row.text = Err(reason);
+            }
+        }
+        for (builder, value) in builders.iter_mut().zip(values) {
+            builder.push(value);
+        }
+    }
+    Kept::Columns(
+        builders
+            .into_iter()
+            .map(|builder| builder.finish())
+            .collect(),
+    )
+}
+
+/// Returns members as the text of an object without its braces.
+fn members(row: &Row) -> String {
+    let member = |(name, raw): &(String, String)| format!("{}:{raw}", serde_json::json!(name));
+    row.kept.iter().map(member).collect::<Vec<_>>().join(",")
+}
+
+impl Source for Jsonl {
+    fn window(&mut self) -> Result<Option<Window>, CorpusError> {
+        let first = self.row;
+        let mut rows = self.rows()?;
+        if first == 0 {
+            self.check_first(&rows)?;
+        }
+        if self.columns.is_none() {
+            self.columns = Some(match self.is_verbatim {
+                true => Vec::new(),
+                false => self.infer(&rows)?,
+            });
+        }
+        let kept = match &self.columns {
+            Some(columns) if !self.is_verbatim => arrays(columns, &mut rows),
+            _ => Kept::Members(rows.iter().map(members).collect()),
+        };
+        self.row += rows.len() as u64;
+        let end = Position {
+            row: self.row,
+            byte: self.stream.at(),
+        };
+        let texts: Vec<Text> = rows.into_iter().map(|row| row.text).collect();
+        Ok((!texts.is_empty()).then_some(Window {
+            first,
+            texts,
+            kept,
+            end,
+        }))
+    }
+
+    fn fields(&self) -> Fields {
+        let columns = self.columns.iter().flatten();
+        columns
+            .map(|(name, kind)| Arc::new(kind.field(name)))
+            .collect()
+    }
+
+    fn inferred(&self) -> Option<Inferred> {
+        self.columns.clone()
+    }
+
+    fn total_bytes(&self) -> Option<u64> {
+        self.stream.size()
+    }
+}

@@ -1,0 +1,91 @@
+//! Plain lines.
+
+use std::path::PathBuf;
+
+use arrow_schema::Fields;
+
+use super::{
+    Source,
+    bytes::{Line, Stream},
+    read_error,
+};
+use crate::{
+    CorpusError, Limits,
+    job::Checked,
+    window::{Kept, Position, Window},
+};
+
+const FORMAT: &str = "lines";
+
+/// A text on each line.
+pub(super) struct Lines {
+    path: PathBuf,
+    stream: Stream,
+    limits: Limits,
+    row: u64,
+}
+
+impl Lines {
+    pub fn open(checked: &Checked<'_>, from: Position) -> Result<Self, CorpusError> {
+        let path = checked.job.input.clone();
+        let stream = Stream::open(&path, from.byte).map_err(read_error(&path, FORMAT))?;
+        Ok(Self {
+            path,
+            stream,
+            limits: checked.job.limits,
+            row: from.row,
+        })
+    }
+}
+
+impl Source for Lines {
+    fn window(&mut self) -> Result<Option<Window>, CorpusError> {
+        let first = self.row;
+        let mut texts = Vec::new();
+        let mut bytes = 0;
+        let mut line = Vec::new();
+        while texts.len() < self.limits.window_rows && bytes < self.limits.window_bytes {
+            let kind = self.stream.line(self.limits.row_bytes, &mut line);
+            let text = match kind.map_err(read_error(&self.path, FORMAT))? {
+                Line::End => break,
+                Line::TooLong(n) => Err(too_long(n, self.limits.row_bytes)),
+                Line::Complete => utf8(&line, "the line").map(str::to_owned),
+            };
+            bytes += text.as_ref().map_or(0, String::len);
+            texts.push(text);
+        }
+        self.row += texts.len() as u64;
+        Ok((!texts.is_empty()).then(|| Window {
+            first,
+            texts,
+            kept: Kept::Columns(Vec::new()),
+            end: Position {
+                row: self.row,
+                byte: self.stream.at(),
+            },
+        }))
+    }
+
+    fn fields(&self) -> Fields {
+        Fields::empty()
+    }
+
+    fn total_bytes(&self) -> Option<u64> {
+        self.stream.size()
+    }
+}
+
+/// Returns the reason of a line that is over the limit.
+pub(super) fn too_long(bytes: u64, limit: usize) -> String {
+    format!("the line has {bytes} bytes, and the limit is {limit}")
+}
+
+/// Returns bytes as text, or the reason why they are none.
+pub(super) fn utf8<'b>(bytes: &'b [u8], what: &str) -> Result<&'b str, String> {
+    std::str::from_utf8(bytes).map_err(|e| {
+        format!(
+            "{what} is not UTF-8 after its first {} bytes",
+            e.valid_up_to()
+        )
+    })
+}

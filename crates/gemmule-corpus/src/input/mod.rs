@@ -1,0 +1,137 @@
+//! Readers of inputs.
+
+mod bytes;
+mod delimited;
+mod infer;
+mod json;
+mod jsonl;
+mod lines;
+mod parquet;
+
+use std::{
+    fs::{self, File},
+    io::{self, Read as _},
+    path::Path,
+    time::UNIX_EPOCH,
+};
+
+use arrow_schema::Fields;
+use sha2::{Digest as _, Sha256};
+
+pub(crate) use infer::Kind;
+
+use crate::{
+    CorpusError, InputFormat,
+    job::Checked,
+    window::{Position, Window},
+};
+
+/// Number of bytes at the start of an input that its identity includes.
+const HASHED: u64 = 1 << 20;
+
+/// Max number of columns that errors list.
+const LISTED: usize = 50;
+
+/// Kept columns of JSONL input with their types, which the first window decides.
+pub(crate) type Inferred = Vec<(String, Kind)>;
+
+/// Reads windows one after another.
+pub(crate) trait Source: Send {
+    /// Returns the next window, or `None` at the end.
+    ///
+    /// # Errors
+    /// An input that cannot be read further, and a first window whose column has no texts at all.
+    fn window(&mut self) -> Result<Option<Window>, CorpusError>;
+
+    /// Returns the kept columns. They are known after the first window.
+    fn fields(&self) -> Fields;
+
+    /// Returns the types that the first window decided.
+    fn inferred(&self) -> Option<Inferred> {
+        None
+    }
+
+    /// Returns the number of rows of the input, if its format tells.
+    fn total(&self) -> Option<u64> {
+        None
+    }
+
+    /// Returns the number of bytes of the input, if it is not compressed and windows tell their place in it.
+    fn total_bytes(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// Opens the input after the windows that are finished.
+pub(crate) fn open(
+    checked: &Checked<'_>,
+    from: Position,
+    inferred: Option<Inferred>,
+) -> Result<Box<dyn Source>, CorpusError> {
+    Ok(match checked.input {
+        InputFormat::Jsonl => Box::new(jsonl::Jsonl::open(checked, from, inferred)?),
+        InputFormat::Csv => Box::new(delimited::Delimited::open(checked, b',', from)?),
+        InputFormat::Tsv => Box::new(delimited::Delimited::open(checked, b'\t', from)?),
+        InputFormat::Parquet => Box::new(parquet::Parquet::open(checked, from)?),
+        InputFormat::Lines => Box::new(lines::Lines::open(checked, from)?),
+    })
+}
+
+/// The identity of an input: pairs of what it is and its value.
+pub(crate) fn identity(path: &Path) -> Result<[(String, String); 3], CorpusError> {
+    let failed = CorpusError::io(path, "read");
+    let metadata = fs::metadata(path).map_err(&failed)?;
+    if !metadata.is_file() {
+        return Err(CorpusError::NotAFile {
+            path: path.to_owned(),
+        });
+    }
+    let time = metadata.modified().map_err(&failed)?;
+    let time = match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => format!("{}.{:09}", after.as_secs(), after.subsec_nanos()),
+        Err(before) => format!("-{:?}", before.duration()),
+    };
+    let mut start = Vec::new();
+    let file = File::open(path).map_err(&failed)?;
+    file.take(HASHED).read_to_end(&mut start).map_err(&failed)?;
+    let hash: String = Sha256::digest(&start)
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect();
+    Ok([
+        ("size of the input".to_owned(), metadata.len().to_string()),
+        ("modification time of the input".to_owned(), time),
+        ("SHA-256 of the input's first MiB".to_owned(), hash),
+    ])
+}
+
+/// Returns the error of a stream of bytes: damaged compression is an error of the input.
+fn read_error(path: &Path, format: &'static str) -> impl Fn(io::Error) -> CorpusError + use<> {
+    let path = path.to_owned();
+    move |source| match source.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            CorpusError::input(&path, format, "it ends in the middle; fetch it again")
+        }
+        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
+            CorpusError::input(&path, format, source)
+        }
+        _ => CorpusError::Io {
+            path: path.clone(),
+            action: "read",
+            source,
+        },
+    }
+}
+
+/// Lists columns for errors.
+fn list(columns: impl ExactSizeIterator<Item = String>) -> String {
+    let n = columns.len();
+    let mut shown: Vec<String> = columns.take(LISTED).collect();
+    if n == 0 {
+        return "no columns".to_owned();
+    }
+    if n > LISTED {
+        shown.push(format!("and {} more", n - LISTED));
+    }
+    shown.join(", ")
+}

@@ -1,0 +1,387 @@
+//! The options of a run.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use crate::CorpusError;
+
+/// The options of a run.
+#[derive(Clone, Debug)]
+pub struct Job {
+    pub input: PathBuf,
+    /// Format of the input. `None` chooses it by the ending of the name.
+    pub input_format: Option<InputFormat>,
+    /// Column or field with the texts. Plain lines have none.
+    pub column: String,
+    pub output: PathBuf,
+    /// Format of the output. `None` chooses it by the ending of the name.
+    pub output_format: Option<OutputFormat>,
+    /// Columns of the input that are copied to the output.
+    pub keep: Keep,
+    /// Type of the vectors' values.
+    pub vectors: Vectors,
+    /// Whether an output that exists is replaced, and an interrupted run with other options discarded.
+    pub overwrite: bool,
+    /// Name of the output's column with the row number.
+    pub row_column: String,
+    /// Name of the output's column with the vector.
+    pub vector_column: String,
+    pub limits: Limits,
+}
+
+/// Limits that bound memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Max number of rows that are embedded at once. A run goes on after the last finished window, so a slow embedder wants
+    /// smaller windows.
+    pub window_rows: usize,
+    /// Number of bytes of texts and kept columns after which a window ends.
+    pub window_bytes: usize,
+    /// Max number of bytes of a row. Longer rows are refused.
+    pub row_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            window_rows: 16_384,
+            window_bytes: 64 << 20,
+            row_bytes: 16 << 20,
+        }
+    }
+}
+
+/// Columns of the input that are copied to the output.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Keep {
+    #[default]
+    None,
+    /// All columns but the texts.
+    All,
+    /// Columns by name, the texts too if they are named.
+    Named(Vec<String>),
+}
+
+/// Formats of inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InputFormat {
+    /// A JSON object on each line, possibly compressed with gzip.
+    Jsonl,
+    /// Comma-separated values with a header, possibly compressed with gzip.
+    Csv,
+    /// Tab-separated values with a header, possibly compressed with gzip.
+    Tsv,
+    Parquet,
+    /// A text on each line, possibly compressed with gzip.
+    Lines,
+}
+
+/// Formats of outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputFormat {
+    Parquet,
+    /// Arrow IPC file, also called Feather version 2.
+    Arrow,
+    /// NumPy array with two dimensions.
+    Npy,
+    /// A JSON object on each line.
+    Jsonl,
+}
+
+/// Types of the values of vectors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Vectors {
+    #[default]
+    F32,
+    F16,
+    /// Integers from -127 to 127 and a scale for each row, in the column `scale`. A value is its integer times the scale, the
+    /// largest magnitude of the row divided by 127.
+    Int8,
+    /// A bit for each value, 1 if the value is positive. 8 values are a byte, the first one in its highest bit, as with
+    /// `ubinary` of sentence-transformers. The last byte is filled with zeros.
+    Binary,
+}
+
+/// Name of the column with the scales of [`Vectors::Int8`].
+pub(crate) const SCALE: &str = "scale";
+
+impl Job {
+    /// Returns a job with default options, which reads the column `text`.
+    pub fn new(input: impl Into<PathBuf>, output: impl Into<PathBuf>) -> Self {
+        Self {
+            input: input.into(),
+            input_format: None,
+            column: "text".to_owned(),
+            output: output.into(),
+            output_format: None,
+            keep: Keep::None,
+            vectors: Vectors::F32,
+            overwrite: false,
+            row_column: "row".to_owned(),
+            vector_column: "embedding".to_owned(),
+            limits: Limits::default(),
+        }
+    }
+
+    /// Returns the folder of the unfinished output: the output's name with `.partial`.
+    pub fn partial(&self) -> PathBuf {
+        beside(&self.output, ".partial")
+    }
+
+    /// Returns the file of refused rows: the output's name with `.errors.jsonl`.
+    pub fn errors(&self) -> PathBuf {
+        beside(&self.output, ".errors.jsonl")
+    }
+
+    /// Checks the options, and returns them with the formats chosen.
+    pub(crate) fn check(&self) -> Result<Checked<'_>, CorpusError> {
+        let bad = |problem: String| Err(CorpusError::BadOption { problem });
+        let input = match self.input_format {
+            Some(format) => format,
+            None => InputFormat::of(&self.input)?,
+        };
+        let output = match self.output_format {
+            Some(format) => format,
+            None => OutputFormat::of(&self.output)?,
+        };
+        if self.output.file_name().is_none() {
+            return bad(format!(
+                "`{}` is not the name of a file",
+                self.output.display()
+            ));
+        }
+        let Limits {
+            window_rows,
+            window_bytes,
+            row_bytes,
+        } = self.limits;
+        if window_rows == 0 || window_rows > 1 << 24 {
+            return bad(format!(
+                "a window of {window_rows} rows; expected 1 to 16,777,216"
+            ));
+        }
+        if !(1..=1 << 30).contains(&window_bytes) || !(1..=1 << 30).contains(&row_bytes) {
+            return bad(format!(
+                "a window of {window_bytes} bytes with rows up to {row_bytes}; expected 1 to 1,073,741,824 each"
+            ));
+        }
+        if output == OutputFormat::Npy {
+            if self.keep != Keep::None {
+                return bad("an array of NumPy has no columns to keep; write Parquet".to_owned());
+            }
+            if self.vectors == Vectors::Int8 {
+                return bad(
+                    "an array of NumPy has no place for the scales of int8; write Parquet"
+                        .to_owned(),
+                );
+            }
+        }
+        if input == InputFormat::Lines && self.keep != Keep::None {
+            return bad("plain lines have no columns to keep".to_owned());
+        }
+        if let Keep::Named(names) = &self.keep {
+            let mut sorted = names.clone();
+            sorted.sort_unstable();
+            if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+                return bad(format!("column `{}` is kept twice; name it once", pair[0]));
+            }
+        }
+        let checked = Checked {
+            job: self,
+            input,
+            output,
+        };
+        let mut own = checked.own_columns();
+        own.sort_unstable();
+        if let Some(pair) = own.windows(2).find(|pair| pair[0] == pair[1]) {
+            return bad(format!(
+                "two columns of the output are called `{}`; rename the one of row numbers or of vectors",
+                pair[0]
+            ));
+        }
+        Ok(checked)
+    }
+}
+
+/// A job whose options are checked.
+#[derive(Clone, Copy)]
+pub(crate) struct Checked<'j> {
+    pub job: &'j Job,
+    pub input: InputFormat,
+    pub output: OutputFormat,
+}
+
+impl Checked<'_> {
+    /// Returns every option that changes a byte of the output, for the journal.
+    pub fn options(&self) -> BTreeMap<String, String> {
+        let job = self.job;
+        let keep = match &job.keep {
+            Keep::None => "none".to_owned(),
+            Keep::All => "all".to_owned(),
+            Keep::Named(names) => format!("{names:?}"),
+        };
+        let pairs = [
+            ("input format", self.input.to_string()),
+            ("column", job.column.clone()),
+            ("output format", self.output.to_string()),
+            ("kept columns", keep),
+            ("vectors", job.vectors.to_string()),
+            ("row column", job.row_column.clone()),
+            ("vector column", job.vector_column.clone()),
+            ("rows of a window", job.limits.window_rows.to_string()),
+            ("bytes of a window", job.limits.window_bytes.to_string()),
+            ("bytes of a row", job.limits.row_bytes.to_string()),
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ];
+        pairs.map(|(name, value)| (name.to_owned(), value)).into()
+    }
+
+    /// Returns the names of the output's own columns.
+    pub fn own_columns(&self) -> Vec<&str> {
+        let mut names = vec![self.job.row_column.as_str(), &self.job.vector_column];
+        if self.job.vectors == Vectors::Int8 {
+            names.push(SCALE);
+        }
+        names
+    }
+}
+
+/// Returns the path with `ending` after its last name.
+fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(ending);
+    path.with_file_name(name)
+}
+
+/// Returns the ending of a file's name in lower case, without `.gz`.
+fn extension(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let name = name.to_lowercase();
+    let name = name.strip_suffix(".gz").unwrap_or(&name);
+    name.rsplit_once('.')
+        .map_or("", |(_, ending)| ending)
+        .to_owned()
+}
+
+/// Implements `Display` and `FromStr` by a table of names. The first name of a value is the one that is shown.
+macro_rules! names {
+    ($type:ident, $list:literal, $($value:ident => $name:literal),+) => {
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+
+        impl $type {
+            /// Returns the name that [`FromStr`] reads.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$value => $name),+
+                }
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = CorpusError;
+
+            fn from_str(name: &str) -> Result<Self, CorpusError> {
+                match name {
+                    $($name => Ok(Self::$value),)+
+                    _ => Err(CorpusError::BadFormat { given: name.to_owned(), expected: $list }),
+                }
+            }
+        }
+    };
+}
+
+names!(InputFormat, "jsonl, csv, tsv, parquet, lines",
+    Jsonl => "jsonl", Csv => "csv", Tsv => "tsv", Parquet => "parquet", Lines => "lines");
+names!(OutputFormat, "parquet, arrow, npy, jsonl",
+    Parquet => "parquet", Arrow => "arrow", Npy => "npy", Jsonl => "jsonl");
+names!(Vectors, "f32, f16, int8, binary",
+    F32 => "f32", F16 => "f16", Int8 => "int8", Binary => "binary");
+
+impl InputFormat {
+    fn of(path: &Path) -> Result<Self, CorpusError> {
+        Ok(match extension(path).as_str() {
+            "jsonl" | "ndjson" => Self::Jsonl,
+            "csv" => Self::Csv,
+            "tsv" | "tab" => Self::Tsv,
+            "parquet" | "pq" => Self::Parquet,
+            "txt" => Self::Lines,
+            _ => {
+                return Err(CorpusError::UnknownFormat {
+                    path: path.to_owned(),
+                    expected: ".jsonl, .ndjson, .csv, .tsv, .parquet or .txt",
+                });
+            }
+        })
+    }
+}
+
+impl OutputFormat {
+    fn of(path: &Path) -> Result<Self, CorpusError> {
+        Ok(match extension(path).as_str() {
+            "parquet" | "pq" => Self::Parquet,
+            "arrow" | "feather" => Self::Arrow,
+            "npy" => Self::Npy,
+            "jsonl" | "ndjson" => Self::Jsonl,
+            _ => {
+                return Err(CorpusError::UnknownFormat {
+                    path: path.to_owned(),
+                    expected: ".parquet, .arrow, .npy or .jsonl",
+                });
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_by_ending() {
+        let input = |name: &str| InputFormat::of(Path::new(name)).ok();
+        assert_eq!(input("a/b.JSONL"), Some(InputFormat::Jsonl));
+        assert_eq!(input("b.tsv.gz"), Some(InputFormat::Tsv));
+        assert_eq!(input("b.x.txt"), Some(InputFormat::Lines));
+        assert_eq!(
+            [input("jsonl"), input("a.jsonl/b"), input("b.gz")],
+            [None; 3]
+        );
+        let output = OutputFormat::of(Path::new("v.feather")).ok();
+        assert_eq!(output, Some(OutputFormat::Arrow));
+    }
+
+    #[test]
+    fn options_that_do_not_go_together() {
+        let good = Job::new("a.jsonl", "b/v.parquet");
+        assert!(good.check().is_ok());
+        assert_eq!(good.partial(), Path::new("b/v.parquet.partial"));
+        assert_eq!(good.errors(), Path::new("b/v.parquet.errors.jsonl"));
+        let changes: [fn(&mut Job); 9] = [
+            |job| job.limits.window_rows = 0,
+            |job| job.limits.window_bytes = usize::MAX,
+            |job| job.limits.row_bytes = 0,
+            |job| job.row_column = "embedding".to_owned(),
+            |job| (job.vectors, job.row_column) = (Vectors::Int8, SCALE.to_owned()),
+            |job| job.keep = Keep::Named(vec!["a".to_owned(), "a".to_owned()]),
+            |job| (job.keep, job.output) = (Keep::All, "v.npy".into()),
+            |job| (job.vectors, job.output) = (Vectors::Int8, "v.npy".into()),
+            |job| (job.keep, job.input) = (Keep::All, "a.txt".into()),
+        ];
+        for (i, change) in changes.iter().enumerate() {
+            let mut job = good.clone();
+            change(&mut job);
+            assert!(
+                matches!(job.check(), Err(CorpusError::BadOption { .. })),
+                "change {i}"
+            );
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Embeds the texts of large files.
+//!
+//! [`run`] reads texts from a file, gives them to an [`Embedder`] in windows of some thousand rows, and writes a vector for
+//! each. It knows nothing of models.
+//!
+//! ```
+//! use gemmule_corpus::{Embedded, Function, Hooks, Job, Keep, run};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let (input, output) = (folder.path().join("corpus.jsonl"), folder.path().join("vectors.parquet"));
+//! # std::fs::write(&input, "{\"id\": 7, \"text\": \"a text\"}\n{\"id\": 8, \"text\": null}\n")?;
+//! let mut job = Job::new(&input, &output);
+//! job.keep = Keep::Named(vec!["id".to_owned()]);
+//! let mut embedder = Function {
+//!     identity: "lengths, revision 1".to_owned(),
+//!     width: 2,
+//!     embed: |texts: &[&str]| {
+//!         let row = |text: &&str| match text.len() {
+//!             n if n <= 1000 => Ok(vec![n as f32, 1.0]),
+//!             n => Err(format!("the text has {n} bytes, and the model takes up to 1000")),
+//!         };
+//!         Ok(Embedded { rows: texts.iter().map(row).collect(), tokens: None })
+//!     },
+//! };
+//! let mut print = |progress: &gemmule_corpus::Progress| println!("{} rows", progress.rows);
+//! let hooks = Hooks { progress: Some(&mut print), ..Hooks::default() };
+//! let report = run(&job, &mut embedder, hooks)?;
+//! assert_eq!((report.rows, report.written, report.refused), (2, 1, 1));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Inputs
+//!
+//! | format | rows | kept columns |
+//! |---|---|---|
+//! | [`Jsonl`](InputFormat::Jsonl) | each line is one, an empty line too | typed by the first window, see below |
+//! | [`Csv`](InputFormat::Csv), [`Tsv`](InputFormat::Tsv) | records after the header; empty lines are none | strings |
+//! | [`Parquet`](InputFormat::Parquet) | those of all row groups | types of Parquet, without Arrow's own types |
+//! | [`Lines`](InputFormat::Lines) | each line is one, an empty line is an empty text | none |
+//!
+//! Text formats may be compressed with gzip, whatever their name. Parquet may be compressed with Snappy, gzip or, with the
+//! feature `zstd`, Zstandard. The column of texts is a string column, or one of bytes that are UTF-8. A kept string column of
+//! Parquet that is not UTF-8 stops the run.
+//!
+//! Kept fields of JSONL go to JSONL as they are. For other outputs, the first window decides the columns of [`Keep::All`] and
+//! the type of each: boolean, 64-bit integer, 64-bit float, string, or else JSON text. Later rows that do not fit are refused.
+//!
+//! # Outputs
+//!
+//! Each output row has the number of its input row, counted from 0, in the column [`Job::row_column`]; then the kept columns;
+//! then the vector in [`Job::vector_column`], a list of fixed size. The identity of the model is in the metadata of the schema,
+//! under the key `gemmule:model`. Rows that are refused are left out. [`Vectors`] describes the types of values.
+//!
+//! An array of NumPy has a row for each input row. A row that is refused is NaN in each value, or zeros for
+//! [`Vectors::Binary`]. The list of refused rows tells such a row from a vector of these values.
+//!
+//! # Refused rows
+//!
+//! A row is refused if it is damaged, has no text, is longer than [`Limits::row_bytes`], or if the embedder refuses its text or
+//! gives values that are not finite. Refused rows are listed in [`Job::errors`], an object on each line with the members `row`
+//! and `reason`. An input whose first window has no text at all is an error.
+//!
+//! # Interrupted runs
+//!
+//! A run writes to the folder [`Job::partial`] and moves the output to its place at the end. After each window it waits until
+//! the disk has the window, while the next one is embedded. A run that was killed goes on after its last finished window when it is started again, and its
+//! output is equal to the one of a run that was not interrupted, byte for byte. It needs the same input, options and
+//! [`Embedder::identity`]; see [`CorpusError::Differs`]. A run locks the folder, so two runs never write one output.
+//!
+//! # Memory
+//!
+//! Up to four windows are in memory: one is read, one waits, one is embedded, and one is written. A window has up to
+//! [`Limits::window_rows`] rows and ends after [`Limits::window_bytes`]. A page of Parquet is decoded whole.
+
+mod embedder;
+mod error;
+mod input;
+mod job;
+mod journal;
+mod lock;
+mod output;
+mod run;
+mod store;
+mod window;
+
+pub use embedder::{Embedded, Embedder, EmbedderError, Function};
+pub use error::CorpusError;
+pub use job::{InputFormat, Job, Keep, Limits, OutputFormat, Vectors};
+pub use run::{Hooks, Progress, Report, run};

@@ -1,0 +1,95 @@
+//! The lock of an unfinished output.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{ErrorKind, Read as _, Write as _},
+    path::{Path, PathBuf},
+};
+
+use crate::CorpusError;
+
+/// Max number of bytes of the holder's name.
+const MAX_HOLDER: u64 = 64;
+
+/// Number of attempts, as another run may remove the file between its opening and locking.
+const ATTEMPTS: usize = 8;
+
+/// A lock that is held until it is dropped. The file has the number of the process that holds it.
+pub(crate) struct Lock {
+    pub path: PathBuf,
+    _file: File,
+}
+
+impl Lock {
+    /// Creates the folder and takes its lock.
+    ///
+    /// # Errors
+    /// Another run has the lock.
+    pub fn take(folder: &Path, output: &Path) -> Result<Self, CorpusError> {
+        let path = folder.join("lock");
+        let failed = CorpusError::io(&path, "locked");
+        for _ in 0..ATTEMPTS {
+            match fs::create_dir(folder) {
+                Err(e) if e.kind() != ErrorKind::AlreadyExists => {
+                    return Err(CorpusError::io(folder, "created")(e));
+                }
+                _ => {}
+            }
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false);
+            let mut file = match options.open(&path) {
+                Ok(file) => file,
+                // Another run has just removed the folder.
+                Err(e) if e.kind() == ErrorKind::NotFound => continue,
+                Err(e) => return Err(failed(e)),
+            };
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    return Err(CorpusError::Locked {
+                        output: output.to_owned(),
+                        holder: holder(&file),
+                    });
+                }
+                Err(TryLockError::Error(e)) => return Err(failed(e)),
+            }
+            if !is_at(&file, &path) {
+                continue;
+            }
+            file.set_len(0).map_err(&failed)?;
+            write!(file, "{}", std::process::id()).map_err(&failed)?;
+            return Ok(Self { path, _file: file });
+        }
+        Err(CorpusError::Locked {
+            output: output.to_owned(),
+            holder: "runs that begin and end".to_owned(),
+        })
+    }
+}
+
+/// Returns the name of the process that holds the lock.
+fn holder(file: &File) -> String {
+    let mut text = String::new();
+    let read = file.take(MAX_HOLDER).read_to_string(&mut text);
+    match text.parse::<u32>() {
+        Ok(id) if read.is_ok() => format!("process {id}"),
+        _ => "another process".to_owned(),
+    }
+}
+
+/// Checks whether an open file is still the one at a path.
+fn is_at(file: &File, path: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt as _;
+        let (Ok(open), Ok(found)) = (file.metadata(), fs::metadata(path)) else {
+            return false;
+        };
+        (open.dev(), open.ino()) == (found.dev(), found.ino())
+    }
+    #[cfg(not(unix))]
+    {
+        // An open file cannot be removed.
+        file.metadata().is_ok() && path.exists()
+    }
+}

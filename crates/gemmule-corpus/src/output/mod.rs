@@ -1,0 +1,111 @@
+//! Writers of outputs.
+//!
+//! An output grows by the bytes of a window at a time, so an interrupted run goes on where the last finished window ends.
+
+mod arrow;
+mod jsonl;
+mod npy;
+mod parquet;
+mod vectors;
+
+use arrow_schema::{DataType, Fields};
+
+pub(crate) use vectors::check;
+
+use crate::{CorpusError, Keep, OutputFormat, Vectors, job::Checked, window::Kept};
+
+/// The columns of an output.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    pub row: String,
+    pub vector: String,
+    /// The kept columns.
+    pub fields: Fields,
+    pub vectors: Vectors,
+    pub width: usize,
+    /// Identity of the embedder.
+    pub model: String,
+}
+
+/// The rows of a window with their vectors.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub first: u64,
+    pub kept: Kept,
+    /// A vector for each row, or the reason why it is refused.
+    pub rows: Vec<Result<Vec<f32>, String>>,
+}
+
+/// The bytes of a window.
+#[derive(Debug, Default)]
+pub(crate) struct Part {
+    pub bytes: Vec<u8>,
+    /// A text for the end of the file.
+    pub note: String,
+}
+
+/// A part that is written.
+#[derive(Clone, Debug)]
+pub(crate) struct Placed {
+    /// Its first byte in the file.
+    pub at: u64,
+    pub note: String,
+}
+
+/// The bytes that complete a file.
+#[derive(Debug, Default)]
+pub(crate) struct Tail {
+    /// Bytes that replace the start of the file.
+    pub head: Vec<u8>,
+    /// Bytes after the last window.
+    pub end: Vec<u8>,
+}
+
+/// Encodes a format. Errors are texts of problems.
+pub(crate) trait Encoder: Send + Sync {
+    /// Returns the bytes before the first window.
+    fn head(&self) -> Result<Vec<u8>, String>;
+
+    fn window(&self, batch: &Batch) -> Result<Part, String>;
+
+    /// Returns the bytes that complete a file of `rows` rows of the input, `at` bytes long so far.
+    fn tail(&self, parts: &[Placed], rows: u64, at: u64) -> Result<Tail, String>;
+}
+
+/// Returns the encoder of a job.
+///
+/// # Errors
+/// A kept column with the name of a column of the output, or of a type that the format cannot hold.
+pub(crate) fn encoder(
+    checked: &Checked<'_>,
+    layout: Layout,
+) -> Result<Box<dyn Encoder>, CorpusError> {
+    let own = checked.own_columns();
+    for field in &layout.fields {
+        if own.contains(&field.name().as_str()) {
+            return Err(CorpusError::NameTaken {
+                column: field.name().clone(),
+            });
+        }
+        let is_held = match checked.output {
+            OutputFormat::Jsonl => jsonl::holds(field.data_type()),
+            OutputFormat::Parquet | OutputFormat::Arrow => {
+                !matches!(field.data_type(), DataType::Dictionary(..))
+            }
+            OutputFormat::Npy => checked.job.keep == Keep::None,
+        };
+        if !is_held {
+            return Err(CorpusError::KeptType {
+                column: field.name().clone(),
+                found: field.data_type().to_string(),
+                format: checked.output.name(),
+            });
+        }
+    }
+    Ok(match checked.output {
+        OutputFormat::Parquet => Box::new(parquet::Encoder::new(layout)),
+        OutputFormat::Arrow => Box::new(arrow::Encoder::new(layout)),
+        OutputFormat::Npy => Box::new(npy::Encoder::new(&layout)),
+        OutputFormat::Jsonl => Box::new(jsonl::Encoder::new(layout)),
+    })
+}

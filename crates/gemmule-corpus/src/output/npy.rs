@@ -1,0 +1,82 @@
+//! Arrays of NumPy, format version 1.0.
+
+use half::f16;
+
+use super::{Batch, Encoder as Encodes, Layout, Part, Placed, Tail, vectors::signs};
+use crate::Vectors;
+
+/// Number of bytes of the header, which holds any number of rows.
+const HEADER: usize = 128;
+
+/// Magic number and version.
+const START: &[u8] = b"\x93NUMPY\x01\x00";
+
+/// Encodes an array of (rows, values). A row that is refused has NaN for each value, or zeros where the values are bits.
+pub(super) struct Encoder {
+    vectors: Vectors,
+    width: usize,
+    stored: usize,
+}
+
+impl Encoder {
+    pub fn new(layout: &Layout) -> Self {
+        Self {
+            vectors: layout.vectors,
+            width: layout.width,
+            stored: layout.stored(),
+        }
+    }
+
+    fn header(&self, rows: u64) -> Vec<u8> {
+        let kind = match self.vectors {
+            Vectors::F32 => "<f4",
+            Vectors::F16 => "<f2",
+            Vectors::Int8 => "|i1",
+            Vectors::Binary => "|u1",
+        };
+        let text = format!(
+            "{{'descr': '{kind}', 'fortran_order': False, 'shape': ({rows}, {}), }}",
+            self.stored
+        );
+        let mut header = START.to_vec();
+        header.extend(((HEADER - START.len() - 2) as u16).to_le_bytes());
+        header.extend(text.bytes());
+        header.resize(HEADER - 1, b' ');
+        header.push(b'\n');
+        header
+    }
+}
+
+impl Encodes for Encoder {
+    fn head(&self) -> Result<Vec<u8>, String> {
+        Ok(self.header(0))
+    }
+
+    fn window(&self, batch: &Batch) -> Result<Part, String> {
+        let mut bytes = Vec::with_capacity(4 * self.stored * batch.rows.len());
+        let refused = vec![f32::NAN; self.width];
+        for row in &batch.rows {
+            let vector = row.as_ref().unwrap_or(&refused);
+            match self.vectors {
+                Vectors::F32 => bytes.extend(vector.iter().flat_map(|v| v.to_le_bytes())),
+                Vectors::F16 => {
+                    let values = vector.iter().map(|value| f16::from_f32(*value));
+                    bytes.extend(values.flat_map(f16::to_le_bytes));
+                }
+                Vectors::Int8 => return Err("int8 needs a place for scales".to_owned()),
+                Vectors::Binary => bytes.extend(signs(vector)),
+            }
+        }
+        Ok(Part {
+            bytes,
+            note: String::new(),
+        })
+    }
+
+    fn tail(&self, _: &[Placed], rows: u64, _: u64) -> Result<Tail, String> {
+        Ok(Tail {
+            head: self.header(rows),
+            end: Vec::new(),
+        })
+    }
+}

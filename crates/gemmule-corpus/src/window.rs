@@ -1,0 +1,35 @@
+//! Windows of rows, which are read, embedded and written at once.
+
+use arrow_array::ArrayRef;
+use serde::{Deserialize, Serialize};
+
+/// A text, or the reason why the row has none.
+pub(crate) type Text = Result<String, String>;
+
+/// The place in the input after a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Position {
+    /// Number of rows before.
+    pub row: u64,
+    /// Number of bytes before, without compression. It is 0 for Parquet.
+    pub byte: u64,
+}
+
+/// Rows of the input.
+#[derive(Debug)]
+pub(crate) struct Window {
+    /// Number of the first row.
+    pub first: u64,
+    /// At least one text.
+    pub texts: Vec<Text>,
+    pub kept: Kept,
+    pub end: Position,
+}
+
+/// The kept columns of a window. Each has a value for each row, refused rows too.
+#[derive(Debug)]
+pub(crate) enum Kept {
+    Columns(Vec<ArrayRef>),
+    /// The members of a JSON object as text: `"id":1,"title":"a"`. They go from JSONL to JSONL as they are.
+    Members(Vec<String>),
+}

@@ -1,0 +1,75 @@
+//! Any bytes as a checkpoint: it opens and its tensors are read, or an error says why not.
+//!
+//! The first byte picks what the others are: a whole safetensors file; the header of one, with a
+//! length that fits and data after it; a whole file of PyTorch; or an index beside one sound shard.
+//! The files lie in the folder for temporary files: point `TMPDIR` at a file system in memory.
+
+use std::{fs, path::PathBuf, sync::LazyLock};
+
+use gemmule::{
+    graph::WeightNames,
+    measure::Reference,
+    runtime::weights::{Checkpoint, CheckpointError, WeightSource},
+};
+
+/// Data after a header that the fuzzer wrote.
+const DATA: usize = 64;
+
+/// `single/model.safetensors`, and `sharded/` with an index and `a.safetensors`.
+static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
+    let folder = std::env::temp_dir().join(format!("gemmule-fuzz-{}", std::process::id()));
+    fs::create_dir_all(folder.join("single")).expect("the folder can be made");
+    fs::create_dir_all(folder.join("sharded")).expect("the folder can be made");
+    fs::create_dir_all(folder.join("torch")).expect("the folder can be made");
+    let header = br#"{"w":{"dtype":"F32","shape":[2,4],"data_offsets":[0,32]},"b":{"dtype":"BF16","shape":[16],"data_offsets":[32,64]}}"#;
+    fs::write(folder.join("sharded/a.safetensors"), with_header(header)).expect("room for a shard");
+    folder
+});
+
+fn with_header(header: &[u8]) -> Vec<u8> {
+    let length = (header.len() as u64).to_le_bytes();
+    [&length, header, &[0x3f; DATA]].concat()
+}
+
+pub fn run(bytes: &[u8]) {
+    let Some((&kind, rest)) = bytes.split_first() else {
+        return;
+    };
+    let single = FOLDER.join("single/model.safetensors");
+    let (file, content) = match kind {
+        b'0' => (single, rest.to_vec()),
+        b'1' => (single, with_header(rest)),
+        b'2' => (FOLDER.join("torch/pytorch_model.bin"), rest.to_vec()),
+        _ => (
+            FOLDER.join("sharded/model.safetensors.index.json"),
+            rest.to_vec(),
+        ),
+    };
+    fs::write(&file, content).expect("room for a checkpoint");
+    if kind == b'0' || kind == b'1' {
+        let _ = Reference::read(&file);
+    }
+    let folder = file.parent().expect("a file lies in a folder");
+    let names = WeightNames {
+        prefixes: vec![String::new(), "bert.".to_owned()],
+        ..WeightNames::default()
+    };
+    let checkpoint = match Checkpoint::open(folder, folder, names) {
+        Ok(checkpoint) => checkpoint,
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            return;
+        }
+    };
+    assert!(checkpoint.check(&[("no such tensor", &[1])]).is_err());
+    for name in checkpoint.surplus(&[]) {
+        // The error names the shape that is there; with it the tensor is read, unless its type is
+        // none of a weight.
+        let Err(CheckpointError::Shape { found, .. }) = checkpoint.read(&name, &[u64::MAX]) else {
+            continue;
+        };
+        if let Ok(values) = checkpoint.read(&name, &found) {
+            assert_eq!(values.len() as u64, found.iter().product::<u64>());
+        }
+    }
+}

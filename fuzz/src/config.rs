@@ -1,0 +1,41 @@
+//! Any JSON as config.json of the shipped descriptions: it is built or refused.
+
+use std::sync::LazyLock;
+
+use gemmule::model::Description;
+use serde_json::Value;
+
+/// Models of many layers show nothing new and take hundreds of times as long; the tests have one.
+const MAX_LAYERS: f64 = 16.0;
+
+static SHIPPED: LazyLock<Vec<Description>> = LazyLock::new(|| {
+    let shipped = Description::shipped_names().iter();
+    shipped
+        .filter_map(|name| Description::shipped(name))
+        .map(|description| description.expect("shipped descriptions are right"))
+        .collect()
+});
+
+/// Returns whether the input belongs into the corpus.
+pub fn run(text: &[u8]) -> bool {
+    let Ok(config) = serde_json::from_slice::<Value>(text) else {
+        return true;
+    };
+    let layers = ["num_hidden_layers", "n_layers"].map(|key| config.get(key)?.as_f64());
+    if layers.into_iter().flatten().any(|n| n > MAX_LAYERS) {
+        return false;
+    }
+    // One description an input: four times the inputs in the same time.
+    let which = text
+        .iter()
+        .fold(0, |sum: usize, &b| sum.wrapping_add(b.into()));
+    let description = &SHIPPED[which % SHIPPED.len()];
+    let outputs = description.output_names();
+    if let Ok(model) = description.build(&config, Some(&outputs)) {
+        model
+            .graph
+            .verify()
+            .expect("a graph that is built is sound");
+    }
+    true
+}

@@ -1,0 +1,36 @@
+"""Embeddings, reranking, text generation and translation with transformers of Hugging Face folders, on CUDA devices and CPUs.
+
+    >>> from gemmule import Embedder
+    >>> Embedder("BAAI/bge-small-en-v1.5").encode(["It rained.", "The rain came down."]).shape
+    (2, 384)
+"""
+
+from . import _nvrtc
+from ._errors import ComputeError, FileError, GemmuleError, InputError
+
+# Before the first use of a device.
+_nvrtc.choose()
+
+from ._gemmule import (  # noqa: E402
+    Embedder,
+    Engine,
+    Generator,
+    Reranker,
+    TextStream,
+    Translator,
+    __version__,
+)
+
+__all__ = [
+    "ComputeError",
+    "Embedder",
+    "Engine",
+    "FileError",
+    "GemmuleError",
+    "Generator",
+    "InputError",
+    "Reranker",
+    "TextStream",
+    "Translator",
+    "__version__",
+]

@@ -1,0 +1,448 @@
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from typing import Any, Literal, TypedDict, final, overload
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import NotRequired, Self, Unpack
+
+__all__ = [
+    "ComputeError",
+    "Embedder",
+    "Engine",
+    "FileError",
+    "GemmuleError",
+    "Generator",
+    "InputError",
+    "Reranker",
+    "TextStream",
+    "Translator",
+    "__version__",
+]
+
+__version__: str
+
+_Floats = NDArray[np.float32]
+_Pair = tuple[str, str] | list[str]
+_Texts = list[str] | tuple[str, ...] | NDArray[np.str_]
+
+class GemmuleError(Exception):
+    """Base class of all exceptions of gemmule."""
+
+class InputError(GemmuleError, ValueError):
+    """An argument, or the contents of a model's files, cannot be used."""
+
+class FileError(GemmuleError, OSError):
+    """A file or a model is missing or cannot be read, or the Hugging Face hub cannot be reached."""
+
+class ComputeError(GemmuleError, RuntimeError):
+    """A device, memory or a computation failed."""
+
+class _Ranked(TypedDict):
+    corpus_id: int
+    score: float
+    text: NotRequired[str]
+
+class _Options(TypedDict, total=False):
+    """Options of generation. None, and an option that is left out, is the value of the folder's generation_config.json."""
+
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    do_sample: bool | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    seed: int | None
+    num_beams: int | None
+    length_penalty: float | None
+    early_stopping: bool | Literal["never"] | None
+    repetition_penalty: float | None
+    no_repeat_ngram_size: int | None
+    forced_bos_token: str | None
+    stop_strings: str | list[str] | None
+
+@final
+class Embedder:
+    """Embeds texts, as `SentenceTransformer` does.
+
+    Several threads may use one object at once.
+    """
+
+    def __new__(
+        cls,
+        model: str | PathLike[str],
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        quantize: Literal["int8"] | None = None,
+        threads: int | None = None,
+        truncate_dim: int | None = None,
+    ) -> Self:
+        """Load a model.
+
+        Args:
+            model: A folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION".
+            device: "cpu", "cuda" or "cuda:N". None is the first supported CUDA device, or the CPU if there is none.
+            dtype: "float32", "float16" or "bfloat16". None is float16 on CUDA and float32 on the CPU.
+            quantize: "int8" computes linear layers in 8-bit integers, on the CPU only.
+            threads: Number of CPU threads. None is the number that the process may run at once.
+            truncate_dim: Number of values to keep of each vector. None keeps all.
+
+        Raises:
+            InputError: An argument or the contents of the folder cannot be used.
+            FileError: The folder or the model does not exist, or cannot be read.
+            ComputeError: The device or memory fails.
+        """
+
+    def encode(
+        self,
+        sentences: str | Iterable[str],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_tokens: int | None = None,
+        normalize_embeddings: bool = False,
+        normalize: bool = False,
+        truncate_dim: int | None = None,
+    ) -> _Floats:
+        """Embed texts.
+
+        Args:
+            sentences: A text, or a list of texts. Texts longer than `max_seq_length` are cut.
+            prompt_name: Name of a prompt of the model's folder, which is put before each text.
+            prompt: Text that is put before each text. With neither, the folder's default prompt is used.
+            batch_tokens: Maximum number of tokens that are computed at once; a longer text is a batch of its own. None is
+                16,384 on CUDA and 2,048 on the CPU.
+            normalize_embeddings: Scale each vector to length 1.
+            normalize: Another name of `normalize_embeddings`.
+            truncate_dim: Number of values to keep of each vector, before it is normalized.
+
+        Returns:
+            A float32 array of shape [n, d], or of shape [d] for a single str.
+        """
+
+    def encode_query(
+        self,
+        sentences: str | Iterable[str],
+        *,
+        batch_tokens: int | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+    ) -> _Floats:
+        """Embed queries: `encode` with the prompt `query`, if the model's folder defines it.
+
+        Returns:
+            A float32 array of shape [n, d], or of shape [d] for a single str.
+        """
+
+    def encode_document(
+        self,
+        sentences: str | Iterable[str],
+        *,
+        batch_tokens: int | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+    ) -> _Floats:
+        """Embed documents: `encode` with the first of the prompts `document`, `passage` and `corpus` that the folder defines.
+
+        Returns:
+            A float32 array of shape [n, d], or of shape [d] for a single str.
+        """
+
+    @property
+    def prompt_names(self) -> list[str]:
+        """Names of the prompts that the model's folder defines, sorted."""
+
+    @property
+    def max_seq_length(self) -> int | None:
+        """Maximum number of tokens of a text, with special tokens; None without a limit."""
+
+    @property
+    def device(self) -> str:
+        """Device that the model runs on, in words."""
+
+    @property
+    def precision(self) -> str:
+        """Precision of the products of linear layers: "f32", "f16", "bf16" or "int8"."""
+
+@final
+class Reranker:
+    """Scores pairs of a query and a document, as `CrossEncoder` does.
+
+    Several threads may use one object at once.
+    """
+
+    def __new__(
+        cls,
+        model: str | PathLike[str],
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        quantize: Literal["int8"] | None = None,
+        threads: int | None = None,
+    ) -> Self:
+        """Load a model. The arguments are those of `Embedder`."""
+
+    def predict(
+        self,
+        pairs: _Pair | Iterable[_Pair],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_tokens: int | None = None,
+    ) -> _Floats:
+        """Score pairs of a query and a document.
+
+        Args:
+            pairs: A pair, or a list of pairs. If a pair is too long, the longer text is cut first.
+            prompt_name: Name of a prompt of the model's folder, which is put before each query.
+            prompt: Text that is put before each query.
+            batch_tokens: See `Embedder.encode`.
+
+        Returns:
+            A float32 array of shape [n], or [n, labels] for a model with several labels. The result of a single pair has no
+            first dimension. A score is the logit after the activation that the folder chooses, by default a sigmoid for one
+            label.
+        """
+
+    def rank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        top_k: int | None = None,
+        return_documents: bool = False,
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_tokens: int | None = None,
+    ) -> list[_Ranked]:
+        """Rank documents for a query, the best first.
+
+        Returns:
+            The best `top_k` documents, or all: dicts with `corpus_id`, the index of the document, `score`, and with
+            `return_documents` its `text`.
+        """
+
+    @property
+    def max_seq_length(self) -> int | None:
+        """Maximum number of tokens of a pair, with special tokens; None without a limit."""
+
+    @property
+    def device(self) -> str:
+        """Device that the model runs on, in words."""
+
+    @property
+    def precision(self) -> str:
+        """Precision of the products of linear layers: "f32", "f16", "bf16" or "int8"."""
+
+@final
+class Generator:
+    """Generates text: after a prompt, or as a reply in a conversation.
+
+    Several threads may use one object at once.
+    """
+
+    def __new__(
+        cls,
+        model: str | PathLike[str],
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        quantize: Literal["int8"] | None = None,
+        threads: int | None = None,
+    ) -> Self:
+        """Load a model. The arguments are those of `Embedder`."""
+
+    @overload
+    def generate(
+        self, prompts: str, *, stream: Literal[False] = False, **options: Unpack[_Options]
+    ) -> str:
+        """Continue prompts. The prompt is not part of the result.
+
+        Args:
+            prompts: A prompt, or a list of prompts. As many as the memory allows are computed at once.
+            stream: Return an iterator over the parts of the text of a single prompt.
+            max_new_tokens: Maximum number of new tokens. By default all that the model has positions for.
+            min_new_tokens: Minimum number of new tokens.
+            do_sample: Sample instead of taking the most probable token. The next four options imply it.
+            temperature, top_k, top_p, min_p: Parameters of sampling.
+            seed: Seed of sampling, 0 by default. Equal seeds give equal texts.
+            num_beams: Number of beams of beam search; 1 for none.
+            length_penalty, early_stopping: Parameters of beam search.
+            repetition_penalty: Makes tokens that occurred less probable if above 1.
+            no_repeat_ngram_size: Length of sequences of tokens that must not occur twice.
+            forced_bos_token: The first new token, as written in the folder's files.
+            stop_strings: Texts that end the result, which does not contain them.
+
+        Returns:
+            A str for a str, a list of str for a list, or an iterator of str.
+        """
+
+    @overload
+    def generate(
+        self, prompts: _Texts, *, stream: Literal[False] = False, **options: Unpack[_Options]
+    ) -> list[str]: ...
+    @overload
+    def generate(
+        self, prompts: str, *, stream: Literal[True], **options: Unpack[_Options]
+    ) -> TextStream: ...
+    @overload
+    def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        stream: Literal[False] = False,
+        tools: Iterable[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[_Options],
+    ) -> str:
+        """Reply to a conversation, written by the model's chat template.
+
+        Args:
+            messages: Dicts with `role` ("system", "user", "assistant", …) and `content`.
+            stream: Return an iterator over the parts of the reply.
+            tools: Tools that the model may call, as dicts of JSON.
+            chat_template_kwargs: Other variables of the template, such as {"enable_thinking": False}.
+            options: See `generate`.
+
+        Returns:
+            The reply, or an iterator over its parts.
+        """
+
+    @overload
+    def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        stream: Literal[True],
+        tools: Iterable[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[_Options],
+    ) -> TextStream: ...
+    @property
+    def device(self) -> str:
+        """Device that the model runs on, in words."""
+
+    @property
+    def precision(self) -> str:
+        """Precision of the products of linear layers: "f32", "f16", "bf16" or "int8"."""
+
+@final
+class TextStream:
+    """Iterator over the parts of a generated text. Together they are the text that `generate` returns."""
+
+    def __iter__(self) -> TextStream: ...
+    def __next__(self) -> str: ...
+    def close(self) -> None:
+        """End the generation and free its memory. So does deleting the iterator."""
+
+@final
+class Translator:
+    """Translates texts.
+
+    Several threads may use one object at once.
+    """
+
+    def __new__(
+        cls,
+        model: str | PathLike[str],
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        quantize: Literal["int8"] | None = None,
+        threads: int | None = None,
+    ) -> Self:
+        """Load a model. The arguments are those of `Embedder`."""
+
+    @overload
+    def translate(self, texts: str, **options: Unpack[_Options]) -> str:
+        """Translate texts.
+
+        Args:
+            texts: A text, or a list of texts.
+            max_new_tokens: Maximum number of new tokens. By default twice the tokens of the text plus 16, and at most the
+                limit of the folder.
+            options: See `Generator.generate`. `forced_bos_token` chooses the language of some models, such as "__de__".
+
+        Returns:
+            A str for a str, and a list of str for a list. A blank text has an empty translation.
+        """
+
+    @overload
+    def translate(self, texts: _Texts, **options: Unpack[_Options]) -> list[str]: ...
+    @property
+    def device(self) -> str:
+        """Device that the model runs on, in words."""
+
+    @property
+    def precision(self) -> str:
+        """Precision of the products of linear layers: "f32", "f16", "bf16" or "int8"."""
+
+@final
+class Engine:
+    """Runs a model and returns its outputs by name.
+
+    Several threads may use one object at once.
+    """
+
+    def __new__(
+        cls,
+        model: str | PathLike[str],
+        *,
+        outputs: list[str] | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+        quantize: Literal["int8"] | None = None,
+        threads: int | None = None,
+    ) -> Self:
+        """Load a model.
+
+        Args:
+            outputs: Names of the outputs to compute. None are those that the model's folder is for.
+
+        The other arguments are those of `Embedder`.
+        """
+
+    def run(
+        self,
+        inputs: Iterable[str] | Iterable[_Pair] | Iterable[Iterable[int]],
+        *,
+        outputs: list[str] | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+    ) -> dict[str, NDArray[Any]]:
+        """Run inputs as one batch.
+
+        Args:
+            inputs: Texts, pairs of texts, or lists of token ids.
+            outputs: Names of the outputs to return. None returns all that the engine computes.
+            prompt_name: Name of a prompt of the model's folder, which is put before each text.
+            prompt: Text that is put before each text.
+
+        Returns:
+            The outputs by name: float32 arrays of shape [batch, width], or [tokens, width] with the tokens of all inputs one
+            after another, without padding. `lengths` is an int64 array of shape [batch] with the number of tokens of each
+            input.
+        """
+
+    def tokenize(
+        self,
+        inputs: Iterable[str] | Iterable[_Pair],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+    ) -> list[list[int]]:
+        """Return the token ids of texts or pairs of texts, with special tokens."""
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs that the engine computes."""
+
+    @property
+    def device(self) -> str:
+        """Device that the model runs on, in words."""
+
+    @property
+    def precision(self) -> str:
+        """Precision of the products of linear layers: "f32", "f16", "bf16" or "int8"."""

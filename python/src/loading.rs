@@ -1,0 +1,171 @@
+//! Opens the model that a class is created for.
+
+use std::{
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    sync::mpsc::{RecvTimeoutError, sync_channel},
+    thread,
+};
+
+use gemmule::{
+    DType, DeviceChoice, Engine, EngineError, Format, TextError,
+    engine::{Builder, hub::ModelId},
+};
+use pyo3::{exceptions::PyTypeError, prelude::*, types::PyString};
+
+use crate::{
+    arguments::{kind_of, text},
+    error::{Error, Result},
+    process,
+    signals::INTERVAL,
+};
+
+/// A model, and where and how it is computed.
+pub struct Loading {
+    source: Source,
+    device: DeviceChoice,
+    dtype: Option<DType>,
+    quantize: Option<Format>,
+    threads: Option<NonZeroUsize>,
+}
+
+/// Location of a model.
+enum Source {
+    Folder(PathBuf),
+    /// A name on the hub.
+    Hub(String),
+}
+
+impl Loading {
+    /// Reads the arguments that all classes share.
+    ///
+    /// # Errors
+    /// Unknown devices, types and formats, and a model that is neither a text nor a path.
+    pub fn new(
+        model: &Bound<'_, PyAny>,
+        device: Option<&str>,
+        dtype: Option<&str>,
+        quantize: Option<&str>,
+        threads: Option<usize>,
+    ) -> Result<Self> {
+        let threads = match threads.map(NonZeroUsize::new) {
+            None => None,
+            Some(Some(n)) => Some(n),
+            Some(None) => {
+                let text =
+                    "threads is 0; expected at least 1, or None for all that the process may use";
+                return Err(Error::Input(text.to_owned()));
+            }
+        };
+        Ok(Self {
+            source: source(model)?,
+            device: device.map_or(Ok(DeviceChoice::Auto), str::parse)?,
+            dtype: dtype.map_or(Ok(None), parsed_dtype)?,
+            quantize: quantize.map(parsed_format).transpose()?,
+            threads,
+        })
+    }
+
+    /// Fetches and loads the model on a thread of its own, so that Ctrl-C ends the wait. The thread then goes on in the
+    /// background, and its model is dropped.
+    ///
+    /// # Errors
+    /// Errors of the hub, of the folder and of the device, and the exception of a signal handler.
+    pub fn load<T: Send + 'static>(
+        self,
+        py: Python<'_>,
+        set: impl FnOnce(Builder) -> Builder + Send + 'static,
+        finish: impl FnOnce(Engine) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        process::check()?;
+        let (sender, mut receiver) = sync_channel(1);
+        let load = move || {
+            let loaded = self.builder().and_then(|builder| Ok(set(builder).build()?));
+            // The caller may have been interrupted.
+            let _ = sender.send(loaded.and_then(finish));
+        };
+        let thread = thread::Builder::new().name("load".to_owned()).spawn(load);
+        thread.map_err(|e| threads_error(&e.to_string()))?;
+        loop {
+            let received;
+            (received, receiver) = py.detach(move || (receiver.recv_timeout(INTERVAL), receiver));
+            match received {
+                Ok(loaded) => return loaded,
+                Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(threads_error("loading ended with a panic, printed above"));
+                }
+            }
+        }
+    }
+
+    fn builder(&self) -> Result<Builder> {
+        let mut builder = match &self.source {
+            Source::Folder(folder) if folder.is_dir() => Engine::from_checkpoint(folder),
+            Source::Folder(folder) => {
+                let folder = folder.clone();
+                return Err(TextError::NoFolder { folder }.into());
+            }
+            Source::Hub(name) => Engine::from_hub(name)?,
+        };
+        builder = builder.device(self.device);
+        if let Some(dtype) = self.dtype {
+            builder = builder.dtype(dtype);
+        }
+        if let Some(format) = self.quantize {
+            builder = builder.quantize(format);
+        }
+        if let Some(threads) = self.threads {
+            builder = builder.threads(threads);
+        }
+        Ok(builder)
+    }
+}
+
+fn threads_error(problem: &str) -> Error {
+    EngineError::Threads {
+        problem: problem.to_owned(),
+    }
+    .into()
+}
+
+/// Returns the folder or the name on the hub. A folder that exists comes first.
+fn source(model: &Bound<'_, PyAny>) -> Result<Source> {
+    if model.is_instance_of::<PyString>() {
+        let name = text(model, || "model".to_owned())?;
+        let is_name = !Path::new(&name).exists() && ModelId::parse(&name).is_ok();
+        return Ok(match is_name {
+            true => Source::Hub(name),
+            false => Source::Folder(name.into()),
+        });
+    }
+    match model.extract::<PathBuf>() {
+        Ok(folder) => Ok(Source::Folder(folder)),
+        Err(_) => Err(Error::Python(PyTypeError::new_err(format!(
+            "model is {}; expected the path of a folder, or a name on the Hugging Face hub (ORG/NAME)",
+            kind_of(model)
+        )))),
+    }
+}
+
+/// Reads a type by its name in gemmule, in torch or in numpy.
+fn parsed_dtype(name: &str) -> Result<Option<DType>> {
+    match name.strip_prefix("torch.").unwrap_or(name) {
+        "auto" => Ok(None),
+        "f32" | "float32" | "float" => Ok(Some(DType::F32)),
+        "f16" | "float16" | "half" => Ok(Some(DType::F16)),
+        "bf16" | "bfloat16" => Ok(Some(DType::BF16)),
+        _ => Err(Error::Input(format!(
+            "`{name}` is not a storage type; expected \"float32\", \"float16\" or \"bfloat16\", or \"auto\" for that of the device"
+        ))),
+    }
+}
+
+fn parsed_format(name: &str) -> Result<Format> {
+    match name {
+        "int8" => Ok(Format::INT8),
+        _ => Err(Error::Input(format!(
+            "`{name}` is not a format that weights are quantized to; expected \"int8\""
+        ))),
+    }
+}

@@ -1,0 +1,199 @@
+//! A model that computes a result for each text or pair of texts.
+
+use std::sync::{Mutex, PoisonError};
+
+use gemmule::{
+    Engine, Output, Outputs, Session,
+    engine::DeviceName,
+    text::{Encoded, Folder, Input, Prompt, TextEncoder},
+};
+use pyo3::Python;
+
+use crate::{
+    arrays::Rows,
+    error::{Error, Result, of_text},
+    loading::Loading,
+    process,
+    signals::Signals,
+};
+
+/// Default maximum number of tokens of a batch on a CUDA device.
+const BATCH_TOKENS: usize = 16_384;
+/// The same on a CPU, which gains nothing from larger batches. Signals are handled between batches.
+const BATCH_TOKENS_ON_CPU: usize = 2048;
+
+/// An engine with its tokenizer and sessions. Several threads may use it at once.
+pub struct TextModel {
+    pub engine: Engine,
+    pub encoder: TextEncoder,
+    sessions: Sessions,
+}
+
+/// Sessions that no call uses. A new session allocates memory, and captures CUDA graphs on a device.
+#[derive(Default)]
+pub struct Sessions(Mutex<Vec<Session>>);
+
+impl Sessions {
+    /// Calls `f` with a session that no other call uses.
+    ///
+    /// # Errors
+    /// A session that cannot be created, and the errors of `f`.
+    pub fn with<T>(&self, engine: &Engine, f: impl FnOnce(&mut Session) -> Result<T>) -> Result<T> {
+        process::check()?;
+        let free = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut session = match free {
+            Some(session) => session,
+            None => engine.session()?,
+        };
+        let result = f(&mut session);
+        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        free.push(session);
+        result
+    }
+}
+
+impl TextModel {
+    /// Loads a model that computes one output.
+    ///
+    /// # Errors
+    /// The errors of [`Loading::load`], and a folder without a tokenizer.
+    pub fn load(py: Python<'_>, loading: Loading, output: &'static str) -> Result<Self> {
+        loading.load(
+            py,
+            move |builder| builder.outputs([output]),
+            |engine| {
+                let encoder = TextEncoder::of(folder(&engine)?)?;
+                Ok(Self {
+                    engine,
+                    encoder,
+                    sessions: Sessions::default(),
+                })
+            },
+        )
+    }
+
+    /// Computes the result of each input, in batches of similar lengths, and returns them in the order of the inputs. `output`
+    /// returns the results of a batch, with a row for each sequence. `batch_tokens` limits the tokens of a batch.
+    ///
+    /// # Errors
+    /// Inputs that the tokenizer refuses, unknown prompts, batches that fail, and the exception of a signal handler.
+    pub fn rows<'a>(
+        &self,
+        py: Python<'_>,
+        inputs: impl Iterator<Item = Input<'a>> + Send,
+        prompt: Prompt<'_>,
+        batch_tokens: Option<usize>,
+        output: impl Fn(&Engine, &Outputs) -> Result<Output> + Send + Sync,
+    ) -> Result<Rows> {
+        let batch_tokens = self.batch_tokens(batch_tokens)?;
+        py.detach(move || {
+            let mut signals = Signals::new();
+            let mut encoded: Vec<Encoded> = Vec::new();
+            for (index, input) in inputs.enumerate() {
+                let one = self.encoder.encode_one(input, prompt);
+                encoded.push(one.map_err(|e| of_text(e, index))?);
+                signals.check()?;
+            }
+            self.sessions.with(&self.engine, |session| {
+                self.run(session, &encoded, batch_tokens, output, &mut signals)
+            })
+        })
+    }
+
+    fn run(
+        &self,
+        session: &mut Session,
+        encoded: &[Encoded],
+        batch_tokens: usize,
+        output: impl Fn(&Engine, &Outputs) -> Result<Output>,
+        signals: &mut Signals,
+    ) -> Result<Rows> {
+        let mut rows = Rows {
+            values: Vec::new(),
+            n_rows: encoded.len(),
+            row: Vec::new(),
+        };
+        for (nth, batch) in batches(encoded, batch_tokens).into_iter().enumerate() {
+            let sequences = batch.iter().map(|&index| &encoded[index]);
+            let outputs = session.run(&Encoded::batch(sequences)?)?;
+            outputs.check_finite()?;
+            let output = output(&self.engine, &outputs)?;
+            let width = output.values.len() / batch.len();
+            if nth == 0 {
+                rows.row = output.shape[1..].iter().map(|&n| n as usize).collect();
+                let n = width.saturating_mul(rows.n_rows);
+                rows.values.try_reserve_exact(n).map_err(|_| no_room(n))?;
+                rows.values.resize(n, 0.0);
+            }
+            for (row, &index) in output.values.chunks_exact(width.max(1)).zip(&batch) {
+                rows.values[index * width..][..width].copy_from_slice(row);
+            }
+            signals.check()?;
+        }
+        Ok(rows)
+    }
+
+    fn batch_tokens(&self, asked: Option<usize>) -> Result<usize> {
+        match (asked, self.engine.device()) {
+            (Some(0), _) => Err(Error::Input(
+                "batch_tokens is 0; expected at least 1, or None for the default of the device"
+                    .to_owned(),
+            )),
+            (Some(n), _) => Ok(n),
+            (None, DeviceName::Cpu { .. }) => Ok(BATCH_TOKENS_ON_CPU),
+            (None, DeviceName::Cuda(_)) => Ok(BATCH_TOKENS),
+        }
+    }
+}
+
+/// Returns the folder of an engine that was built from one.
+///
+/// # Errors
+/// An engine that was built otherwise.
+pub fn folder(engine: &Engine) -> Result<Folder> {
+    match engine.folder() {
+        Some(folder) => Ok(folder.clone()),
+        None => Err(gemmule::EngineError::NoFolderOfTexts.into()),
+    }
+}
+
+/// Returns the prompt that two arguments choose.
+///
+/// # Errors
+/// Both arguments at once.
+pub fn prompt<'a>(name: Option<&'a str>, text: Option<&'a str>) -> Result<Prompt<'a>> {
+    match (name, text) {
+        (None, None) => Ok(Prompt::Default),
+        (Some(name), None) => Ok(Prompt::Named(name)),
+        (None, Some(text)) => Ok(Prompt::Text(text)),
+        (Some(_), Some(_)) => Err(Error::Input(
+            "prompt and prompt_name are both given; expected one of them".to_owned(),
+        )),
+    }
+}
+
+fn no_room(n: usize) -> Error {
+    Error::Python(pyo3::exceptions::PyMemoryError::new_err(format!(
+        "there is no memory for the {n} values of the result; call with fewer texts"
+    )))
+}
+
+/// Returns the indices of the sequences of each batch, the longest first, so that a batch that needs too much memory fails early.
+fn batches(encoded: &[Encoded], batch_tokens: usize) -> Vec<Vec<usize>> {
+    let length = |index: usize| encoded[index].ids.len();
+    let mut order: Vec<usize> = (0..encoded.len()).collect();
+    order.sort_by_key(|&index| std::cmp::Reverse(length(index)));
+    let mut batches: Vec<Vec<usize>> = Vec::new();
+    let mut tokens = 0;
+    for index in order {
+        tokens += length(index);
+        match batches.last_mut() {
+            Some(batch) if tokens <= batch_tokens => batch.push(index),
+            _ => {
+                batches.push(vec![index]);
+                tokens = length(index);
+            }
+        }
+    }
+    batches
+}

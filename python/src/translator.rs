@@ -1,0 +1,119 @@
+//! `Translator`: translations of texts.
+
+use gemmule::{generate::Request, text::StreamDecoder};
+use pyo3::{IntoPyObjectExt as _, prelude::*, types::PyDict};
+
+use crate::{
+    arguments::{Texts, texts},
+    error::{Error, Result},
+    generator::WritingModel,
+    loading::Loading,
+    options::Options,
+    requests::Requests,
+};
+
+/// Translates texts.
+///
+/// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or
+/// "cuda:N", and `dtype` "float32", "float16" or "bfloat16"; by default the first CUDA device in float16, or the CPU in float32.
+/// `quantize="int8"` computes linear layers in 8-bit integers on the CPU. Several threads may use one object at once.
+#[pyclass(frozen, module = "gemmule")]
+pub struct Translator {
+    model: WritingModel,
+}
+
+#[pymethods]
+impl Translator {
+    #[new]
+    #[pyo3(signature = (model, *, device=None, dtype=None, quantize=None, threads=None))]
+    fn new(
+        py: Python<'_>,
+        model: &Bound<'_, PyAny>,
+        device: Option<&str>,
+        dtype: Option<&str>,
+        quantize: Option<&str>,
+        threads: Option<usize>,
+    ) -> Result<Self> {
+        let loading = Loading::new(model, device, dtype, quantize, threads)?;
+        let model = WritingModel::load(py, loading)?;
+        match model.engine.has_source() {
+            true => Ok(Self { model }),
+            false => Err(Error::Input(
+                "the model continues a prompt and does not translate; use Generator".to_owned(),
+            )),
+        }
+    }
+
+    /// Translate texts.
+    ///
+    /// Returns a str for a str, and a list of str for a list. A blank text has an empty translation. `options` are those of
+    /// `Generator.generate`; `max_new_tokens` is by default twice the tokens of the text plus 16.
+    #[pyo3(signature = (texts, **options))]
+    fn translate<'py>(
+        &self,
+        py: Python<'py>,
+        texts: &Bound<'py, PyAny>,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> Result<Bound<'py, PyAny>> {
+        let Texts { texts, is_single } = self::texts(texts, "texts")?;
+        let options = Options::new(options)?;
+        let translations = py.detach(|| self.translations(&texts, &options))?;
+        match is_single {
+            true => Ok(translations.concat().into_bound_py_any(py)?),
+            false => Ok(translations.into_bound_py_any(py)?),
+        }
+    }
+
+    /// Device that the model runs on, in words.
+    #[getter]
+    fn device(&self) -> String {
+        self.model.engine.device().to_string()
+    }
+
+    /// Precision of the products of linear layers: "f32", "f16", "bf16" or "int8".
+    #[getter]
+    fn precision(&self) -> &'static str {
+        self.model.engine.precision().name()
+    }
+}
+
+impl Translator {
+    fn translations(&self, texts: &[String], options: &Options) -> Result<Vec<String>> {
+        let mut translations = vec![String::new(); texts.len()];
+        let prompts = self.model.prompts(texts)?;
+        let each = texts.iter().zip(prompts.ids).enumerate();
+        let sources = each.filter(|(_, (text, _))| !text.trim().is_empty());
+        let sources: Vec<(usize, Vec<u32>)> = sources.map(|(at, (_, ids))| (at, ids)).collect();
+        if sources.is_empty() {
+            return Ok(translations);
+        }
+        let order: Vec<usize> = sources.iter().map(|&(at, _)| at).collect();
+        let mut params = options.params(&self.model.encoder)?;
+        // The first position is that of the start token.
+        let positions = self.model.engine.limits().longest;
+        let most = positions.map_or(usize::MAX, |n| n.saturating_sub(1) as usize);
+        let requests = sources.into_iter().map(|(at, prompt)| {
+            let mut options_of_text = params.clone();
+            if options.max_new_tokens.is_none() {
+                let own = params.rules.max_new_tokens;
+                options_of_text.rules.max_new_tokens = (2 * prompt.len() + 16).min(most).min(own);
+            }
+            let options = options_of_text;
+            (at, Request { prompt, options })
+        });
+        let requests: Vec<(usize, Request)> = requests.collect();
+        let new = requests
+            .iter()
+            .map(|(_, one)| one.options.rules.max_new_tokens);
+        params.rules.max_new_tokens = new.max().unwrap_or(1);
+        let requests = Requests::new(&self.model.engine, requests, &params)?;
+        let decoders = vec![StreamDecoder::default(); order.len()];
+        let written = self
+            .model
+            .write(requests, decoders, &options.stop_strings)?;
+        for (index, text) in order.into_iter().zip(written) {
+            translations[index] = text;
+        }
+        Ok(translations)
+    }
+}

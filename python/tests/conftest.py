@@ -1,0 +1,69 @@
+"""Folders of models, and the results of other implementations on them, which the Rust tests use, too."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gemmule import Embedder, Generator, Reranker, Translator
+
+ROOT = Path(__file__).resolve().parents[2]
+CHECKPOINTS = ROOT / "tests/checkpoints"
+
+
+def checkpoint(name):
+    """A small folder. `scripts/folders.py`, `train_writer.py` and `train_translator.py` make them."""
+    return CHECKPOINTS / name
+
+
+def runs(name):
+    """Inputs and results of sentence-transformers."""
+    return json.loads((checkpoint(name) / "expected.json").read_text())["runs"]
+
+
+def written(name):
+    """Prompts or sources, and the texts of transformers."""
+    return json.loads((checkpoint(name) / "written.json").read_text())
+
+
+def tensors(file):
+    """Reads a safetensors file."""
+    data = file.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    types = {"F32": np.float32, "I64": np.int64}
+    return {
+        name: np.frombuffer(data[start + at["data_offsets"][0] : start + at["data_offsets"][1]], types[at["dtype"]]).reshape(
+            at["shape"]
+        )
+        for name, at in json.loads(data[8:start]).items()
+    }
+
+
+def minilm_folder():
+    """The folder of all-MiniLM-L6-v2, which `make setup` installs."""
+    folder = os.environ.get("GEMMULE_CHECKPOINT_MINILM")
+    if not folder or not (Path(folder) / "model.safetensors").is_file():
+        pytest.fail(f"GEMMULE_CHECKPOINT_MINILM is {folder!r}; run `make test-python`, which sets it")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def minilm():
+    return Embedder(minilm_folder(), device="cpu")
+
+
+@pytest.fixture(scope="session")
+def reranker():
+    return Reranker(checkpoint("ce-one"), device="cpu")
+
+
+@pytest.fixture(scope="session")
+def writer():
+    return Generator(checkpoint("writer"), device="cpu")
+
+
+@pytest.fixture(scope="session")
+def translator():
+    return Translator(checkpoint("translator"), device="cpu")

@@ -1,0 +1,107 @@
+import json
+
+import numpy as np
+import pytest
+from conftest import ROOT, checkpoint, runs, tensors
+
+from gemmule import Embedder, InputError
+
+SENTENCES = json.loads((ROOT / "tests/references/minilm_sentences.json").read_text())
+EXPECTED = tensors(ROOT / "tests/references/minilm.safetensors")["sentence_embedding"]
+
+
+def lengths(vectors):
+    return np.linalg.norm(vectors.astype(np.float64), axis=-1)
+
+
+def test_vectors_are_those_of_transformers(minilm):
+    vectors = minilm.encode(SENTENCES)
+    assert vectors.dtype == np.float32
+    assert vectors.shape == (len(SENTENCES), 384)
+    assert vectors.flags.c_contiguous and vectors.flags.writeable
+    np.testing.assert_allclose(vectors, EXPECTED, atol=2e-6)
+
+
+def test_a_single_text_has_no_first_dimension(minilm):
+    vector = minilm.encode(SENTENCES[0])
+    assert vector.shape == (384,)
+    np.testing.assert_allclose(vector, EXPECTED[0], atol=2e-6)
+    assert minilm.encode([SENTENCES[0]]).shape == (1, 384)
+
+
+@pytest.mark.parametrize("name", ["st-mean", "st-cls", "st-distil", "st-dense", "st-qwen", "st-modernbert"])
+def test_folders_and_prompts_are_read_as_by_sentence_transformers(name):
+    embedder = Embedder(checkpoint(name), device="cpu")
+    for run in runs(name):
+        if run["output"] != "sentence_embedding":
+            continue
+        vectors = embedder.encode(run["texts"], prompt_name=run["prompt_name"], prompt=run["prompt"])
+        expected = np.array(run["values"], np.float32).reshape(run["shape"])
+        np.testing.assert_allclose(vectors, expected, atol=1e-5, err_msg=str(run["texts"]))
+
+
+def test_queries_and_documents_have_their_prompts():
+    embedder = Embedder(checkpoint("st-mean"), device="cpu")
+    assert embedder.prompt_names == ["document", "query"]
+    text = "Who found the letter?"
+    query, document = embedder.encode_query(text), embedder.encode_document(text)
+    np.testing.assert_array_equal(query, embedder.encode(text, prompt_name="query"))
+    np.testing.assert_array_equal(document, embedder.encode(text, prompt="text: "))
+    assert not np.allclose(query, document, atol=1e-3)
+    without = Embedder(checkpoint("st-cls"), device="cpu")
+    assert without.prompt_names == []
+    np.testing.assert_array_equal(without.encode_query(text), without.encode(text))
+
+
+def test_a_default_prompt_is_used():
+    embedder = Embedder(checkpoint("st-default-prompt"), device="cpu")
+    with pytest.raises(InputError, match="the prompt `find: ` must be excluded from pooling"):
+        embedder.encode("a")
+    assert embedder.encode("a", prompt="").shape == (32,)
+
+
+def test_vectors_are_normalized_after_they_are_truncated():
+    embedder = Embedder(checkpoint("st-cls"), device="cpu")
+    texts = ["Bread was late.", "The road by the river"]
+    plain = embedder.encode(texts)
+    assert not np.allclose(lengths(plain), 1, atol=1e-3)
+    normal = embedder.encode(texts, normalize_embeddings=True)
+    np.testing.assert_allclose(lengths(normal), 1, atol=1e-6)
+    np.testing.assert_allclose(normal, plain / lengths(plain)[:, None], atol=1e-6)
+    np.testing.assert_array_equal(embedder.encode(texts, normalize=True), normal)
+    short = embedder.encode(texts, truncate_dim=5)
+    np.testing.assert_array_equal(short, plain[:, :5])
+    both = embedder.encode(texts, truncate_dim=5, normalize_embeddings=True)
+    np.testing.assert_allclose(both, short / lengths(short)[:, None], atol=1e-6)
+    shorter = Embedder(checkpoint("st-cls"), device="cpu", truncate_dim=3)
+    np.testing.assert_array_equal(shorter.encode(texts), plain[:, :3])
+
+
+def test_results_do_not_depend_on_the_batch(minilm):
+    texts = ["word " * n for n in (1, 300, 7, 31, 2, 64, 130, 33, 5, 257, 16, 3)] + ["", "é", "日本語", "a" * 700]
+    alone = np.stack([minilm.encode(text) for text in texts])
+    for batch_tokens in (None, 1, 100, 513):
+        np.testing.assert_allclose(minilm.encode(texts, batch_tokens=batch_tokens), alone, atol=2e-6)
+    np.testing.assert_allclose(minilm.encode(texts[::-1])[::-1], alone, atol=2e-6)
+    assert minilm.max_seq_length == 256
+
+
+def test_iterables_and_arrays_of_texts_are_accepted(minilm):
+    expected = minilm.encode(SENTENCES[:3])
+    for given in (tuple(SENTENCES[:3]), np.array(SENTENCES[:3]), iter(SENTENCES[:3])):
+        np.testing.assert_array_equal(minilm.encode(given), expected)
+
+
+def test_other_precisions_are_close(minilm):
+    int8 = Embedder(checkpoint("st-mean"), device="cpu", quantize="int8")
+    assert (int8.precision, minilm.precision) == ("int8", "f32")
+    run = runs("st-mean")[0]
+    vectors = int8.encode(run["texts"])
+    expected = np.array(run["values"], np.float32).reshape(run["shape"])
+    assert not np.array_equal(vectors, expected)
+    np.testing.assert_allclose(vectors, expected, atol=0.05)
+
+
+def test_the_device_and_threads_are_chosen():
+    embedder = Embedder(checkpoint("st-mean"), device="cpu", dtype="float32", threads=3)
+    assert embedder.device == "CPU, 3 threads"

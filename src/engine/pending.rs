@@ -1,0 +1,52 @@
+use std::sync::mpsc::Receiver;
+
+use super::{EngineError, Outputs};
+use crate::runtime::cuda::CudaTicket;
+
+/// A submitted batch. If it is dropped, the batch still runs but its results are discarded.
+#[derive(Debug)]
+pub struct Pending(Where);
+
+/// State of a batch.
+#[derive(Debug)]
+enum Where {
+    Done(Box<Outputs>),
+    /// Runs on a device; with the lengths of its sequences.
+    Running(CudaTicket, Vec<u32>),
+    /// Sent to a pipeline's thread, which submits it.
+    Sent(Receiver<Result<Pending, EngineError>>),
+}
+
+impl Pending {
+    pub(super) fn done(outputs: Outputs) -> Self {
+        Self(Where::Done(Box::new(outputs)))
+    }
+
+    /// A batch that a pipeline's thread has been asked to submit.
+    pub(super) fn sent(submitted: Receiver<Result<Self, EngineError>>) -> Self {
+        Self(Where::Sent(submitted))
+    }
+
+    pub(super) fn running(ticket: CudaTicket, lens: Vec<u32>) -> Self {
+        Self(Where::Running(ticket, lens))
+    }
+
+    /// Waits for the outputs of the batch. May be called on any thread.
+    ///
+    /// # Errors
+    /// The errors of [`Session::submit`](super::Session::submit) for a batch of a pipeline, errors of the device, and a pipeline's thread that has
+    /// ended.
+    pub fn wait(self) -> Result<Outputs, EngineError> {
+        match self.0 {
+            Where::Done(outputs) => Ok(*outputs),
+            Where::Running(ticket, lens) => Ok(Outputs {
+                outputs: ticket.wait()?,
+                lens,
+            }),
+            Where::Sent(submitted) => {
+                let submitted = submitted.recv().map_err(|_| EngineError::PipelineEnded)?;
+                submitted?.wait()
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Constants, shapes and definitions that several attention kernels share.
+
+use crate::{
+    kernels::Case,
+    tensor::{DType, Shape, Size, Symbol},
+};
+
+/// Bytes of shared memory that a CTA may use on every target. sm_86 and sm_89 have the smallest limit.
+pub(super) const SHARED_LIMIT: u32 = 99 * 1024;
+
+/// Elements of a row in shared memory, a multiple of the k extent 16 of a 16-bit MMA.
+pub(super) fn row(head: u32, dtype: DType) -> u32 {
+    if !dtype.has_mma() {
+        head
+    } else {
+        head.next_multiple_of(16)
+    }
+}
+
+/// Row pitch in shared memory, in bytes: 16 more than a row, to avoid bank conflicts.
+pub(super) fn row_bytes(head: u32, dtype: DType) -> u32 {
+    row(head, dtype) * dtype.bytes() as u32 + 16
+}
+
+pub(super) fn pairs_shape(heads: u32) -> Shape {
+    Shape::new([Size::constant(heads.into()), Size::from(Symbol::Pairs)])
+}
+
+/// Batches for every fused kernel: the standard ones, lengths around tile boundaries, and many sequences.
+pub(super) fn edge_cases() -> Vec<Case> {
+    let mut cases = Case::standard();
+    cases.push(Case::new(
+        "tile_edges",
+        &[15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129],
+    ));
+    // More sequences than the 32 that a warp searches at once.
+    let many: Vec<u32> = (0..70).map(|i| 1 + i * 5 % 37).collect();
+    cases.push(Case::new("many", &many));
+    cases
+}
+
+/// Relative bound for a value stored in `dtype`: twice half a unit in the last place.
+pub(super) fn rounding(dtype: DType) -> f32 {
+    match dtype {
+        DType::F16 => 1e-3,
+        DType::BF16 => 8e-3,
+        DType::F32 => 2e-5,
+    }
+}
+
+/// `exp(x − max) / Σ exp(x − max)`.
+pub(super) fn softmax(mut row: Vec<f64>) -> Vec<f64> {
+    let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    for x in &mut row {
+        *x = (*x - top).exp();
+    }
+    let sum: f64 = row.iter().sum();
+    for x in &mut row {
+        *x /= sum;
+    }
+    row
+}

@@ -1,0 +1,146 @@
+//! Adds the modules of a sentence-transformers folder that follow the transformer to the graph.
+
+use super::Builder;
+use crate::{
+    graph::{NodeId, Op, WeightExpr},
+    model::{
+        ModelError, Problem,
+        modules::{Module, Pooling, start, states},
+        syntax::Ast,
+    },
+    ops::{Activation, Epilogue},
+};
+
+/// Epsilon of `torch.nn.functional.normalize`, which `Normalize` calls.
+const NORMALIZE_EPS: f32 = 1e-12;
+
+impl Builder<'_> {
+    /// Adds the modules and returns the value of their output.
+    pub(in crate::model) fn modules(
+        &mut self,
+        ast: &Ast,
+        modules: &[Module],
+    ) -> Result<NodeId, ModelError> {
+        let Some(states) = states(ast, modules) else {
+            let name = start(modules).to_owned();
+            let error = self.file.error_elsewhere(Problem::UnknownOutput { name });
+            return Err(error.help("the modules of a sentence-transformers folder start from it"));
+        };
+        let place = &states.span;
+        let mut x = self.value(states)?;
+        for module in modules {
+            x = match module {
+                Module::Pooling { folder, modes } => {
+                    let mut pooled = Vec::new();
+                    for mode in modes {
+                        let (name, op) = match mode {
+                            Pooling::First => ("first", Op::FirstToken),
+                            Pooling::Last => ("last", Op::LastToken),
+                            Pooling::Mean => ("mean", Op::MeanPool),
+                            Pooling::Max => ("max", Op::MaxPool),
+                        };
+                        pooled.push(self.add(format!("{folder}.{name}"), op, &[x], place)?);
+                    }
+                    match pooled.as_slice() {
+                        [one] => *one,
+                        several => {
+                            let parts = several.len() as u32;
+                            self.add(
+                                format!("{folder}.joined"),
+                                Op::Concat { parts },
+                                several,
+                                place,
+                            )?
+                        }
+                    }
+                }
+                Module::Dense {
+                    folder,
+                    inputs,
+                    outputs,
+                    bias,
+                    activation,
+                } => {
+                    let (inputs, outputs) = (u64::from(*inputs), u64::from(*outputs));
+                    let weight = self.stored(folder, "weight", &[outputs, inputs], place)?;
+                    let epilogue = Epilogue::default();
+                    let linear = Op::Linear { epilogue };
+                    let mut y =
+                        self.add(format!("{folder}.product"), linear, &[x, weight], place)?;
+                    if *bias {
+                        let bias = self.stored(folder, "bias", &[outputs], place)?;
+                        y = self.add(format!("{folder}.sum"), Op::AddBias, &[y, bias], place)?;
+                    }
+                    match activation {
+                        None => y,
+                        Some(kind) => {
+                            let name = format!("{folder}.activated");
+                            self.add(name, Op::Activate(*kind), &[y], place)?
+                        }
+                    }
+                }
+                Module::Normalize { folder } => {
+                    let eps = NORMALIZE_EPS;
+                    self.add(
+                        format!("{folder}.normalized"),
+                        Op::L2Normalize { eps },
+                        &[x],
+                        place,
+                    )?
+                }
+                Module::Splade { folder, twice } => {
+                    let largest = format!("{folder}.largest");
+                    let mut y = self.add(largest, Op::MaxPool, &[x], place)?;
+                    let weigh = Op::Activate(Activation::Log1pRelu);
+                    y = self.add(format!("{folder}.weight"), weigh.clone(), &[y], place)?;
+                    match twice {
+                        true => self.add(format!("{folder}.again"), weigh, &[y], place)?,
+                        false => y,
+                    }
+                }
+                Module::LogitScore { folder, yes, no } => {
+                    let column = |start: u32| Op::SliceColumns { start, width: 1 };
+                    let for_it = self.add(format!("{folder}.yes"), column(*yes), &[x], place)?;
+                    match no {
+                        None => for_it,
+                        Some(no) => {
+                            let against =
+                                self.add(format!("{folder}.no"), column(*no), &[x], place)?;
+                            let by = -1.0;
+                            let name = format!("{folder}.against");
+                            let against = self.add(name, Op::Scale { by }, &[against], place)?;
+                            let name = format!("{folder}.difference");
+                            self.add(name, Op::Add, &[for_it, against], place)?
+                        }
+                    }
+                }
+                Module::Truncate { width } => {
+                    let is = self.graph.shape(x).width();
+                    if is.is_some_and(|is| is <= u64::from(*width)) {
+                        continue;
+                    }
+                    let (start, width) = (0, *width);
+                    let op = Op::SliceColumns { start, width };
+                    self.add("truncated".to_owned(), op, &[x], place)?
+                }
+            };
+        }
+        Ok(x)
+    }
+
+    fn stored(
+        &mut self,
+        folder: &str,
+        tensor: &str,
+        dims: &[u64],
+        place: &std::ops::Range<usize>,
+    ) -> Result<NodeId, ModelError> {
+        let name = format!("{folder}/linear.{tensor}");
+        let dims = dims.to_vec();
+        let stored = WeightExpr::Stored {
+            name: name.clone(),
+            dims,
+        };
+        self.add(name, Op::Weight(stored), &[], place)
+    }
+}

@@ -1,0 +1,174 @@
+//! Weights of the graph: tensors of the checkpoint, and parts of them.
+
+use std::borrow::Cow;
+
+use super::Builder;
+use crate::{
+    graph::{NodeId, Op, WeightExpr},
+    model::{
+        ModelError, Problem,
+        error::At,
+        syntax::{Pattern, RowsOf, Spelling},
+    },
+    tensor::Shape,
+};
+
+/// Maximum number of elements of a tensor, larger than any in a checkpoint. It prevents byte counts from overflowing.
+const MAX_ELEMENTS: u64 = 1 << 40;
+
+impl Builder<'_> {
+    /// Returns the tensor of a linear layer. If `pattern` is a table that a head is tied to and the checkpoint has other values
+    /// for the head, this is the head's own tensor.
+    pub(super) fn untied<'p>(
+        &mut self,
+        pattern: &'p At<Pattern>,
+    ) -> Result<Cow<'p, At<Pattern>>, ModelError> {
+        let names = self.values.names_of(pattern)?;
+        let first = names.first().map(String::as_str).unwrap_or_default();
+        for (own, table) in self.ties.iter().filter(|(_, table)| table == first) {
+            if self.own.contains(own) {
+                let own = Pattern(vec![Spelling::literal(own)]);
+                return Ok(Cow::Owned(At::new(own, pattern.span.clone())));
+            }
+            self.tied.insert(own.clone(), table.clone());
+        }
+        Ok(Cow::Borrowed(pattern))
+    }
+
+    /// Returns the node of a tensor. Each tensor of the checkpoint has one node, however often it is read.
+    pub(super) fn weight(
+        &mut self,
+        pattern: &At<Pattern>,
+        dims: &[u64],
+    ) -> Result<NodeId, ModelError> {
+        self.tensor(pattern, dims, |name, dims| WeightExpr::Stored {
+            name,
+            dims,
+        })
+    }
+
+    /// Returns a matrix `[out, in]` that is stored as `[in, out]`.
+    pub(super) fn transposed(
+        &mut self,
+        pattern: &At<Pattern>,
+        [out, width]: [u64; 2],
+    ) -> Result<NodeId, ModelError> {
+        self.tensor(pattern, &[out, width], |name, mut dims| {
+            dims.reverse();
+            WeightExpr::Transposed { name, dims }
+        })
+    }
+
+    /// Returns rows of a tensor with dimensions `dims`, of which the result has `out`.
+    pub(super) fn rows(
+        &mut self,
+        pattern: &At<Pattern>,
+        out: u64,
+        dims: &[u64],
+        part: &RowsOf,
+    ) -> Result<NodeId, ModelError> {
+        let of = dims.first().copied().unwrap_or(0);
+        let from = u64::from(self.values.offset(&part.from)?);
+        let groups = match &part.groups {
+            Some(groups) => u64::from(self.values.size(groups)?),
+            None => 1,
+        };
+        if groups == 0 || !of.is_multiple_of(groups) || !out.is_multiple_of(groups) {
+            let problem = Problem::OutOfRange {
+                what: "the number of parts of a matrix".to_owned(),
+                found: groups.to_string(),
+                expected: format!("a divisor of {of} and {out}, its rows and those of the result"),
+            };
+            let place = part.groups.as_ref().map_or(&part.of.span, |g| &g.span);
+            return Err(self.file.error(problem, place, format!("is {groups}")));
+        }
+        let (each, rows) = (of / groups, out / groups);
+        let end = from.saturating_add(rows);
+        if end > each {
+            let problem = Problem::OutOfRange {
+                what: "a part of a matrix".to_owned(),
+                found: format!("rows {from} to {end}"),
+                expected: format!("rows of {each}"),
+            };
+            return Err(self.file.error(problem, &part.of.span, format!("is {of}")));
+        }
+        self.tensor_called(
+            pattern,
+            dims,
+            |name| match groups {
+                1 => format!("{name}[{from}..{end}]"),
+                groups => format!("{name}[{groups} of {from}..{end}]"),
+            },
+            |name, dims| WeightExpr::Rows {
+                name,
+                dims,
+                groups,
+                from,
+                rows,
+            },
+        )
+    }
+
+    /// Returns the node of a tensor, and creates it with `expr` if it is new.
+    pub(super) fn tensor(
+        &mut self,
+        pattern: &At<Pattern>,
+        dims: &[u64],
+        expr: impl FnOnce(String, Vec<u64>) -> WeightExpr,
+    ) -> Result<NodeId, ModelError> {
+        self.tensor_called(pattern, dims, str::to_owned, expr)
+    }
+
+    /// Like [`tensor`](Self::tensor), for nodes of a part of a tensor: `called` derives the node's name from the tensor's name.
+    pub(super) fn tensor_called(
+        &mut self,
+        pattern: &At<Pattern>,
+        dims: &[u64],
+        called: impl Fn(&str) -> String,
+        expr: impl FnOnce(String, Vec<u64>) -> WeightExpr,
+    ) -> Result<NodeId, ModelError> {
+        let mut names = self.values.names_of(pattern)?.into_iter();
+        let name = names.next().unwrap_or_default();
+        let others: Vec<String> = names.collect();
+        let found = Shape::fixed(dims);
+        let expr = expr(name.clone(), dims.to_vec());
+        let node = called(&name);
+        if let Some((id, before)) = self.weights.get(&node) {
+            let stored = self.graph.shape(*id);
+            if *self.graph.op(*id) == Op::Weight(expr) {
+                return Ok(*id);
+            }
+            let problem = Problem::WeightShape {
+                weight: name,
+                found: found.to_string(),
+                before: stored.to_string(),
+            };
+            let span = &pattern.span;
+            let error = if before == span {
+                let label = format!("{stored} in an earlier iteration, {found} now");
+                self.file.error(problem, span, label)
+            } else {
+                let error = self.file.error(problem, span, format!("{found} here"));
+                error.also(before, format!("{stored} here"))
+            };
+            return Err(error.help(
+                "a weight has one shape; an index such as `{i}` may be missing in its name",
+            ));
+        }
+        let elements = dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
+        if elements.is_none_or(|n| n > MAX_ELEMENTS) {
+            let problem = Problem::OutOfRange {
+                what: format!("the size of `{name}`"),
+                found: found.to_string(),
+                expected: format!("at most {MAX_ELEMENTS} elements"),
+            };
+            return Err(self.file.error(problem, &pattern.span, "too large"));
+        }
+        let id = self.add(node.clone(), Op::Weight(expr), &[], &pattern.span)?;
+        if !others.is_empty() {
+            self.other_names.insert(name, others);
+        }
+        self.weights.insert(node, (id, pattern.span.clone()));
+        Ok(id)
+    }
+}

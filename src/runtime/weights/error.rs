@@ -1,0 +1,92 @@
+//! Errors of reading weights.
+
+use std::path::PathBuf;
+
+use gemmule_weights::torch::TorchError;
+
+use super::found::{Found, INDEX, SINGLE, TORCH_INDEX, TORCH_SINGLE};
+use crate::files::ReadError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    #[error(
+        "`{folder}` contains none of `{SINGLE}`, `{INDEX}`, `{TORCH_SINGLE}` and `{TORCH_INDEX}`; expected a checkpoint folder as published on the Hugging Face hub. It has {found}"
+    )]
+    NoCheckpoint { folder: PathBuf, found: Found },
+    #[error("`{file}` cannot be read")]
+    Io {
+        file: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("`{file}` is not a complete safetensors file: {problem}; download it again")]
+    NotSafetensors { file: PathBuf, problem: String },
+    #[error(
+        "`{file}` is not an index of shards: {problem}; expected an object with a `weight_map`"
+    )]
+    Index { file: PathBuf, problem: String },
+    #[error(transparent)]
+    File(ReadError),
+    #[error(
+        "`{index}` says that the tensor `{tensor}` is in `{shard}`, which lacks it; download both again"
+    )]
+    NotInShard {
+        index: PathBuf,
+        shard: String,
+        tensor: String,
+    },
+    #[error(
+        "`{file}`: the tensor `{tensor}` ended early; was it changed while being read? Load it again"
+    )]
+    EndedEarly { file: PathBuf, tensor: String },
+    #[error(
+        "out of memory for the tensor `{tensor}`, which takes {bytes} bytes; are its sizes right? Free memory, or use a smaller model"
+    )]
+    OutOfMemory { tensor: String, bytes: u64 },
+    #[error("`{index}` names the shard `{shard}`, which is not beside it; download it too")]
+    MissingShard { index: PathBuf, shard: String },
+    #[error(
+        "`{file}` lacks {n_missing} of the {n_needed} tensors that the model needs: {list}; is it a checkpoint of this model, with its own config.json?"
+    )]
+    Missing {
+        file: PathBuf,
+        n_missing: usize,
+        n_needed: usize,
+        list: String,
+    },
+    #[error(
+        "`{file}` has the tensors `{read}` and `{other}`, which are two names of one tensor of the model, with different values; remove one of them"
+    )]
+    TwoTensors {
+        file: PathBuf,
+        read: String,
+        other: String,
+    },
+    #[error("`{file}` cannot be read as weights of PyTorch: {problem}")]
+    Torch { file: PathBuf, problem: TorchError },
+    #[error(
+        "`{file}`: the tensor `{tensor}` is {found:?}, but the model needs {expected:?}; does the config.json belong to this checkpoint?"
+    )]
+    Shape {
+        file: PathBuf,
+        tensor: String,
+        expected: Vec<u64>,
+        found: Vec<u64>,
+    },
+    #[error(
+        "`{file}`: the tensor `{tensor}` is stored as {found}, expected F32, F16 or BF16; convert the checkpoint"
+    )]
+    DType {
+        file: PathBuf,
+        tensor: String,
+        found: String,
+    },
+}
+
+impl From<ReadError> for CheckpointError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Io { file, source } => Self::Io { file, source },
+            ReadError::TooLarge { .. } => Self::File(error),
+        }
+    }
+}

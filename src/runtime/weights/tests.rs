@@ -1,0 +1,78 @@
+use std::collections::HashMap;
+
+use safetensors::{Dtype, tensor::TensorView};
+
+use super::*;
+use crate::graph::WeightNames;
+
+#[test]
+fn encoded_elements_are_those_of_the_evaluated_expression() {
+    let folder = tempfile::tempdir().expect("room for a folder");
+    let values: Vec<f32> = (0..24u8)
+        .map(|n| f32::from(n) * 0.37 - 3.0)
+        .chain([f32::NAN, f32::INFINITY, 1e-7, 70_000.0])
+        .collect();
+    let stored = DType::ALL.map(|dtype| (dtype.name(), encode(&values, dtype)));
+    let types = [Dtype::F32, Dtype::F16, Dtype::BF16];
+    let views = stored.iter().zip(types).map(|((name, bytes), dtype)| {
+        let view = TensorView::new(dtype, vec![7, 4], bytes).expect("the sizes agree");
+        (*name, view)
+    });
+    let views: HashMap<&str, TensorView<'_>> = views.collect();
+    let file = folder.path().join("model.safetensors");
+    safetensors::serialize_to_file(&views, None, &file).expect("room for a file");
+    let source = Checkpoint::open(folder.path(), folder.path(), WeightNames::default());
+    let source = source.expect("it is valid");
+    let dims = vec![7, 4];
+    let mut exprs = vec![WeightExpr::Zeros { n: 3 }];
+    for dtype in DType::ALL {
+        let name = dtype.name().to_owned();
+        let (from, rows) = (2, 3);
+        exprs.extend([
+            WeightExpr::Stored {
+                name: name.clone(),
+                dims: dims.clone(),
+            },
+            WeightExpr::Transposed {
+                name: name.clone(),
+                dims: dims.clone(),
+            },
+            WeightExpr::Rows {
+                name: name.clone(),
+                dims: dims.clone(),
+                groups: 1,
+                from,
+                rows,
+            },
+            WeightExpr::PlusOne {
+                name,
+                dims: dims.clone(),
+            },
+        ]);
+    }
+    let rows = exprs[1..].iter().filter(|e| e.dims() == dims).cloned();
+    exprs.push(WeightExpr::ConcatRows(rows.collect()));
+    for expr in &exprs {
+        let plain = evaluate(expr, &source).expect("it is there");
+        for dtype in DType::ALL {
+            let encoded = evaluate_as(expr, &source, dtype).expect("it is there");
+            assert_eq!(encoded, encode(&plain, dtype), "{expr:?} as {dtype}");
+        }
+    }
+}
+
+#[test]
+fn values_that_are_not_finite_are_counted_in_every_type() {
+    let values = [1.0, f32::NAN, -f32::INFINITY, 0.0, 65_504.0, f32::INFINITY];
+    for dtype in DType::ALL {
+        assert_eq!(shard::count_bad(&encode(&values, dtype), dtype), 3);
+    }
+}
+
+#[test]
+fn rows_of_each_group_are_kept_in_order() {
+    let mut rows: Vec<u8> = (0..24).collect();
+    // Two groups of six rows of two elements: the third and fourth row of each.
+    keep_rows(&mut rows, [2, 2, 2], 2, 12);
+    assert_eq!(rows, [4, 5, 6, 7, 16, 17, 18, 19]);
+}

@@ -1,0 +1,110 @@
+//! Inputs in computation and the clients that wait for them.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64},
+    },
+    time::Instant,
+};
+
+use tokio::sync::oneshot;
+
+use crate::serve::{
+    Answer, ServeError, Share, Submit,
+    cache::{Coalescer, Key},
+};
+
+/// Position of a request in the queue, for cancelling it, and its urgency.
+pub(super) struct Ticket {
+    /// The desk's id plus one; 0 before it is queued.
+    pub(super) id: AtomicU64,
+    pub(super) is_cancelled: AtomicBool,
+    class: u8,
+    /// Deadline; requests without one compare as the latest.
+    until: (bool, Option<Instant>),
+}
+
+impl Ticket {
+    pub(super) fn of(submit: &Submit, sent: Instant) -> Self {
+        Self {
+            id: AtomicU64::new(0),
+            is_cancelled: AtomicBool::new(false),
+            class: submit.class,
+            until: submit.until(sent),
+        }
+    }
+
+    /// Returns whether it is answered no later than `other` would be.
+    pub(super) fn goes_before(&self, other: &Self) -> bool {
+        self.class >= other.class && self.until <= other.until
+    }
+}
+
+/// A client that waits for an answer.
+pub(super) struct Waiter {
+    pub(super) answer: oneshot::Sender<Result<Answer, ServeError>>,
+    /// Index of the input in its request.
+    pub(super) index: usize,
+    pub(super) submit: Submit,
+    pub(super) sent: Instant,
+    /// Memory that the request is charged for.
+    pub(super) share: Arc<Share>,
+}
+
+impl Waiter {
+    /// Sends a copy of an answer.
+    pub(super) fn give(self, answer: &Answer) {
+        let charged = self.share.add(answer.memory(self.submit.wanted));
+        let _ = self.answer.send(charged.map(|()| answer.clone()));
+    }
+
+    /// Sends an answer. The client may have left.
+    pub(super) fn give_own(self, answer: Answer) {
+        let charged = self.share.add(answer.memory(self.submit.wanted));
+        let _ = self.answer.send(charged.map(|()| answer));
+    }
+
+    /// Deadline; requests without one compare as the latest.
+    pub(super) fn until(&self) -> (bool, Option<Instant>) {
+        self.submit.until(self.sent)
+    }
+}
+
+/// Inputs in computation by ticket, with the clients that have joined them.
+pub(super) type Joined = Coalescer<Ticket, Waiter>;
+
+/// An input in computation: the client that waits for it, and the key under which others may join.
+pub(super) struct Leader {
+    /// `None` after it is answered.
+    pub(super) waiter: Option<Waiter>,
+    pub(super) ticket: Arc<Ticket>,
+    pub(super) coalesced: Option<(Key, Arc<Joined>)>,
+}
+
+impl Leader {
+    pub(super) fn submit(&self) -> Submit {
+        self.waiter.as_ref().map(|a| a.submit).unwrap_or_default()
+    }
+
+    pub(super) fn index(&self) -> usize {
+        self.waiter.as_ref().map_or(0, |waiter| waiter.index)
+    }
+
+    /// Takes the followers. Later calls return none.
+    pub(super) fn complete(&self) -> Vec<Waiter> {
+        match &self.coalesced {
+            Some((key, joined)) => joined.complete(key, &self.ticket),
+            None => Vec::new(),
+        }
+    }
+}
+
+impl Drop for Leader {
+    fn drop(&mut self) {
+        // After a panic the followers fail, too, and the next equal input is computed again.
+        if self.waiter.is_some() {
+            self.complete();
+        }
+    }
+}

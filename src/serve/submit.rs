@@ -1,0 +1,73 @@
+//! An input for a service and its answer.
+
+use std::time::{Duration, Instant};
+
+use crate::text::CutSide;
+
+/// Kind of result that a request asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OutputKind {
+    /// The embedding, the scores, or else the sparse embedding: the first of these that the model has.
+    #[default]
+    Usual,
+    /// The vectors of all tokens, concatenated.
+    AllTokens,
+    /// The sparse embedding: vocabulary entries with nonzero weights.
+    Sparse,
+    /// Scores before the activation function that the model's folder names.
+    Logits,
+}
+
+/// Options of a request, which apply to all of its inputs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Submit {
+    /// Whether inputs that are too long are truncated; otherwise they are an error.
+    pub truncate: bool,
+    /// Side that is truncated; by default the one that the checkpoint's files name.
+    pub cut_side: Option<CutSide>,
+    /// Prompt before each text, from [`Service::prompt`](super::Service::prompt); by default the folder's default prompt.
+    pub prompt: Option<usize>,
+    /// Time limit for the answer.
+    pub within: Option<Duration>,
+    pub class: u8,
+    pub tenant: u32,
+    pub wanted: OutputKind,
+}
+
+impl Submit {
+    /// Returns the deadline of a request sent at `sent`. The first field makes requests without a deadline compare as the latest.
+    pub(super) fn until(&self, sent: Instant) -> (bool, Option<Instant>) {
+        let until = self.within.and_then(|w| sent.checked_add(w));
+        (until.is_none(), until)
+    }
+}
+
+/// The result for one input.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// The embedding, the scores by label, or another kind of result from [`OutputKind`].
+    pub values: Vec<f32>,
+    /// Vocabulary entries of the values in ascending order, for [`OutputKind::Sparse`]; otherwise empty.
+    pub entries: Vec<u32>,
+    /// Number of tokens of the input.
+    pub tokens: usize,
+}
+
+/// Bytes that an input takes from admission to its answer, besides its text.
+pub(super) const INPUT: u64 = 1024;
+/// Bytes that a value takes as f32 and in the JSON response, and the same for a score with its label.
+pub(super) const VALUE: u64 = 20;
+pub(super) const SCORE: u64 = 1000;
+/// Bytes that an entry of a sparse embedding takes, likewise.
+pub(super) const ENTRY: u64 = 64;
+
+impl Answer {
+    /// Bytes of the answer and its JSON, if they were not known at admission.
+    pub(super) fn memory(&self, wanted: OutputKind) -> u64 {
+        match wanted {
+            OutputKind::Usual | OutputKind::Logits => 0,
+            OutputKind::AllTokens => VALUE * self.values.len() as u64,
+            OutputKind::Sparse => ENTRY * self.values.len() as u64,
+        }
+    }
+}

@@ -1,0 +1,65 @@
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{DType, Format, Scaled};
+
+/// Type of the elements of a tensor: values, or indices and counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Element {
+    Value(DType),
+    /// Values of few bits with scales: the weight of a linear layer.
+    Scaled(Scaled),
+    I32,
+    I64,
+}
+
+impl Element {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Element::Value(dtype) => dtype.bytes(),
+            Element::Scaled(scaled) => scaled.bytes(),
+            Element::I32 => 4,
+            Element::I64 => 8,
+        }
+    }
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Element::Value(dtype) => dtype.name(),
+            Element::Scaled(scaled) => scaled.name(),
+            Element::I32 => "i32",
+            Element::I64 => "i64",
+        }
+    }
+
+    /// `value` after it was stored in this type: an integer for scaled elements, whose scale is stored apart.
+    pub fn round(self, value: f32) -> f32 {
+        match self {
+            Element::Value(dtype) => dtype.round(value),
+            Element::Scaled(_) | Element::I32 | Element::I64 => value.round(),
+        }
+    }
+}
+
+impl From<DType> for Element {
+    fn from(dtype: DType) -> Self {
+        Element::Value(dtype)
+    }
+}
+
+impl From<Format> for Element {
+    fn from(format: Format) -> Self {
+        match format {
+            Format::Plain(dtype) => Self::Value(dtype),
+            Format::Scaled(scaled) => Self::Scaled(scaled),
+        }
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
