@@ -1,6 +1,7 @@
 //! Files that are damaged, or made to mislead.
 
 use super::{error_of, fixture, open_bytes};
+use crate::gguf::folder::Folder;
 
 /// Writes the parts of a header.
 #[derive(Default)]
@@ -207,4 +208,52 @@ fn refuses_wrong_tensors() {
     );
     let error = error_of(&[("t", &[256], 99, 0)]);
     assert_says(&error, &["number 99, which is unknown"]);
+}
+
+#[test]
+fn bounds_the_ways_to_make_up_tokens() {
+    let mut writer = Writer::start(1, 12);
+    for (key, value) in [
+        ("general.architecture", "llama"),
+        ("tokenizer.ggml.model", "llama"),
+    ] {
+        writer.text(key).u32(8).text(value);
+    }
+    for key in [
+        "context_length",
+        "embedding_length",
+        "block_count",
+        "feed_forward_length",
+    ] {
+        writer.text(&format!("llama.{key}")).u32(4).u32(1);
+    }
+    writer.text("llama.attention.head_count").u32(4).u32(1);
+    let eps = "llama.attention.layer_norm_rms_epsilon";
+    writer.text(eps).u32(6).u32(1e-5f32.to_bits());
+    for key in ["unknown_token_id", "bos_token_id"] {
+        writer.text(&format!("tokenizer.ggml.{key}")).u32(4).u32(0);
+    }
+    // Each token is made up of two others wherever it is split.
+    writer.text("tokenizer.ggml.tokens").u32(9).u32(8).u64(1024);
+    for len in 1..=1024 {
+        writer.text(&"a".repeat(len));
+    }
+    writer.text("tokenizer.ggml.scores").u32(9).u32(6).u64(1024);
+    for _ in 0..1024 {
+        writer.u32(0);
+    }
+    writer.tensor("token_embd.weight", &[1, 1024], 1, 0);
+    let len = writer.0.len().next_multiple_of(32) + 2048;
+    writer.0.resize(len, 0);
+    let folder = open_bytes(&writer.0)
+        .and_then(Folder::new)
+        .expect("a known architecture");
+    let error = folder.tokenizer().expect_err("too many ways").to_string();
+    assert_says(
+        &error,
+        &[
+            "its tokenizer: its tokens up to number",
+            "above the limit of",
+        ],
+    );
 }

@@ -13,6 +13,10 @@ use super::{
 const SPACE: char = '▁';
 /// Maximum number of characters of a word that WordPiece splits.
 const MAX_WORD: u64 = 100;
+/// Maximum number of pairs of tokens that make up a third one. Gemma 3 has half a million.
+const MAX_MERGES: usize = 4 << 20;
+/// Maximum size of these pairs in bytes.
+const MAX_MERGE_BYTES: usize = 256 << 20;
 
 /// Returns the numbers of tokens by their text. `text` is that of a token.
 fn vocab(
@@ -144,6 +148,7 @@ fn merges_by_score(vocabulary: &Vocabulary<'_>) -> Result<Vec<Json>> {
         (vocabulary.kinds[id] == Kind::Normal).then_some(id)
     };
     let mut merges = Vec::new();
+    let mut bytes = 0;
     for (id, token) in vocabulary.tokens.iter().enumerate() {
         if vocabulary.kinds[id] != Kind::Normal {
             continue;
@@ -152,7 +157,14 @@ fn merges_by_score(vocabulary: &Vocabulary<'_>) -> Result<Vec<Json>> {
             let (left, right) = token.split_at(at);
             if let (Some(left), Some(right)) = (normal(left), normal(right)) {
                 merges.push((score(id), left, right));
+                bytes += token.len();
             }
+        }
+        if merges.len() > MAX_MERGES || bytes > MAX_MERGE_BYTES {
+            return Err(problem(format!(
+                "its tokens up to number {id} are made up of others in {} ways of {bytes} bytes, above the limit of {MAX_MERGES} ways or {MAX_MERGE_BYTES} bytes",
+                merges.len()
+            )));
         }
     }
     merges.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
