@@ -28,11 +28,11 @@ const DEFAULT_TARGETS: [Target; 4] = [Target::Sm80, Target::Sm86, Target::Sm89, 
 pub(super) struct Args {
     #[command(flatten)]
     model: Model,
-    /// f32, f16 or bf16; by default f16, and f32 with --quantize
+    /// f32, f16 or bf16; by default f16, and f32 with --quantize, which is for a CPU
     #[arg(long)]
     dtype: Option<DType>,
-    /// Compile for a CPU alone, with the weights of linear layers in this format
-    #[arg(long, value_enum, value_name = "KIND", conflicts_with_all = ["arch", "card", "tune", "timings"])]
+    /// Store the weights of linear layers in this format, for a CPU, or with --dtype f16 or bf16 for GPUs
+    #[arg(long, value_enum, value_name = "KIND")]
     quantize: Option<Quantize>,
     /// Targets to include code for (sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120); by default the first four, or that of --card. All
     /// share one program, so Hopper's instructions are used only with sm_90a alone
@@ -51,8 +51,9 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    if let Some(quantize) = args.quantize {
-        return args.for_cpu(quantize.format());
+    let format = args.quantize.map(Quantize::format);
+    if let (Some(format), None | Some(DType::F32)) = (format, args.dtype) {
+        return args.for_cpu(format);
     }
     let jit = Jit::open().into_diagnostic()?;
     let bars = Bars::new();
@@ -71,7 +72,7 @@ pub(super) fn run(args: Args) -> Outcome {
     };
     let mut compiled = args
         .model
-        .compile_for(args.dtype.unwrap_or(DType::F16), machine)?;
+        .compile_in(args.dtype.unwrap_or(DType::F16), format, machine)?;
     let is_tuned = device.is_some() || args.tuning.timings.is_some();
     if compiled.options.invariant && is_tuned {
         return Err(EngineError::TuneInvariant.into());
@@ -114,10 +115,10 @@ pub(super) fn run(args: Args) -> Outcome {
 impl Args {
     /// Writes an artifact without code for a GPU.
     fn for_cpu(&self, format: Format) -> Outcome {
-        let dtype = self.dtype.unwrap_or(DType::F32);
-        if dtype != DType::F32 {
+        let dtype = DType::F32;
+        if self.arch.is_some() || self.tuning.timings.is_some() {
             return Err(miette!(
-                "the CPU executor stores activations in f32, not {dtype}; omit --dtype, or --quantize"
+                "--arch and --timings are for GPUs, and --quantize without a storage type is for a CPU; add --dtype f16 or --dtype bf16"
             ));
         }
         let machine = self.card.machine_of(&DEFAULT_TARGETS, None)?;

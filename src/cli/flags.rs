@@ -33,7 +33,7 @@ pub(super) fn help(error: &Report) -> Option<String> {
         EngineError::ArtifactInvariant { .. } => "`gemmule compile --invariant`".to_owned(),
         EngineError::LeftOut { .. } => "--allow-unused-layers leaves them out".to_owned(),
         EngineError::Threads { .. } => "--threads sets their number".to_owned(),
-        EngineError::CpuOnly { .. } => "--threads and --quantize belong to --device cpu".to_owned(),
+        EngineError::CpuOnly { .. } => "--threads belongs to --device cpu".to_owned(),
         EngineError::Jit(JitError::Target(TargetError::CardTooOld { .. }))
         | EngineError::Jit(JitError::Target(TargetError::NoTargetForCard { .. }))
         | EngineError::Cuda(CudaError::Jit(JitError::Target(_))) => {

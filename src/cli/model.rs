@@ -262,8 +262,8 @@ pub struct Runnable {
     /// the instructions, and no f16
     #[arg(long)]
     dtype: Option<DType>,
-    /// Compute the products of linear layers in 8-bit integers on the CPU; weights have a scale for each row, determined at load time,
-    /// and activations have one for each row, too
+    /// Store the weights of linear layers in 8 or 4 bits, with scales that are determined at load time. Activations keep their type,
+    /// except that the CPU computes int8 products with activations in 8-bit integers, too
     #[arg(long, value_enum, value_name = "KIND")]
     quantize: Option<Quantize>,
     /// CPU threads; by default as many as the process may run at once by its affinity and the quota of its control group
@@ -290,14 +290,21 @@ pub struct Runnable {
 /// Formats of `--quantize`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Quantize {
+    /// 8-bit floating point (E4M3) with a scale for each row of a weight
+    Fp8,
+    /// 8-bit integers with a scale for each row of a weight
     Int8,
+    /// 4-bit integers with a scale and a zero point for each 128 elements of a row
+    Int4,
 }
 
 impl Quantize {
     /// Returns the format of the weights of linear layers.
     pub(super) fn format(self) -> Format {
         match self {
+            Self::Fp8 => Format::FP8,
             Self::Int8 => Format::INT8,
+            Self::Int4 => Format::INT4,
         }
     }
 }

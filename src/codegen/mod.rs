@@ -14,7 +14,7 @@ pub use canonical::canonical;
 
 use crate::{
     kernels::{Kernel, Role},
-    tensor::{DType, Element, Values},
+    tensor::{DType, Element},
 };
 
 /// Names and texts of the files in `templates/`. The build script lists them.
@@ -164,9 +164,7 @@ pub fn c_type(element: Element) -> &'static str {
         Element::Value(DType::F32) => "float",
         Element::Value(DType::F16) => "f16",
         Element::Value(DType::BF16) => "bf16",
-        Element::Scaled(scaled) => match scaled.values {
-            Values::Int8 => "signed char",
-        },
+        Element::Scaled(_) => "unsigned char",
         Element::I32 => "int",
         Element::I64 => "long long",
     }

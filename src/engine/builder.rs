@@ -180,8 +180,9 @@ impl Builder {
         self
     }
 
-    /// Sets the format that the weights of linear layers are stored in, and their products computed in, on a CPU. By default
-    /// it is the storage type.
+    /// Sets the format that the weights of linear layers are stored in. By default it is the storage type. On CUDA, kernels read
+    /// [`Format::FP8`], [`Format::INT8`] and [`Format::INT4`] with activations in f16 or bf16. A CPU computes int8 products, and for
+    /// the other two rounds the weights and computes in f32.
     pub fn quantize(mut self, format: Format) -> Self {
         self.quantize = Some(format);
         self

@@ -238,9 +238,13 @@ pub enum EngineError {
     )]
     Threads { problem: String },
     #[error(
-        "the storage type is bf16 and the weights of linear layers are to be stored in {format}; on a CPU, the storage type bf16 sets the format of these weights: give one of the two"
+        "the weights of linear layers are to be stored in {format}, and the storage type is another; give one of the two, or a format of 8 or 4 bits with f16 or bf16 on CUDA"
     )]
     TwoFormats { format: Format },
+    #[error(
+        "kernels read weights in {format} with activations in f16 or bf16, not f32; select one of these storage types"
+    )]
+    FormatOfF32 { format: Format },
     #[error(
         "{option} applies only to a CPU, and the engine is for {device}; omit it, or select the device `cpu`"
     )]

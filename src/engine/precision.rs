@@ -9,6 +9,10 @@ pub enum Precision {
     F16,
     Bf16,
     Int8,
+    /// Weights in 8-bit floating point.
+    Fp8,
+    /// Weights in 4-bit integers.
+    Int4,
 }
 
 impl From<DType> for Precision {
@@ -27,6 +31,8 @@ impl From<Format> for Precision {
             Format::Plain(dtype) => dtype.into(),
             Format::Scaled(scaled) => match scaled.values {
                 Values::Int8 => Self::Int8,
+                Values::E4m3 => Self::Fp8,
+                Values::Int4 => Self::Int4,
             },
         }
     }
@@ -40,6 +46,8 @@ impl Precision {
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
             Self::Int8 => "int8",
+            Self::Fp8 => "fp8",
+            Self::Int4 => "int4",
         }
     }
 }

@@ -5,6 +5,7 @@ mod activate;
 mod deferred_layernorm;
 mod instances;
 mod odd_sizes;
+mod packed;
 mod prepare_attention;
 mod residual_norm;
 mod residual_row_stats;
@@ -37,7 +38,7 @@ use crate::{
     kernels::Class,
     machine::Machine,
     ops::{Activation, Epilogue, MAX_ROWS, activate_f64},
-    tensor::{DType, Extents, Format, Shape, Size, Symbol},
+    tensor::{DType, Extents, Format, Scaled, Shape, Size, Symbol, Values},
 };
 
 /// CTA tile `m × n × k`, computed by `warps_m × warps_n` warps with a pipeline of `stages` k tiles in shared memory.
@@ -57,8 +58,8 @@ pub struct Gemm {
     pub n: u32,
     pub k: u32,
     pub dtype: DType,
-    /// Storage of the weight. If it differs from `dtype`, `x` is rounded to the format too, and only the CPU executor runs
-    /// the kernel.
+    /// Storage of the weight. In f16 and bf16, kernels read a weight of few bits and convert it in registers. In f32, only the CPU
+    /// executor reads one, and rounds x like an int8 or bf16 weight.
     pub weight: Format,
     pub epilogue: Epilogue,
     pub tile: Tile,
@@ -84,6 +85,36 @@ impl Gemm {
     /// Returns whether the weight is stored like the activations.
     fn is_plain(&self) -> bool {
         self.weight == Format::Plain(self.dtype)
+    }
+
+    /// Values of few bits that a device reads.
+    fn packed(&self) -> Option<Scaled> {
+        match self.weight {
+            Format::Scaled(scaled) if self.on_tensor_cores() => Some(scaled),
+            Format::Scaled(_) | Format::Plain(_) => None,
+        }
+    }
+
+    /// Whether x is rounded to the weight's format.
+    fn rounds_x(&self) -> bool {
+        match self.weight {
+            _ if self.is_plain() || self.packed().is_some() => false,
+            Format::Plain(_) => true,
+            Format::Scaled(scaled) => match scaled.values {
+                Values::Int8 => true,
+                Values::E4m3 | Values::Int4 => false,
+            },
+        }
+    }
+
+    /// Returns the weight as the kernel multiplies by it.
+    fn stored_weight(&self, weight: &[f32]) -> Vec<f32> {
+        let k = self.k as usize;
+        match (self.weight, self.packed()) {
+            (_, Some(scaled)) => scaled.quantize(weight, k).values(Some(self.dtype)),
+            (Format::Scaled(scaled), None) => scaled.quantize(weight, k).values(None),
+            (Format::Plain(dtype), None) => weight.iter().map(|&w| dtype.round(w)).collect(),
+        }
     }
 
     fn on_tensor_cores(&self) -> bool {
@@ -156,6 +187,9 @@ impl Kernel for Gemm {
                 activation.map_or("identity", Activation::function).into(),
             ),
             ("precise", (self.dtype == DType::F32).into()),
+            ("packed", self.packed().map_or("", packed::kind).into()),
+            ("hopper", false.into()),
+            ("group", self.packed().map_or(0, packed::group).into()),
         ])
     }
 
@@ -221,7 +255,7 @@ impl Kernel for Gemm {
 
     fn cpu_only(&self) -> Option<String> {
         let (weight, dtype) = (self.weight, self.dtype);
-        (!self.is_plain())
+        (!self.is_plain() && self.packed().is_none())
             .then(|| format!("its weight is stored in {weight}, its input in {dtype}"))
     }
 
@@ -232,16 +266,22 @@ impl Kernel for Gemm {
                 return Err(format!("a width of {size}, expected 1 to {MAX_ROWS}"));
             }
         }
-        if !Tile::candidates(self.dtype).contains(&self.tile) {
-            return Err(format!("{:?} is not a tile for {}", self.tile, self.dtype));
+        if !Tile::reading(self.weight, self.dtype).contains(&self.tile) {
+            return Err(format!(
+                "{:?} is not a tile for {} with a weight in {}",
+                self.tile, self.dtype, self.weight
+            ));
         }
-        Ok(())
+        match self.weight {
+            Format::Plain(_) => Ok(()),
+            Format::Scaled(scaled) => scaled.check(),
+        }
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let ctas = self.tile.ctas(extents.rows, self.n);
         let shared_bytes = if self.on_tensor_cores() {
-            self.tile.shared_bytes(self.dtype)
+            self.tile.shared_bytes(self.dtype, self.packed())
         } else {
             0 // Static in the source, within the 48 KB that need no opt-in.
         };
@@ -249,7 +289,7 @@ impl Kernel for Gemm {
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
-        Some(self.tile.cycles(rows, self.n, self.k, self.dtype, machine))
+        Some(self.tile.cycles(rows, self.n, self.k, self.dtype, self.packed(), machine))
     }
 
     fn threads(&self) -> u32 {
@@ -260,14 +300,13 @@ impl Kernel for Gemm {
         let (n, k) = (self.n as usize, self.k as usize);
         let (rounded_x, rounded_weight);
         let (mut x, mut weight) = (reads[0].real(), reads[1].real());
+        if self.rounds_x() {
+            rounded_x = self.stored_weight(x);
+            x = &rounded_x;
+        }
         if !self.is_plain() {
-            let rounded = |matrix: &[f32]| -> Vec<f32> {
-                let matrix: Vec<f64> = matrix.iter().map(|&v| v.into()).collect();
-                let rounded = self.weight.round(&matrix, k).into_iter();
-                rounded.map(|v| v as f32).collect()
-            };
-            (rounded_x, rounded_weight) = (rounded(x), rounded(weight));
-            (x, weight) = (&rounded_x, &rounded_weight);
+            rounded_weight = self.stored_weight(weight);
+            weight = &rounded_weight;
         }
         let bias = self.epilogue.bias.then(|| reads[2].real());
         let residual = 2 + usize::from(self.epilogue.bias);

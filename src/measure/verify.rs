@@ -79,7 +79,8 @@ impl Bound {
 
     /// Returns the bounds of a precision. f32 rounds once per value. f16 and bf16 round at every launch, to 11 and 8 bits,
     /// which the dense layer of a pooler amplifies. int8 rounds each factor to 8 bits, scaled by the maximum of its row; a
-    /// CPU that adds two products in 16 bits rounds weights to 7 bits.
+    /// CPU that adds two products in 16 bits rounds weights to 7 bits. fp8 rounds weights to 4 bits at their own magnitudes, and int4
+    /// to 16 steps of the range of 128 of them.
     pub fn of(precision: impl Into<Precision>) -> Self {
         match precision.into() {
             Precision::F16 => Self {
@@ -101,6 +102,16 @@ impl Bound {
                 unit: 1e-1,
                 max: 2.5e-1,
                 cosine: 0.97,
+            },
+            Precision::Fp8 => Self {
+                unit: 1e-1,
+                max: 2.5e-1,
+                cosine: 0.98,
+            },
+            Precision::Int4 => Self {
+                unit: 3e-1,
+                max: 7.5e-1,
+                cosine: 0.9,
             },
             Precision::F32 => Self {
                 unit: 1e-4,

@@ -1,16 +1,19 @@
 //! Storage of the weights of linear layers in another format.
 
+use std::collections::HashSet;
+
 use super::{Entry, Report};
 use crate::{
     graph::{Graph, GraphError, NodeId, Op},
-    tensor::Format,
+    tensor::{Format, Values},
 };
 
 /// Name in reports.
 pub(super) const NAME: &str = "quantize_linear";
 
 /// Stores the weight of every linear layer in `format`: `linear(x, w)` becomes `linear(x, quantize(w))`. Other readers of
-/// a weight, such as the embedding of a tied head, keep it as it is.
+/// a weight, such as the embedding of a tied head, keep it as it is. A format with larger errors than int8 leaves heads as they
+/// are: layers whose result reaches the outputs without another linear layer or a norm.
 ///
 /// This changes results, so it is not one of [`all`](super::all): it runs after them, and only on request.
 pub(super) fn run(
@@ -29,6 +32,14 @@ pub(super) fn run(
         if !matches!(graph.op(weight), Op::Weight(_)) {
             continue;
         }
+        if !reaches_heads(format) && is_head(graph, id) {
+            report.refuse(
+                NAME,
+                graph.node(id).name.clone(),
+                format!("a head keeps its storage type, because {format} would change results more than in other layers"),
+            );
+            continue;
+        }
         let quantized = quantized(graph, weight, format)?;
         for operand in operands.iter_mut().filter(|o| **o == weight) {
             *operand = quantized;
@@ -41,6 +52,37 @@ pub(super) fn run(
         });
     }
     Ok(())
+}
+
+/// Whether heads are stored in this format, too.
+fn reaches_heads(format: Format) -> bool {
+    match format {
+        Format::Plain(_) => true,
+        Format::Scaled(scaled) => match scaled.values {
+            Values::Int8 => true,
+            Values::E4m3 | Values::Int4 => false,
+        },
+    }
+}
+
+/// Whether a linear layer's result reaches the outputs without another linear layer or a norm.
+fn is_head(graph: &Graph, id: NodeId) -> bool {
+    let mut reached = graph.consumers(id);
+    let mut seen: HashSet<NodeId> = reached.iter().copied().collect();
+    while let Some(reader) = reached.pop() {
+        if matches!(
+            graph.op(reader),
+            Op::Linear { .. }
+                | Op::LayerNorm { .. }
+                | Op::BiasResidualLayerNorm { .. }
+                | Op::RmsNorm { .. }
+        ) {
+            return false;
+        }
+        let more = graph.consumers(reader).into_iter();
+        reached.extend(more.filter(|&id| seen.insert(id)));
+    }
+    true
 }
 
 /// Returns the node of the weight in this format, and adds it if it is new.
@@ -80,7 +122,13 @@ mod tests {
         let (plain, fusions) = optimize(graph.clone(), &Options::default()).unwrap();
         let batch = Batch::new(&[3, 1, 5]);
         let want = evaluate(&plain, &batch);
-        for (format, bound) in [(Format::INT8, 0.03), (Format::Plain(DType::BF16), 0.03)] {
+        let formats = [
+            (Format::INT8, 0.03),
+            (Format::Plain(DType::BF16), 0.03),
+            (Format::FP8, 0.15),
+            (Format::INT4, 0.4),
+        ];
+        for (format, bound) in formats {
             let options = Options {
                 quantize: Some(format),
                 ..Options::default()

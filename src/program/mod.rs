@@ -201,11 +201,9 @@ impl Program {
 
     /// Returns the size of a tensor in bytes for a batch.
     pub fn bytes(&self, tensor: &Tensor, extents: &Extents) -> Result<u64, SizeOverflow> {
-        tensor
-            .shape
-            .elements()
-            .eval(extents)
-            .and_then(|n| n.checked_mul(tensor.element.bytes()))
+        let dims = tensor.shape.0.iter().map(|size| size.eval(extents));
+        dims.collect::<Option<Vec<u64>>>()
+            .and_then(|dims| tensor.element.tensor_bytes(&dims))
             .ok_or_else(|| SizeOverflow {
                 tensor: tensor.name.clone(),
                 shape: tensor.shape.clone(),

@@ -3,14 +3,18 @@
 use super::weights::{decode, decode_into, encode};
 use crate::{
     kernels::HostTensor,
-    tensor::{Element, Values},
+    tensor::Element,
 };
 
-/// Encodes a tensor as `element`. Values are rounded to that type.
-pub fn encode_tensor(tensor: &HostTensor, element: Element) -> Vec<u8> {
+/// Encodes a tensor as `element`. Values are rounded to that type. If it has scales, the tensor is a matrix with rows of `columns`
+/// elements.
+pub fn encode_tensor(tensor: &HostTensor, element: Element, columns: usize) -> Vec<u8> {
     match (tensor, element) {
         (HostTensor::Real(values), Element::Value(dtype)) => encode(values, dtype),
-        (HostTensor::Real(values), Element::Scaled(_) | Element::I32 | Element::I64) => {
+        (HostTensor::Real(values), Element::Scaled(scaled)) => {
+            scaled.quantize(values, columns).pack()
+        }
+        (HostTensor::Real(values), Element::I32 | Element::I64) => {
             let indices = values.iter().map(|&value| value.round() as i64);
             encode_indices(indices, element)
         }
@@ -21,9 +25,7 @@ pub fn encode_tensor(tensor: &HostTensor, element: Element) -> Vec<u8> {
 fn encode_indices(values: impl Iterator<Item = i64>, element: Element) -> Vec<u8> {
     match element {
         Element::Value(dtype) => encode(&values.map(|v| v as f32).collect::<Vec<f32>>(), dtype),
-        Element::Scaled(scaled) => match scaled.values {
-            Values::Int8 => values.flat_map(|v| (v as i8).to_le_bytes()).collect(),
-        },
+        Element::Scaled(_) => values.map(|v| v as u8).collect(),
         Element::I32 => values.flat_map(|v| (v as i32).to_le_bytes()).collect(),
         Element::I64 => values.flat_map(i64::to_le_bytes).collect(),
     }
@@ -54,9 +56,7 @@ pub fn decode_indices(bytes: &[u8], element: Element) -> Vec<i64> {
             let values = decode(bytes, dtype);
             values.into_iter().map(|value| value as i64).collect()
         }
-        Element::Scaled(scaled) => match scaled.values {
-            Values::Int8 => bytes.iter().map(|&b| i64::from(b as i8)).collect(),
-        },
+        Element::Scaled(_) => bytes.iter().map(|&b| b.into()).collect(),
         Element::I32 => {
             let (elements, _) = bytes.as_chunks::<4>();
             elements
@@ -80,14 +80,14 @@ mod tests {
     fn elements_of_every_type_round_trip() {
         let indices = HostTensor::Index(vec![-3, 0, 70_000]);
         for element in [Element::I32, Element::I64] {
-            let bytes = encode_tensor(&indices, element);
+            let bytes = encode_tensor(&indices, element, 1);
             assert_eq!(bytes.len() as u64, 3 * element.bytes());
             assert_eq!(decode_indices(&bytes, element), [-3, 0, 70_000]);
             assert_eq!(decode_values(&bytes, element), [-3.0, 0.0, 70_000.0]);
         }
         let values = HostTensor::Real(vec![-0.5, 2.0]);
         for element in DType::ALL.map(Element::Value) {
-            let bytes = encode_tensor(&values, element);
+            let bytes = encode_tensor(&values, element, 1);
             assert_eq!(bytes.len() as u64, 2 * element.bytes());
             assert_eq!(decode_values(&bytes, element), [-0.5, 2.0]);
         }

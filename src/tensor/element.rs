@@ -15,13 +15,28 @@ pub enum Element {
 }
 
 impl Element {
-    /// Bytes of one element.
+    /// Bytes of one element. Scaled elements are packed together with their scales: their unit is a byte of the packed matrix, and
+    /// [`tensor_bytes`](Self::tensor_bytes) is its size.
     pub const fn bytes(self) -> u64 {
         match self {
             Element::Value(dtype) => dtype.bytes(),
-            Element::Scaled(scaled) => scaled.bytes(),
+            Element::Scaled(_) => 1,
             Element::I32 => 4,
             Element::I64 => 8,
+        }
+    }
+
+    /// Bytes of a tensor with these dimensions; `None` if they do not fit 64 bits.
+    pub fn tensor_bytes(self, dims: &[u64]) -> Option<u64> {
+        let product = |dims: &[u64]| dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
+        match (self, dims) {
+            (Element::Scaled(scaled), [rows @ .., columns]) => {
+                scaled.packed_bytes(product(rows)?, *columns)
+            }
+            (Element::Scaled(_), []) => None,
+            (Element::Value(_) | Element::I32 | Element::I64, dims) => {
+                product(dims)?.checked_mul(self.bytes())
+            }
         }
     }
 
@@ -34,11 +49,12 @@ impl Element {
         }
     }
 
-    /// `value` after it was stored in this type: an integer for scaled elements, whose scale is stored apart.
+    /// `value` after it was stored in this type. Scaled elements stay as they are: only a whole matrix can be quantized.
     pub fn round(self, value: f32) -> f32 {
         match self {
             Element::Value(dtype) => dtype.round(value),
-            Element::Scaled(_) | Element::I32 | Element::I64 => value.round(),
+            Element::Scaled(_) => value,
+            Element::I32 | Element::I64 => value.round(),
         }
     }
 }

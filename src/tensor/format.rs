@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::DType;
 
-/// How a tensor is stored: each element as it is, or integers with scales.
+/// How a tensor is stored: each element as it is, or values of few bits with scales.
 ///
 /// A match over formats names each of them, so that the compiler finds every place that a new one concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -15,7 +15,7 @@ pub enum Format {
     Scaled(Scaled),
 }
 
-/// Values of few bits, and the elements that share a scale in f32.
+/// Values of few bits, and the elements that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Scaled {
     pub values: Values,
@@ -27,13 +27,19 @@ pub struct Scaled {
 pub enum Values {
     /// Integers from −127 to 127, symmetric around 0.
     Int8,
+    /// Floating-point values of 4 exponent and 3 mantissa bits, up to 448.
+    E4m3,
+    /// Integers from 0 to 15, from which a zero point of the group is subtracted.
+    Int4,
 }
 
 /// Elements that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Group {
-    /// A row of the matrix: one output of a linear layer.
+    /// A row of the matrix: one output of a linear layer. The scale is an f32.
     Row,
+    /// This number of neighbouring elements of a row. The scale is an f16.
+    Columns(u32),
 }
 
 impl Format {
@@ -43,6 +49,18 @@ impl Format {
         group: Group::Row,
     });
 
+    /// E4M3 with a scale for each row.
+    pub const FP8: Self = Self::Scaled(Scaled {
+        values: Values::E4m3,
+        group: Group::Row,
+    });
+
+    /// 4-bit integers with a scale and a zero point for each 128 elements of a row.
+    pub const INT4: Self = Self::Scaled(Scaled {
+        values: Values::Int4,
+        group: Group::Columns(128),
+    });
+
     /// Returns a matrix with rows of `columns` elements as it is after it was stored in this format.
     pub fn round(self, matrix: &[f64], columns: usize) -> Vec<f64> {
         match self {
@@ -50,42 +68,41 @@ impl Format {
                 let rounded = matrix.iter().map(|&v| f64::from(dtype.round(v as f32)));
                 rounded.collect()
             }
-            Self::Scaled(scaled) => scaled.round(matrix, columns),
+            Self::Scaled(scaled) => {
+                let matrix: Vec<f32> = matrix.iter().map(|&v| v as f32).collect();
+                let rounded = scaled.quantize(&matrix, columns).values(None);
+                rounded.into_iter().map(f64::from).collect()
+            }
         }
     }
 }
 
 impl Scaled {
-    /// Bytes of one element, without its share of the scale.
-    pub const fn bytes(self) -> u64 {
-        match self.values {
-            Values::Int8 => 1,
-        }
-    }
-
     /// Returns the name used in symbols and reports.
     pub const fn name(self) -> &'static str {
         match (self.values, self.group) {
             (Values::Int8, Group::Row) => "int8",
+            (Values::E4m3, Group::Row) => "fp8",
+            (Values::Int4, Group::Columns(128)) => "int4",
+            (Values::Int4, Group::Columns(64)) => "int4_g64",
+            (Values::Int4, Group::Columns(32)) => "int4_g32",
+            (Values::Int8 | Values::E4m3, Group::Columns(_)) | (Values::Int4, _) => "unsupported",
         }
     }
 
-    fn round(self, matrix: &[f64], columns: usize) -> Vec<f64> {
-        let group = match self.group {
-            Group::Row => columns.max(1),
-        };
-        let mut rounded = Vec::with_capacity(matrix.len());
-        for elements in matrix.chunks(group) {
-            let largest = elements.iter().fold(0.0f64, |most, v| most.max(v.abs()));
-            match self.values {
-                Values::Int8 if largest == 0.0 => rounded.extend(elements),
-                Values::Int8 => {
-                    let scale = largest / 127.0;
-                    rounded.extend(elements.iter().map(|v| (v / scale).round() * scale));
-                }
-            }
+    /// Checks that kernels read values of this kind in groups of this kind.
+    ///
+    /// # Errors
+    /// Returns the reason if they do not.
+    pub fn check(self) -> Result<(), String> {
+        match (self.values, self.group) {
+            (Values::Int8 | Values::E4m3, Group::Row)
+            | (Values::Int4, Group::Columns(32 | 64 | 128)) => Ok(()),
+            (Values::Int8 | Values::E4m3, Group::Columns(_)) | (Values::Int4, _) => Err(format!(
+                "{:?} in groups of {:?}; expected 8-bit values with a scale for each row, or 4-bit integers in groups of 32, 64 or 128 columns",
+                self.values, self.group
+            )),
         }
-        rounded
     }
 }
 
@@ -114,7 +131,7 @@ mod tests {
         let rounded = Format::INT8.round(&matrix, 3);
         let want = [1.27, 0.0, -0.01, 0.0, 0.0, 0.0, -254.0, 4.0, 0.0];
         for (got, want) in rounded.iter().zip(want) {
-            assert!((got - want).abs() < 1e-12, "{got}, expected {want}");
+            assert!((got - want).abs() < 1e-6, "{got}, expected {want}");
         }
     }
 

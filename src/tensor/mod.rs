@@ -5,9 +5,11 @@
 //! III.D). A size is a small polynomial of [`Symbol`]s, evaluated per batch.
 
 mod dtype;
+mod e4m3;
 mod element;
 mod extents;
 mod format;
+mod quantized;
 mod size;
 mod symbol;
 
@@ -17,6 +19,7 @@ pub use dtype::{DType, UnknownDType};
 pub use element::Element;
 pub use extents::{Extents, LengthsError};
 pub use format::{Format, Group, Scaled, Values};
+pub use quantized::Quantized;
 pub use size::{Shape, Size};
 pub use symbol::Symbol;
 

@@ -1,3 +1,4 @@
+{%- if not packed %}
 // acc += weight · xᵀ, an m64k16 MMA with N = MMA_N. If `accumulate` is 0, acc is overwritten. Warp w has the weight rows from 16w on.
 // Lane l holds acc[4j + e] for weight row l / 4 + e / 2 · 8 and token 8j + l % 4 · 2 + e % 2.
 __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], unsigned long long weight,
@@ -11,7 +12,8 @@ __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], unsign
                  : {{ acc_operands }}
                  : "l"(weight), "l"(x), "r"(accumulate));
 }
-{%- if gated %}
+{%- endif %}
+{%- if gated and not packed %}
 
 // Like load_box, for eight rows of the first half of a matrix alternating with the same eight rows of the second half.
 __device__ __forceinline__ void load_halves(unsigned int to, const TensorMap& from, int column, int eight_rows, unsigned int barrier) {

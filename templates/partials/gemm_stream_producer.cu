@@ -6,6 +6,23 @@
             if (++place.step == steps) place.step = 0, place.tile += clusters;
         };
         const auto load_weight = [&](int stage) {
+{%- if packed %}
+            const unsigned int to = ring + stage * STAGE_BYTES + X_BYTES, barrier = full + stage * 8;
+            const int k_stage = first + at.step, row = at.tile / row_tiles * TILE_COLUMNS;
+            const int n = min(TILE_COLUMNS, PADDED_ROWS{% if gated %} / 2{% endif %} - row);
+            barrier_arrive_expecting(barrier, X_BYTES + n * {% if gated %}2 * {% endif %}(2 * ROW_BYTES + SCALES * 4));
+#pragma unroll
+            for (int part = 0; part < {% if gated %}2{% else %}1{% endif %}; ++part) {
+#pragma unroll
+                for (int block = 0; block < 2; ++block)
+                    copy_bulk(to + (block * BLOCK_N + part * TILE_COLUMNS) * ROW_BYTES,
+                              weight + (static_cast<size_t>(k_stage * 2 + block) * PADDED_ROWS + part * N + row) * ROW_BYTES, n * ROW_BYTES, barrier);
+#pragma unroll
+                for (int group = 0; group < SCALES; ++group)
+                    copy_bulk(to + VALUE_BYTES + (group * BLOCK_N + part * TILE_COLUMNS) * 4,
+                              weight + ALL_VALUES + (static_cast<size_t>(k_stage * SCALES + group) * PADDED_ROWS + part * N + row) * 4, n * 4, barrier);
+            }
+{%- else %}
             const unsigned int to = ring + stage * STAGE_BYTES, barrier = full + stage * 8;
             const int column = (first + at.step) * BLOCK_K, tile = at.tile / row_tiles;
             barrier_arrive_expecting(barrier, STAGE_BYTES);
@@ -14,10 +31,18 @@
 {%- else %}
             load_box(to, weight, column, tile * BLOCK_N, barrier);
 {%- endif %}
+{%- endif %}
             advance(at);
         };
         const auto load_x = [&](int stage) {
+{%- if packed %}
+#pragma unroll
+            for (int block = 0; block < 2; ++block)
+                load_box(ring + stage * STAGE_BYTES + block * (X_BYTES / 2), x, ((first + of_x.step) * 2 + block) * BLOCK_K,
+                         of_x.tile % row_tiles * ROWS, full + stage * 8);
+{%- else %}
             load_box(ring + stage * STAGE_BYTES + WEIGHT_BYTES, x, (first + of_x.step) * BLOCK_K, of_x.tile % row_tiles * ROWS, full + stage * 8);
+{%- endif %}
             advance(of_x);
         };
         if (lane == 0) {

@@ -12,7 +12,15 @@ impl Builder {
         const BF16: Format = Format::Plain(DType::BF16);
         let dtype = self.dtype.unwrap_or_else(|| default_dtype(device));
         match (device, dtype, self.quantize) {
-            (DeviceName::Cuda(_), ..) => Ok((dtype, None)),
+            (DeviceName::Cuda(_), DType::F32, Some(format @ Format::Scaled(_))) => {
+                Err(EngineError::FormatOfF32 { format })
+            }
+            (DeviceName::Cuda(_), _, Some(format @ Format::Plain(_))) if format != dtype.into() => {
+                Err(EngineError::TwoFormats { format })
+            }
+            (DeviceName::Cuda(_), _, format) => {
+                Ok((dtype, format.filter(|&format| format != dtype.into())))
+            }
             (DeviceName::Cpu { .. }, DType::BF16, None | Some(BF16)) => {
                 Ok((DType::F32, Some(BF16)))
             }
@@ -27,12 +35,12 @@ impl Builder {
 
     /// Refuses options that apply only to a CPU.
     pub(super) fn check_for_cuda(&self, device: &DeviceName) -> Result<(), EngineError> {
-        let option = match (self.threads, self.quantize) {
-            (Some(_), _) => "a number of threads",
-            (None, Some(_)) => "a format of the weights",
-            (None, None) => return Ok(()),
-        };
-        let device = device.to_string();
-        Err(EngineError::CpuOnly { option, device })
+        if self.threads.is_none() {
+            return Ok(());
+        }
+        Err(EngineError::CpuOnly {
+            option: "a number of threads",
+            device: device.to_string(),
+        })
     }
 }

@@ -1,4 +1,4 @@
-use super::{Gemm, Tile};
+use super::{Gemm, Tile, odd_sizes::odd_formats};
 use crate::{
     kernels::KernelSpec,
     ops::{Activation, Epilogue},
@@ -53,6 +53,30 @@ pub fn representative() -> Vec<KernelSpec> {
         for activation in [Activation::GeluTanh, Activation::Relu, Activation::Tanh] {
             add(320, 320, bias(Some(activation)), first);
             add(320, 320, Epilogue::new(false, Some(activation)), last);
+        }
+    }
+    for dtype in [DType::F16, DType::BF16] {
+        for weight in odd_formats() {
+            let mut add = |n, k, epilogue, tile| {
+                kernels.push(KernelSpec::from(Gemm {
+                    n,
+                    k,
+                    dtype,
+                    weight,
+                    epilogue,
+                    tile,
+                }));
+            };
+            let tiles = Tile::reading(weight, dtype);
+            for &tile in &tiles {
+                add(1000, 320, gelu, tile);
+            }
+            for tile in [tiles[0], tiles[tiles.len() - 1]] {
+                for (n, k) in [(328, 776), (3, 768), (1, 8), (1003, 130), (33, 7)] {
+                    add(n, k, bias(None), tile);
+                }
+                add(1003, 320, plain.with_residual(), tile);
+            }
         }
     }
     kernels.extend(super::wgmma::representative());

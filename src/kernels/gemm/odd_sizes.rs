@@ -3,8 +3,17 @@
 use crate::{
     kernels::{Instructions, KernelSpec},
     ops::{Activation, Epilogue},
-    tensor::DType,
+    tensor::{DType, Format, Group, Scaled, Values},
 };
+
+/// Formats of packed weights.
+pub(super) fn odd_formats() -> impl Iterator<Item = Format> {
+    let narrow = Format::Scaled(Scaled {
+        values: Values::Int4,
+        group: Group::Columns(32),
+    });
+    [Format::INT8, Format::FP8, Format::INT4, narrow].into_iter()
+}
 
 /// Sizes for checks of the GEMMs for small M and of those with one tile per CTA.
 pub(super) fn odd_sizes() -> impl Iterator<Item = (u32, u32, DType, Epilogue)> {

@@ -12,7 +12,7 @@ pub(crate) use self::reference::{stream_normals, stream_scaled};
 use self::tile::Layout;
 pub use self::{instances::representative, tile::StreamTile};
 use super::{
-    Gemm,
+    Gemm, Tile, packed,
     row_stats::{row_stats_of, row_stats_shape},
     small_m::{ALIGNMENT, BLOCK_K},
 };
@@ -26,7 +26,7 @@ use crate::{
     },
     machine::{Machine, SMALL_M},
     ops::Epilogue,
-    tensor::{DType, Extents, Shape, Size, Symbol},
+    tensor::{DType, Extents, Format, Scaled, Shape, Size, Symbol},
 };
 
 /// The kernel's part in a norm that is split between two linear layers.
@@ -53,6 +53,8 @@ pub struct GemmStream {
     pub n: u32,
     pub k: u32,
     pub dtype: DType,
+    /// Storage of the weight: `dtype`, or few bits that are converted in registers.
+    pub weight: Format,
     pub epilogue: Epilogue,
     /// Whether the activation belongs to a gate.
     pub gated: bool,
@@ -75,6 +77,8 @@ const MAX_BESIDE: u32 = 16 * 1024;
 /// there, so that eight rows written at once are in different banks.
 const STAGED_OCTETS: u32 = 2;
 const STAGED_PADDING: u32 = 4;
+/// Blocks of [`BLOCK_K`] columns of a stage whose weight has few bits.
+const BLOCKS: u32 = 2;
 /// From this number of rows on, CTAs of the next kernel that begin early take bandwidth that x needs.
 const EARLY_ROWS: u32 = 48;
 
@@ -92,7 +96,10 @@ impl GemmStream {
             .check()
             .is_ok()
         };
-        StreamTile::candidates().filter(with).collect()
+        match self.packed() {
+            None => StreamTile::candidates().filter(with).collect(),
+            Some(_) => StreamTile::converting().filter(with).collect(),
+        }
     }
 
     /// Checks that the kernel can be generated as described.
@@ -102,6 +109,13 @@ impl GemmStream {
     pub fn check(&self) -> Result<(), String> {
         let Self { n, k, dtype, .. } = *self;
         let tile = self.tile;
+        match self.weight {
+            Format::Plain(stored) if stored != dtype => {
+                return Err(format!("a weight in {stored}, and x in {dtype}"));
+            }
+            Format::Plain(_) => {}
+            Format::Scaled(scaled) => scaled.check()?,
+        }
         if !dtype.has_mma() || !k.is_multiple_of(8) || n == 0 || k == 0 {
             return Err(format!(
                 "the streaming GEMM does not support n = {n} and k = {k} in {dtype}; expected k in multiples of 8, in f16 or bf16"
@@ -109,17 +123,26 @@ impl GemmStream {
         }
         let is_centred = self.input_norm().is_some_and(|(_, centred)| centred);
         // Two CTAs of 224 threads with accumulators of 136 rows would spill.
-        let has_registers = !(tile.per_sm > 1 && is_centred && tile.rows > 64);
+        let has_registers = match self.packed() {
+            None => tile.groups <= 2 && !(tile.per_sm > 1 && is_centred && tile.rows > 64),
+            // Two blocks of the converted weight are in registers, too.
+            Some(_) => match tile.groups * tile.per_sm {
+                1 => true,
+                2 => tile.per_sm == 1 || tile.rows <= 64,
+                _ => tile.rows <= 32,
+            },
+        };
         let is_tile = has_registers
             && tile.rows.is_multiple_of(8)
             && (8..=128).contains(&tile.rows)
             && (1..=8).contains(&tile.splits)
-            && (1..=2).contains(&tile.groups)
+            && (1..=4).contains(&tile.groups)
             && (1..=2).contains(&tile.per_sm);
         // A greater depth would overflow the sizes below.
-        if !is_tile || k > 1 << 20 || tile.splits > k.div_ceil(BLOCK_K) {
+        if !is_tile || k > 1 << 20 || tile.splits > k.div_ceil(self.step_k()) {
             return Err(format!(
-                "{tile:?} is not a tile of the streaming GEMM with k = {k}; expected 8 to 128 rows in multiples of 8, and 1 to 8 splits with a step of 64 for each"
+                "{tile:?} is not a tile of the streaming GEMM with k = {k}; expected 8 to 128 rows in multiples of 8, and 1 to 8 splits with a step of {} for each",
+                self.step_k()
             ));
         }
         if self.layout().is_none() {
@@ -147,7 +170,7 @@ impl GemmStream {
 
     /// Returns the product alone for any GPU, with `n` columns, or `2n` before a gate.
     pub fn plain(&self) -> Gemm {
-        match self.gated {
+        let gemm = match self.gated {
             true => Gemm::of(
                 2 * self.n,
                 self.k,
@@ -155,6 +178,27 @@ impl GemmStream {
                 Epilogue::new(self.epilogue.bias, None),
             ),
             false => Gemm::of(self.n, self.k, self.dtype, self.epilogue),
+        };
+        Gemm {
+            weight: self.weight,
+            tile: Tile::reading(self.weight, self.dtype)[0],
+            ..gemm
+        }
+    }
+
+    /// The format of a weight of few bits.
+    fn packed(&self) -> Option<Scaled> {
+        match self.weight {
+            Format::Plain(_) => None,
+            Format::Scaled(scaled) => Some(scaled),
+        }
+    }
+
+    /// Columns of k of a stage.
+    fn step_k(&self) -> u32 {
+        match self.packed() {
+            None => BLOCK_K,
+            Some(_) => BLOCKS * BLOCK_K,
         }
     }
 
@@ -222,10 +266,18 @@ impl GemmStream {
 
     fn layout(&self) -> Option<Layout> {
         let tile = self.tile;
-        let steps = tile.steps(self.k);
+        let steps = tile.steps(self.k, self.step_k());
         let is_centred = self.input_norm().is_some_and(|(_, centred)| centred);
         let mma_n = tile.rows + if is_centred { 8 } else { 0 };
-        let stage_bytes = (tile.weight_rows() + mma_n) * BLOCK_K * 2;
+        let x_bytes = mma_n * self.step_k() * 2;
+        let stage_bytes = match self.packed() {
+            None => x_bytes + tile.weight_rows() * BLOCK_K * 2,
+            Some(weight) => {
+                let row = BLOCKS * packed::block_bytes(weight)
+                    + 4 * packed::scales(weight, self.step_k());
+                x_bytes + (tile.weight_rows() * row).next_multiple_of(ALIGNMENT)
+            }
+        };
         let partial = tile.groups * 128 * 16;
         let received = match tile.splits {
             1 => 0,
@@ -323,7 +375,11 @@ impl Kernel for GemmStream {
             format!("{}_gate_", gate.activation.name())
         });
         let (plain, Self { n, k, dtype, .. }) = (self.plain().epilogue.name(), self);
-        format!("{before}{gate}{plain}{after}_{dtype}_n{n}_k{k}")
+        let weight = match self.weight {
+            Format::Plain(_) => String::new(),
+            Format::Scaled(scaled) => format!("_weight_{}", scaled.name()),
+        };
+        format!("{before}{gate}{plain}{after}_{dtype}{weight}_n{n}_k{k}")
     }
 
     fn template(&self) -> &'static str {
@@ -342,7 +398,11 @@ impl Kernel for GemmStream {
             per_sm,
         } = self.tile;
         let layout = self.checked_layout();
-        let mut constants = Gemm::of(self.n, self.k, self.dtype, self.epilogue).constants();
+        let mut constants = Gemm {
+            weight: self.weight,
+            ..Gemm::of(self.n, self.k, self.dtype, self.epilogue)
+        }
+        .constants();
         constants.retain(|name, _| {
             [
                 "storage",
@@ -352,6 +412,8 @@ impl Kernel for GemmStream {
                 "residual",
                 "activation",
                 "precise",
+                "packed",
+                "group",
             ]
             .contains(name)
         });
@@ -364,6 +426,8 @@ impl Kernel for GemmStream {
         let acc = layout.mma_n / 2;
         let list = |of: &dyn Fn(u32) -> String| (0..acc).map(of).collect::<Vec<_>>().join(", ");
         constants.extend([
+            ("row_scaled", self.packed().is_some_and(|weight| packed::group(weight) == 0).into()),
+            ("hopper", true.into()),
             ("rows", rows.into()),
             ("splits", splits.into()),
             ("groups", groups.into()),
@@ -467,10 +531,11 @@ impl Kernel for GemmStream {
             true => RowOrder::Halves,
             false => RowOrder::Plain,
         };
-        vec![
-            map("x", self.checked_layout().mma_n, RowOrder::Plain),
-            map("weight", self.tile.weight_rows(), order),
-        ]
+        let mut maps = vec![map("x", self.checked_layout().mma_n, RowOrder::Plain)];
+        if self.packed().is_none() {
+            maps.push(map("weight", self.tile.weight_rows(), order));
+        }
+        maps
     }
 
     fn dtype(&self) -> Option<DType> {

@@ -1,7 +1,10 @@
 //! Tiles of the `mma.sync` GEMM, and their cost model.
 
-use super::Tile;
-use crate::{machine::Machine, tensor::DType};
+use super::{Tile, packed};
+use crate::{
+    machine::Machine,
+    tensor::{DType, Format, Scaled},
+};
 
 const fn tile(m: u32, n: u32, k: u32, warps_m: u32, warps_n: u32, stages: u32) -> Tile {
     Tile {
@@ -46,27 +49,46 @@ impl Tile {
         }
     }
 
+    /// Candidates for a weight in this format. A packed weight has blocks of 64 columns, and its words take the registers of
+    /// half of a warp's columns.
+    pub fn reading(weight: Format, dtype: DType) -> Vec<Tile> {
+        let all = Self::candidates(dtype).iter().copied();
+        match (weight, dtype) {
+            (Format::Plain(_), _) | (Format::Scaled(_), DType::F32) => all.collect(),
+            (Format::Scaled(_), DType::F16 | DType::BF16) => {
+                all.filter(|tile| tile.k == 64 && tile.n / tile.warps_n <= 32)
+                    .collect()
+            }
+        }
+    }
+
     /// Candidates that are not mostly empty on `n` columns. Never empty, because some candidates are narrow.
-    pub fn fitting(n: u32, dtype: DType) -> Vec<Tile> {
+    pub fn fitting(n: u32, weight: Format, dtype: DType) -> Vec<Tile> {
         let widest = n.checked_next_power_of_two().unwrap_or(u32::MAX).max(64);
-        let fits = |tile: &Tile| tile.n <= widest;
-        Self::candidates(dtype)
-            .iter()
-            .copied()
-            .filter(fits)
-            .collect()
+        let mut all = Self::reading(weight, dtype);
+        all.retain(|tile| tile.n <= widest);
+        all
     }
 
     /// Estimated cycles: `waves × (k-steps × cost of a step + fill)`.
     ///
     /// A step costs as much as its slowest unit (MMAs, shared memory, L2); in f32 also part of the other units' time. CTAs that
     /// share an SM share its units, but hide each other's barriers and pipeline fills.
-    pub fn cycles(self, rows: u64, n: u32, k: u32, dtype: DType, machine: &Machine) -> f64 {
+    pub fn cycles(
+        self,
+        rows: u64,
+        n: u32,
+        k: u32,
+        dtype: DType,
+        weight: Option<Scaled>,
+        machine: &Machine,
+    ) -> f64 {
+        let of_weight = weight.map_or(dtype.bytes() as f64, packed::bytes_per_element);
         let cost = &machine.costs.mma_sync;
         let ctas = self.ctas(rows, n);
         let n_sms = u64::from(machine.sms);
         let of_busiest_sm = ctas.div_ceil(n_sms);
-        let resident = of_busiest_sm.min(self.resident(dtype, machine).into()) as f64;
+        let resident = of_busiest_sm.min(self.resident(dtype, weight, machine).into()) as f64;
         let busy_sms = ctas.min(n_sms) as f64;
 
         let outputs = f64::from(self.m) * f64::from(self.n);
@@ -78,7 +100,8 @@ impl Tile {
         let warps = f64::from(self.warps_m * self.warps_n);
         // A warp issues to one of the SM's four sub-partitions.
         let units = (warps * resident / 4.0).min(1.0);
-        let bytes = f64::from(self.m + self.n) * f64::from(self.k) * dtype.bytes() as f64;
+        let bytes = f64::from(self.k)
+            * (f64::from(self.m) * dtype.bytes() as f64 + f64::from(self.n) * of_weight);
         let l2 = cost.l2_per_sm.min(cost.l2 / busy_sms);
         let (math, reads, exposed) = match dtype {
             // Every lane reads its rows and columns, half of which it shares with its neighbours. The reads take issue slots from the
@@ -107,7 +130,7 @@ impl Tile {
         // The time to read a large weight was measured only on GPUs with Hopper's instructions.
         match &machine.costs.hopper {
             Some(hopper) => {
-                let bytes = f64::from(n) * f64::from(k) * dtype.bytes() as f64;
+                let bytes = f64::from(n) * f64::from(k) * of_weight;
                 // Rows of an odd number of columns are stored in 2-byte accesses.
                 let unaligned = f64::from(n % 2) * hopper.stream.odd_output / 32.0;
                 let stored = f64::from(self.n) * rows.min(self.m.into()) as f64;
@@ -128,13 +151,17 @@ impl Tile {
             .saturating_mul(n.div_ceil(self.n).into())
     }
 
-    /// Bytes of dynamic shared memory per CTA on tensor cores.
-    pub(super) const fn shared_bytes(self, dtype: DType) -> u32 {
-        (self.m + self.n) * self.k * self.stages * dtype.bytes() as u32
+    /// Bytes of dynamic shared memory per CTA on tensor cores. `weight` is the format of a packed weight.
+    pub(super) fn shared_bytes(self, dtype: DType, weight: Option<Scaled>) -> u32 {
+        let row = self.k * dtype.bytes() as u32;
+        let of_weight = weight.map_or(row, |weight| {
+            packed::block_bytes(weight) + 4 * packed::scales(weight, self.k)
+        });
+        (self.m * row + self.n * of_weight) * self.stages
     }
 
     /// Resident CTAs per SM.
-    fn resident(self, dtype: DType, machine: &Machine) -> u32 {
+    fn resident(self, dtype: DType, weight: Option<Scaled>, machine: &Machine) -> u32 {
         let threads = self.threads();
         let sums = self.m * self.n / threads;
         // Two sets of fragments, or operands and loads in flight. Addresses are in the constant below.
@@ -144,7 +171,7 @@ impl Tile {
         };
         let registers = (sums + operands + 40).min(255).next_multiple_of(8);
         let by_registers = machine.registers_per_sm / (registers * threads);
-        let by_shared = machine.ctas_by_shared(self.shared_bytes(dtype));
+        let by_shared = machine.ctas_by_shared(self.shared_bytes(dtype, weight));
         by_registers
             .min(by_shared)
             .clamp(1, machine.threads_per_sm / threads)
@@ -161,7 +188,7 @@ mod tests {
     fn every_candidate_fits_the_smallest_gpu() {
         for dtype in DTYPES {
             for t in Tile::candidates(dtype) {
-                assert!(t.shared_bytes(dtype) <= 99 * 1024, "{t:?}");
+                assert!(t.shared_bytes(dtype, None) <= 99 * 1024, "{t:?}");
                 assert!((2..=5).contains(&t.stages), "{t:?}");
                 let warp = (t.m / t.warps_m, t.n / t.warps_n);
                 let granule = if dtype.has_mma() { (16, 16) } else { (16, 32) };

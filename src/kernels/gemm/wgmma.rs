@@ -356,6 +356,7 @@ impl GemmWgmma {
             n,
             k,
             dtype,
+            weight: dtype.into(),
             epilogue,
             gated: true,
             norm: StreamNorm::None,

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     graph::WeightExpr,
     program::{Program, Storage},
-    tensor::{DType, Element, Group, Values},
+    tensor::{DType, Element, Values},
 };
 
 /// One weight. If only linear layers read it, it is held in packed form only.
@@ -77,10 +77,15 @@ impl Weights {
             if let Storage::Weight(expr) = &tensor.place
                 && places.remove(&(expr, tensor.element)).is_some()
             {
-                let rows = evaluate(expr, source)?;
+                let mut rows = evaluate(expr, source)?;
                 let readers = readers[at];
                 if let Some([n, k]) = readers.multiplied {
                     let precision = precision(tensor.element)?;
+                    if let Element::Scaled(scaled) = tensor.element
+                        && precision == MatmulPrecision::F32
+                    {
+                        rows = scaled.quantize(&rows, k as usize).values(None);
+                    }
                     let pack = || PackedWeight::new(&rows, n as usize, k as usize, precision);
                     held[at].packed = Some(threads.run(pack));
                 }
@@ -117,8 +122,10 @@ pub(super) fn precision(element: Element) -> Result<MatmulPrecision, CpuError> {
     let precision = match element {
         Element::Value(DType::F32) => MatmulPrecision::F32,
         Element::Value(DType::BF16) => MatmulPrecision::Bf16,
-        Element::Scaled(scaled) => match (scaled.values, scaled.group) {
-            (Values::Int8, Group::Row) => MatmulPrecision::Int8,
+        Element::Scaled(scaled) => match scaled.values {
+            Values::Int8 => MatmulPrecision::Int8,
+            // The weight is rounded to the format, and the product is computed in f32.
+            Values::E4m3 | Values::Int4 => MatmulPrecision::F32,
         },
         Element::Value(DType::F16) | Element::I32 | Element::I64 => {
             return Err(CpuError::WeightFormat(element));

@@ -61,8 +61,9 @@ fn run(
     let during = || format!("check `{}` on `{}`", kernel.symbol(), case.name);
     device.context().bind_to_thread().during(during)?;
     let mut buffers = Vec::new();
+    let columns = kernel.weight().map_or(1, |[_, k]| k as usize);
     for (element, tensor) in &trial.reads {
-        let bytes = encode_tensor(tensor, *element);
+        let bytes = encode_tensor(tensor, *element, columns);
         let buffer = Buffer::new(device, bytes.len() as u64, "an operand")?;
         // SAFETY: the buffer has the size of the bytes.
         unsafe { result::memcpy_htod_sync(buffer.start(), &bytes) }.during(during)?;

@@ -6,7 +6,7 @@ use cudarc::driver::{DriverError, sys};
 
 use crate::{
     kernels::{RowOrder, TensorMap},
-    tensor::{DType, Element, Extents, Size, Values},
+    tensor::{DType, Element, Extents, Size},
 };
 
 /// Parameters of a tensor map besides the address.
@@ -34,10 +34,8 @@ impl Matrix {
             Element::Value(DType::F32) => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
             Element::Value(DType::F16) => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             Element::Value(DType::BF16) => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            // Tensor maps have no type for signed bytes; the bits are the same.
-            Element::Scaled(scaled) => match scaled.values {
-                Values::Int8 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
-            },
+            // Packed weights are bytes.
+            Element::Scaled(_) => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
             Element::I32 => Type::CU_TENSOR_MAP_DATA_TYPE_INT32,
             Element::I64 => Type::CU_TENSOR_MAP_DATA_TYPE_INT64,
         };

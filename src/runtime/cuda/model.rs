@@ -25,8 +25,8 @@ use crate::{
     machine::Machine,
     plan::ALIGNMENT,
     program::{Program, Storage},
-    runtime::weights::{WeightSource, evaluate_as},
-    tensor::{Extents, Size},
+    runtime::weights::{WeightSource, evaluate, evaluate_as},
+    tensor::{Element, Extents, Size},
 };
 
 /// Bytes of shared memory per CTA that need no opt-in.
@@ -472,7 +472,15 @@ fn upload(
         let Storage::Weight(expr) = &tensor.place else {
             return Ok(());
         };
-        let bytes = evaluate_as(expr, source, program.dtype)?;
+        let bytes = match tensor.element {
+            Element::Scaled(scaled) => {
+                let rows = evaluate(expr, source)?;
+                let columns = expr.dims().last().map_or(1, |&n| n as usize);
+                scaled.quantize(&rows, columns).pack()
+            }
+            Element::Value(dtype) => evaluate_as(expr, source, dtype)?,
+            Element::I32 | Element::I64 => evaluate_as(expr, source, program.dtype)?,
+        };
         device
             .context()
             .bind_to_thread()

@@ -23,7 +23,7 @@ use crate::{
     },
     plan::ALIGNMENT,
     runtime::{decode_values, encode_tensor},
-    tensor::{Element, Extents},
+    tensor::{Element, Extents, Shape},
 };
 
 /// Minimum total size of all sets of operands in bytes, more than twice the largest L2 cache of `machines/`. A set is thus
@@ -218,8 +218,8 @@ impl Operands {
         let mut tensors = Vec::new();
         let mut set_bytes = 0u64;
         for tensor in &chain.tensors {
-            let elements = tensor.shape.elements().eval(extents);
-            let bytes = elements.and_then(|n| n.checked_mul(tensor.element.bytes()));
+            let bytes = dims_of(&tensor.shape, extents)
+                .and_then(|dims| tensor.element.tensor_bytes(&dims));
             let end = bytes.and_then(|b| set_bytes.checked_add(b.next_multiple_of(ALIGNMENT)));
             let (Some(bytes), Some(end)) = (bytes, end) else {
                 return Err(CudaError::TooLarge {
@@ -244,8 +244,7 @@ impl Operands {
             .during(during)?;
         for (tensor, &(offset, bytes, element)) in chain.tensors.iter().zip(&tensors) {
             let Some(fill) = tensor.fill else { continue };
-            let n = (bytes / element.bytes()) as usize;
-            let encoded = values(fill, element, n, case, tensor.name);
+            let encoded = values(fill, element, &dims_of(&tensor.shape, extents).unwrap_or_default(), case, tensor.name);
             let mut done = 0;
             while done < bytes {
                 let piece = (bytes - done).min(encoded.len() as u64);
@@ -307,21 +306,33 @@ pub(super) fn rotated_sets(bytes: u64) -> u64 {
     ROTATED_BYTES.div_ceil(bytes.max(1)).clamp(2, MOST_SETS)
 }
 
-/// Returns the bytes of a tensor of `n` elements, or one period of them. Equal names and sizes give equal values.
-fn values(fill: Fill, element: Element, n: usize, case: &Case, name: &str) -> Vec<u8> {
+/// Returns the dimensions of a tensor; `None` if one does not fit 64 bits.
+fn dims_of(shape: &Shape, extents: &Extents) -> Option<Vec<u64>> {
+    shape.0.iter().map(|size| size.eval(extents)).collect()
+}
+
+/// Returns the bytes of a tensor, or one period of its elements. Equal names and sizes give equal values.
+fn values(fill: Fill, element: Element, dims: &[u64], case: &Case, name: &str) -> Vec<u8> {
+    let n = dims.iter().product::<u64>() as usize;
+    let columns = dims.last().map_or(1, |&n| n as usize);
     let seed = name.bytes().fold(n as u64, |seed, byte| {
         let mut state = seed ^ u64::from(byte);
         uniform(&mut state)
     });
     let tensor = match fill {
         Fill::Normal { mean, deviation } => {
-            let mut values = random(n.min(PERIOD), deviation, seed);
+            let period = match element {
+                // Scales follow the values of a packed matrix, so that no piece of it repeats.
+                Element::Scaled(_) => n,
+                Element::Value(_) | Element::I32 | Element::I64 => n.min(PERIOD),
+            };
+            let mut values = random(period, deviation, seed);
             values.par_iter_mut().for_each(|v| *v += mean);
             HostTensor::Real(values)
         }
         fill => fill.make(element, n, case, &mut { seed }),
     };
-    encode_tensor(&tensor, element)
+    encode_tensor(&tensor, element, columns)
 }
 
 pub(super) fn download(

@@ -65,13 +65,13 @@ pub(super) fn gated(chain: &[Link]) -> Option<GemmStream> {
         return None;
     };
     let serves = linear.is_private
-        && weight == Format::Plain(dtype)
+        && is_read_by_streams(weight, dtype)
         && epilogue.activation.is_none()
         && n == 2 * gate.width;
     serves.then(|| {
         let mut kernel = GemmStream {
             n: gate.width,
-            ..streamed(n, k, dtype, epilogue)
+            ..streamed(n, k, dtype, weight, epilogue)
         };
         kernel.gated = true;
         kernel.epilogue.activation = Some(gate.activation);
@@ -85,10 +85,14 @@ fn persistent(of: &GemmStream, machine: &Machine) -> impl Iterator<Item = Candid
         n,
         k,
         dtype,
+        weight,
         epilogue,
         ..
     } = of;
-    let tiles = GemmWgmma::gating(n, k, epilogue.bias, dtype, machine.instructions);
+    let tiles = match weight == Format::Plain(dtype) {
+        true => GemmWgmma::gating(n, k, epilogue.bias, dtype, machine.instructions),
+        false => Vec::new(),
+    };
     tiles.into_iter().map(move |tile| {
         Candidate::new(GemmWgmma {
             n,
@@ -101,12 +105,27 @@ fn persistent(of: &GemmStream, machine: &Machine) -> impl Iterator<Item = Candid
     })
 }
 
+/// Whether the streaming GEMM reads a weight in this format.
+pub(super) fn is_read_by_streams(weight: Format, dtype: DType) -> bool {
+    match weight {
+        Format::Plain(stored) => stored == dtype,
+        Format::Scaled(_) => dtype.has_mma(),
+    }
+}
+
 /// Returns the GEMM of a linear layer; its tile is arbitrary.
-pub(super) fn streamed(n: u32, k: u32, dtype: DType, epilogue: Epilogue) -> GemmStream {
+pub(super) fn streamed(
+    n: u32,
+    k: u32,
+    dtype: DType,
+    weight: Format,
+    epilogue: Epilogue,
+) -> GemmStream {
     GemmStream {
         n,
         k,
         dtype,
+        weight,
         epilogue,
         gated: false,
         norm: StreamNorm::None,

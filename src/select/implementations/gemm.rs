@@ -11,6 +11,9 @@ use crate::{
     tensor::Format,
 };
 
+/// Min rows of the tiles of `mma.sync` that compute with a packed weight where there is a streaming GEMM.
+const MMA_ROWS: u32 = 64;
+
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let Site::Linear {
         n,
@@ -28,21 +31,27 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     let is_plain = weight == Format::Plain(dtype);
     let any = match is_plain && !GemmWgmma::tiles(n, k, dtype, on).is_empty() {
         true => Vec::new(),
-        false => Tile::fitting(n, dtype),
+        false => Tile::fitting(n, weight, dtype),
     };
     let any = any.into_iter().map(|tile| {
-        Candidate::new(Gemm {
+        let kernel = Gemm {
             n,
             k,
             dtype,
             weight,
             epilogue,
             tile,
-        })
+        };
+        (tile, Candidate::new(kernel))
     });
     if !is_plain {
-        return Some(implementation(any.collect()));
+        let streams = streaming(&streamed(n, k, dtype, weight, epilogue), machine, |_| true);
+        // For few rows the streaming GEMM is faster, which has more of the weight in flight.
+        let any = any.filter(|(tile, _)| streams.is_empty() || tile.m >= MMA_ROWS);
+        let any: Vec<Candidate> = any.map(|(_, candidate)| candidate).collect();
+        return Some(implementation(any.into_iter().chain(streams).collect()));
     }
+    let any = any.map(|(_, candidate)| candidate);
     let persistent = GemmWgmma::tiles(n, k, dtype, on).into_iter();
     let persistent = persistent.filter(|tile| tile.has_registers(n, epilogue));
     let persistent = persistent.map(|tile| {
@@ -81,7 +90,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         .chain(persistent)
         .chain(split_k)
         .chain(streaming(
-            &streamed(n, k, dtype, epilogue),
+            &streamed(n, k, dtype, weight, epilogue),
             machine,
             streams,
         ))

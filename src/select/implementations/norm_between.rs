@@ -4,13 +4,13 @@
 
 use super::{
     Bindings, Implementation, Launch, Operand,
-    gate::{gated, streamed, streaming},
+    gate::{gated, is_read_by_streams, streamed, streaming},
 };
 use crate::{
     kernels::gemm::{GemmResidualRowStats, GemmStream, StreamNorm},
     machine::Machine,
     select::site::{Link, Site},
-    tensor::{DType, Format},
+    tensor::DType,
 };
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
@@ -41,19 +41,20 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         Site::RmsNorm(norm) => (norm.eps, false),
         _ => return None,
     };
-    let is_plain = [weight, weight_after] == [Format::Plain(dtype); 2];
-    if !epilogue.residual || !norm.is_private || width != n || !is_plain {
+    let mut weights = [weight, weight_after].into_iter();
+    let is_read = weights.all(|weight| is_read_by_streams(weight, dtype));
+    if !epilogue.residual || !norm.is_private || width != n || !is_read {
         return None;
     }
     let gate = gated(&chain[2..]);
     let sites = 3 + usize::from(gate.is_some());
     let first = GemmStream {
         norm: StreamNorm::Before { centred },
-        ..streamed(n, k, dtype, epilogue)
+        ..streamed(n, k, dtype, weight, epilogue)
     };
     let second = GemmStream {
         norm: StreamNorm::After { eps, centred },
-        ..gate.unwrap_or_else(|| streamed(n_after, width, dtype, epilogue_after))
+        ..gate.unwrap_or_else(|| streamed(n_after, width, dtype, weight_after, epilogue_after))
     };
     let scratch = |name, dtype, columns, more_rows| Operand::Scratch {
         site: 1,

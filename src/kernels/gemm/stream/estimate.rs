@@ -1,12 +1,31 @@
 //! Cost estimate of the GEMM that streams its weight.
 
-use super::{GemmStream, STATICS, StreamTile};
+use super::{BLOCK_K, GemmStream, STATICS, StreamTile, packed};
 use crate::{
     kernels::Kernel,
     machine::{Hopper, Machine},
+    tensor::Values,
 };
 
+/// Cycles of a step whose weight is converted, from the arrival of its data to its last MMA.
+const STEP_LATENCY: f64 = 500.0;
+/// Share of the issue slots that converting warps use.
+const ISSUE_RATE: f64 = 0.8;
+
 impl GemmStream {
+    /// Cycles of a step that the conversion of a packed weight takes, if `ctas` CTAs share an SM. Counts are instructions of a warp
+    /// in SASS, for two blocks of 16 rows of 64 columns. Each of four schedulers serves a warp of each warpgroup.
+    fn conversion(&self, ctas: f64) -> f64 {
+        let instructions = match self.packed().map(|weight| weight.values) {
+            None => return 0.0,
+            Some(Values::Int4) => 180.0,
+            Some(Values::E4m3) => 100.0,
+            Some(Values::Int8) => 125.0,
+        };
+        let issued = instructions * f64::from(self.tile.groups) * ctas / ISSUE_RATE;
+        issued.max(STEP_LATENCY)
+    }
+
     /// Estimated cycles of a launch. Weight reads, L2 and MMAs overlap. A second wave of clusters begins when the first one ends.
     /// Refilled stages wait for the MMAs, which wait for x.
     pub(super) fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
@@ -38,16 +57,21 @@ impl GemmStream {
         let more_waves = (clusters.div_ceil(at_once).max(1) - 1) as f64;
         let (tiles, _) = self.tiles_of(rows);
         let tiles_each = tiles.div_ceil(clusters.max(1)) as f64;
-        let steps = f64::from(self.tile.steps(self.k));
+        let steps = f64::from(self.tile.steps(self.k, self.step_k()));
         let all_steps = steps * tiles_each;
         let side_by_side = ctas.div_ceil(machine_sms).min(per_sm) as f64;
-        let weights = f64::from(self.plain().n) * f64::from(self.k) * 2.0;
-        let mma = f64::from(2 * layout.mma_n * groups) * cost.mma * side_by_side;
+        let of_weight = self.packed().map_or(2.0, packed::bytes_per_element);
+        let weights = f64::from(self.plain().n) * f64::from(self.k) * of_weight;
+        // MMAs of a step: 64 columns, or two blocks of them.
+        let blocks = f64::from(self.step_k() / BLOCK_K);
+        let mma = f64::from(2 * layout.mma_n * groups) * cost.mma * side_by_side * blocks;
         let limits = [
             weights / machine.rates.dram,
             ctas as f64 * all_steps * f64::from(layout.stage_bytes) / cost.l2,
-            all_steps * mma.max(cost.step),
+            all_steps * mma.max(cost.step * blocks),
         ];
+        let limits = limits.into_iter().chain([all_steps * self.conversion(side_by_side)]);
+        let limits: Vec<f64> = limits.collect();
         let norm: f64 = limits.iter().map(|l| l.powf(cost.overlap)).sum();
         let main = norm.powf(cost.overlap.recip());
         let refill = match all_steps > f64::from(layout.stages) {

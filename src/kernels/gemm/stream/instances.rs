@@ -1,6 +1,9 @@
 //! Instances of the GEMM that streams its weight, at odd sizes.
 
-use super::{super::odd_sizes::odd_sizes, GemmStream, StreamNorm, StreamTile};
+use super::{
+    super::odd_sizes::{odd_formats, odd_sizes},
+    GemmStream, StreamNorm, StreamTile,
+};
 use crate::{
     kernels::{Instructions, KernelSpec},
     ops::{Activation, Epilogue},
@@ -18,10 +21,11 @@ pub fn representative() -> Vec<KernelSpec> {
             }
         }
     };
-    let of = |n, k, dtype, epilogue| GemmStream {
+    let of = |n, k, dtype: DType, epilogue| GemmStream {
         n,
         k,
         dtype,
+        weight: dtype.into(),
         epilogue,
         gated: false,
         norm: StreamNorm::None,
@@ -58,13 +62,30 @@ pub fn representative() -> Vec<KernelSpec> {
             };
             add(gate(with(after, of(1000, 328, dtype, silu(false)))), true);
         }
-        add(
-            GemmStream {
-                gated: true,
-                ..of(3080, 328, dtype, silu(true))
-            },
-            true,
-        );
+        let gate = GemmStream {
+            gated: true,
+            ..of(3080, 328, dtype, silu(true))
+        };
+        add(gate.clone(), true);
+        for weight in odd_formats() {
+            let packed = |gemm| GemmStream { weight, ..gemm };
+            let few = dtype != DType::F16;
+            add(packed(of(1000, 328, dtype, gelu)), few);
+            add(packed(of(5003, 136, dtype, bias)), true);
+            add(packed(of(8, 8, dtype, plain)), true);
+            add(packed(of(2056, 1096, dtype, plain.with_residual())), true);
+            add(packed(gate.clone()), true);
+            for centred in [false, true] {
+                let before = StreamNorm::Before { centred };
+                let after = StreamNorm::After { eps: 1e-5, centred };
+                let with = |norm, gemm| GemmStream { norm, ..packed(gemm) };
+                let residual = bias.with_residual();
+                add(with(before, of(328, 1000, dtype, residual)), true);
+                add(with(after, of(1000, 768, dtype, gelu)), true);
+                let gated = with(after, of(1000, 328, dtype, silu(false)));
+                add(GemmStream { gated: true, ..gated }, true);
+            }
+        }
     }
     kernels
 }

@@ -5,6 +5,7 @@ use crate::{kernels::KernelSpec, machine::testing::hopper};
 
 fn gemm(rows: u32, splits: u32) -> GemmStream {
     GemmStream {
+        weight: DType::F16.into(),
         n: 768,
         k: 768,
         dtype: DType::F16,

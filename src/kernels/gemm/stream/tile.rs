@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::super::small_m::{ALIGNMENT, BLOCK_K};
+use super::super::small_m::ALIGNMENT;
 
 /// Tile of the GEMM that streams its weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -11,7 +11,7 @@ pub struct StreamTile {
     pub rows: u32,
     /// CTAs per cluster, which split k: 1 to 8, the portable cluster size.
     pub splits: u32,
-    /// Consumer warpgroups, each with 64 rows of the weight: 1 or 2.
+    /// Consumer warpgroups, each with 64 rows of the weight: 1 or 2, and up to 4 if they convert the weight.
     pub groups: u32,
     /// CTAs per SM that shared memory has room for: 1 or 2.
     pub per_sm: u32,
@@ -30,7 +30,22 @@ impl StreamTile {
         }
     }
 
-    /// Available tiles, fewest rows first.
+    /// Tiles for a packed weight, fewest rows first. More warps convert it than a plain weight needs.
+    pub(super) fn converting() -> impl Iterator<Item = StreamTile> {
+        Self::ROWS.into_iter().flat_map(|rows| {
+            [1, 2, 4, 8].into_iter().flat_map(move |splits| {
+                let shapes: &[(u32, u32)] = match rows {
+                    128 => &[(1, 1), (2, 1)],
+                    64 => &[(1, 2), (2, 1)],
+                    _ => &[(1, 2), (2, 2), (4, 1)],
+                };
+                let shapes = shapes.iter();
+                shapes.map(move |&(groups, per_sm)| Self::new(rows, splits, groups, per_sm))
+            })
+        })
+    }
+
+    /// Tiles for a plain weight, fewest rows first.
     pub(super) fn candidates() -> impl Iterator<Item = StreamTile> {
         Self::ROWS.into_iter().flat_map(|rows| {
             Self::SPLITS.into_iter().flat_map(move |splits| {
@@ -63,9 +78,9 @@ impl StreamTile {
         64 * self.groups
     }
 
-    /// Max steps of k per CTA.
-    pub(super) const fn steps(self, k: u32) -> u32 {
-        k.div_ceil(BLOCK_K).div_ceil(self.splits)
+    /// Max steps of `step_k` columns per CTA.
+    pub(super) const fn steps(self, k: u32, step_k: u32) -> u32 {
+        k.div_ceil(step_k).div_ceil(self.splits)
     }
 }
 

@@ -1,0 +1,42 @@
+//! Constants of kernels whose weight is packed in few bits ([`Quantized::pack`](crate::tensor::Quantized::pack)).
+
+use crate::tensor::{Group, Scaled, Values};
+
+/// Name of the conversion in `partials/packed_weight.cu`.
+pub(super) const fn kind(weight: Scaled) -> &'static str {
+    match weight.values {
+        Values::Int8 => "int8",
+        Values::E4m3 => "e4m3",
+        Values::Int4 => "int4",
+    }
+}
+
+/// Columns that share a scale; 0 if a row does.
+pub(super) const fn group(weight: Scaled) -> u32 {
+    match weight.group {
+        Group::Row => 0,
+        Group::Columns(width) => width,
+    }
+}
+
+/// Bytes of 64 columns of a row.
+pub(super) const fn block_bytes(weight: Scaled) -> u32 {
+    8 * weight.bits() as u32
+}
+
+/// Scales of a row over `columns` columns that a kernel reads together with the values, in words.
+pub(super) const fn scales(weight: Scaled, columns: u32) -> u32 {
+    match weight.group {
+        Group::Row => 0,
+        Group::Columns(width) => columns.div_ceil(width),
+    }
+}
+
+/// Bytes of a weight in device memory per element, scales included.
+pub(super) fn bytes_per_element(weight: Scaled) -> f64 {
+    let scales = match weight.group {
+        Group::Row => 0.0,
+        Group::Columns(width) => 4.0 / f64::from(width),
+    };
+    weight.bits() as f64 / 8.0 + scales
+}

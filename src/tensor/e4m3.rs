@@ -1,0 +1,64 @@
+//! E4M3, the 8-bit floating-point type of fp8 weights: 4 exponent bits with a bias of 7, 3 mantissa bits, no infinities
+//! (Micikevicius et al. 2022, "FP8 Formats for Deep Learning").
+
+/// Largest magnitude.
+pub(super) const MAX: f32 = 448.0;
+
+/// Returns the code of the nearest value, with ties to even mantissas. Larger magnitudes than [`MAX`] become `MAX`.
+pub(super) fn encode(value: f32) -> u8 {
+    let magnitude = value.abs().min(MAX);
+    // Below 2⁻⁶ the distance of two values is 2⁻⁹.
+    let code = if magnitude < 1.0 / 64.0 {
+        (magnitude * 512.0).round_ties_even() as u8
+    } else {
+        let bits = magnitude.to_bits();
+        let rounded = (bits + 0x7_ffff + (bits >> 20 & 1)) >> 20;
+        (rounded - ((127 - 7) << 3)) as u8
+    };
+    code | u8::from(value.is_sign_negative()) << 7
+}
+
+/// Returns the value of a code. The two codes of NaN are not written by [`encode`].
+pub(super) fn decode(code: u8) -> f32 {
+    let (exponent, mantissa) = (code >> 3 & 15, f32::from(code & 7));
+    let magnitude = match (exponent, code & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => mantissa / 512.0,
+        (_, _) => (1.0 + mantissa / 8.0) * (f32::from(exponent) - 7.0).exp2(),
+    };
+    if code >> 7 == 1 { -magnitude } else { magnitude }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_keeps_its_code() {
+        for code in (0..=255u8).filter(|code| code & 0x7f != 0x7f) {
+            assert_eq!(encode(decode(code)), code, "{code:#x}");
+        }
+    }
+
+    #[test]
+    fn values_of_the_format_are_the_published_ones() {
+        assert_eq!(decode(0x7e), 448.0);
+        assert_eq!(decode(0x08), 0.015625);
+        assert_eq!(decode(0x01), 0.001953125);
+        assert_eq!(decode(0xb8), -1.0);
+        assert!(decode(0x7f).is_nan());
+    }
+
+    #[test]
+    fn numbers_between_two_values_go_to_the_nearest_and_ties_to_an_even_mantissa() {
+        for code in 0..0x7eu8 {
+            let (low, high) = (decode(code), decode(code + 1));
+            let even = if code % 2 == 0 { low } else { high };
+            assert_eq!(decode(encode((low + high) / 2.0)), even);
+            assert_eq!(decode(encode(low * 0.51 + high * 0.49)), low);
+            assert_eq!(decode(encode(low * 0.49 + high * 0.51)), high);
+        }
+        assert_eq!(decode(encode(1e9)), 448.0);
+        assert_eq!(decode(encode(-1e9)), -448.0);
+    }
+}

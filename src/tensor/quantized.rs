@@ -1,0 +1,325 @@
+//! Matrices of few bits: rounding, and the layout that kernels read.
+//!
+//! Packed layout of `[rows, columns]`, with rows padded to a multiple of 8 and columns to a multiple of 128:
+//!
+//! 1. The values in blocks of 64 columns. A block holds all rows, each as 64 bytes (8-bit values) or 32 (4-bit values). Lane
+//!    t of four reads a quarter of a row, which has the values that it holds as the operand of four MMAs of 16 columns: for MMA
+//!    s these are columns 16s + 2t, + 1, + 8 and + 9. A word of E4M3 has them in this order. In a word of 8-bit integers, bytes 0
+//!    and 2 are the first two, and bytes 1 and 3 the others. A word of 4-bit values serves two MMAs, and nibbles i and i + 4 are
+//!    neighbouring columns. So a mask gives two integers in the halves of a register, where the MMA expects them.
+//! 2. The scales: an f32 for each row, or for each group of columns and each row an f16 and the zero point, a 16-bit integer.
+
+use half::f16;
+use rayon::prelude::*;
+
+use super::{DType, Group, Scaled, Values, e4m3};
+
+/// Columns of a block of values.
+const BLOCK: usize = 64;
+/// Columns are padded to a multiple of this, rows to a multiple of [`ROWS`].
+const COLUMNS: u64 = 128;
+const ROWS: u64 = 8;
+/// Largest integer of [`Values::Int4`].
+const LARGEST: f32 = 15.0;
+
+/// A matrix as values of few bits, with the scales of its groups.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quantized {
+    format: Scaled,
+    columns: usize,
+    /// One for each element, row by row. Integers of [`Values::Int8`] are stored plus 128.
+    codes: Vec<u8>,
+    /// Scale and zero point of each group, row by row.
+    groups: Vec<(f32, u8)>,
+}
+
+impl Scaled {
+    /// Rounds a matrix with rows of `columns` elements to this format. Int8 and E4M3 scale the largest magnitude of a group to the
+    /// largest value. Int4 spreads its 16 integers from the smallest to the largest element, with 0 between them.
+    pub fn quantize(self, matrix: &[f32], columns: usize) -> Quantized {
+        let columns = columns.max(1);
+        let width = self.width(columns);
+        let per_row = columns.div_ceil(width);
+        let mut codes = vec![0; matrix.len()];
+        let mut groups = vec![(0.0, 0); matrix.len() / columns * per_row];
+        codes
+            .par_chunks_mut(columns)
+            .zip(groups.par_chunks_mut(per_row))
+            .zip(matrix.par_chunks(columns))
+            .for_each(|((codes, groups), row)| {
+                let of_groups = codes.chunks_mut(width).zip(row.chunks(width));
+                for (group, (codes, elements)) in groups.iter_mut().zip(of_groups) {
+                    *group = self.quantize_group(elements, codes);
+                }
+            });
+        Quantized {
+            format: self,
+            columns,
+            codes,
+            groups,
+        }
+    }
+
+    /// Bytes of a packed matrix; `None` if they do not fit 64 bits.
+    pub fn packed_bytes(self, rows: u64, columns: u64) -> Option<u64> {
+        let rows = rows.checked_next_multiple_of(ROWS)?;
+        let columns = columns.checked_next_multiple_of(COLUMNS)?;
+        let values = rows.checked_mul(columns)? / 8 * self.bits();
+        let scales = match self.group {
+            Group::Row => rows,
+            Group::Columns(width) => rows * (columns / u64::from(width)),
+        };
+        values.checked_add(scales.checked_mul(4)?)
+    }
+
+    /// Bits of a value.
+    pub const fn bits(self) -> u64 {
+        match self.values {
+            Values::Int8 | Values::E4m3 => 8,
+            Values::Int4 => 4,
+        }
+    }
+
+    /// Elements of a row of `columns` that share a scale.
+    fn width(self, columns: usize) -> usize {
+        match self.group {
+            Group::Row => columns,
+            Group::Columns(width) => width as usize,
+        }
+    }
+
+    /// Writes the codes of a group, and returns its scale and zero point.
+    fn quantize_group(self, elements: &[f32], codes: &mut [u8]) -> (f32, u8) {
+        let largest = elements.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+        match self.values {
+            Values::Int8 => {
+                let scale = largest / 127.0;
+                for (code, v) in codes.iter_mut().zip(elements) {
+                    let step = if scale > 0.0 { (v / scale).round() } else { 0.0 };
+                    *code = (step.clamp(-127.0, 127.0) as i32 + 128) as u8;
+                }
+                (scale, 0)
+            }
+            Values::E4m3 => {
+                let scale = largest / e4m3::MAX;
+                for (code, v) in codes.iter_mut().zip(elements) {
+                    *code = if scale > 0.0 { e4m3::encode(v / scale) } else { 0 };
+                }
+                (scale, 0)
+            }
+            Values::Int4 => {
+                let (low, high) = elements
+                    .iter()
+                    .fold((0.0f32, 0.0f32), |(low, high), &v| (low.min(v), high.max(v)));
+                let scale = f16::from_f32((high - low) / LARGEST).to_f32();
+                let zero = if scale > 0.0 { (-low / scale).round().clamp(0.0, LARGEST) } else { 0.0 };
+                for (code, v) in codes.iter_mut().zip(elements) {
+                    let step = if scale > 0.0 { (v / scale).round() } else { 0.0 };
+                    *code = (step + zero).clamp(0.0, LARGEST) as u8;
+                }
+                (scale, zero as u8)
+            }
+        }
+    }
+
+    /// The value of a code before it is scaled.
+    fn value(self, code: u8, zero: u8) -> f32 {
+        match self.values {
+            Values::Int8 => f32::from(code) - 128.0,
+            Values::E4m3 => e4m3::decode(code),
+            Values::Int4 => f32::from(code) - f32::from(zero),
+        }
+    }
+
+    /// The code of the value 0.
+    const fn zero(self) -> u8 {
+        match self.values {
+            Values::Int8 => 128,
+            Values::E4m3 | Values::Int4 => 0,
+        }
+    }
+
+    /// Writes the code of a column of a block into a row of the block.
+    fn put(self, row: &mut [u8], column: usize, code: u8) {
+        let (mma, within) = (column / 16, column % 16);
+        let (upper, lane, odd) = (within / 8, within % 8 / 2, within % 2);
+        match self.values {
+            Values::Int8 => row[16 * lane + 4 * mma + 2 * odd + upper] = code,
+            Values::E4m3 => row[16 * lane + 4 * mma + 2 * upper + odd] = code,
+            Values::Int4 => {
+                let nibble = mma % 2 * 2 + upper + 4 * odd;
+                row[8 * lane + mma / 2 * 4 + nibble / 2] |= code << (nibble % 2 * 4);
+            }
+        }
+    }
+}
+
+impl Quantized {
+    /// Returns the matrix. With a `storage` type, scales of groups of columns and their products with values are rounded to it, as
+    /// kernels of that type compute them.
+    pub fn values(&self, storage: Option<DType>) -> Vec<f32> {
+        let width = self.format.width(self.columns);
+        let stored = |value: f32| match storage {
+            None => value,
+            Some(dtype) => dtype.round(value),
+        };
+        let rows = self.codes.par_chunks(self.columns);
+        let per_row = self.columns.div_ceil(width);
+        rows.zip(self.groups.par_chunks(per_row))
+            .flat_map_iter(|(codes, groups)| {
+                let of_groups = groups.iter().zip(codes.chunks(width));
+                of_groups.flat_map(move |(&(scale, zero), codes)| {
+                    codes.iter().map(move |&code| {
+                        let value = self.format.value(code, zero);
+                        match self.format.group {
+                            Group::Row => value * scale,
+                            Group::Columns(_) => stored(value * stored(scale)),
+                        }
+                    })
+                })
+            })
+            .collect()
+    }
+
+    /// Returns the bytes that kernels read, in the layout of this module's documentation.
+    pub fn pack(&self) -> Vec<u8> {
+        let rows = self.codes.len() / self.columns;
+        let padded = (rows as u64).next_multiple_of(ROWS) as usize;
+        let n_columns = (self.columns as u64).next_multiple_of(COLUMNS) as usize;
+        let pitch = BLOCK / 8 * self.format.bits() as usize;
+        let mut packed = vec![0; n_columns / BLOCK * padded * pitch];
+        packed
+            .par_chunks_mut(padded * pitch)
+            .enumerate()
+            .for_each(|(block, to)| {
+                for (row, to) in to.chunks_mut(pitch).enumerate() {
+                    for column in 0..BLOCK {
+                        let at = block * BLOCK + column;
+                        let code = match row < rows && at < self.columns {
+                            true => self.codes[row * self.columns + at],
+                            false => self.format.zero(),
+                        };
+                        self.format.put(to, column, code);
+                    }
+                }
+            });
+        match self.format.group {
+            Group::Row => {
+                for row in 0..padded {
+                    let scale = self.groups.get(row).map_or(0.0, |&(scale, _)| scale);
+                    packed.extend(scale.to_le_bytes());
+                }
+            }
+            Group::Columns(width) => {
+                let per_row = self.columns.div_ceil(width as usize);
+                for group in 0..n_columns / width as usize {
+                    for row in 0..padded {
+                        let (scale, zero) = match row < rows && group < per_row {
+                            true => self.groups[row * per_row + group],
+                            false => (0.0, 0),
+                        };
+                        packed.extend(f16::from_f32(scale).to_le_bytes());
+                        packed.extend(u16::from(zero).to_le_bytes());
+                    }
+                }
+            }
+        }
+        packed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Format;
+
+    fn formats() -> Vec<Scaled> {
+        let scaled = |format| match format {
+            Format::Scaled(scaled) => scaled,
+            Format::Plain(_) => unreachable!("the formats below have scales"),
+        };
+        let mut all: Vec<_> = [Format::INT8, Format::FP8, Format::INT4].map(scaled).into();
+        all.extend([32, 64].map(|width| Scaled {
+            values: Values::Int4,
+            group: Group::Columns(width),
+        }));
+        all
+    }
+
+    fn matrix(rows: usize, columns: usize) -> Vec<f32> {
+        let mut state = 7u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 24) as f32 - 0.4
+        };
+        (0..rows * columns).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn values_are_within_half_a_step() {
+        let (rows, columns) = (5, 200);
+        let matrix = matrix(rows, columns);
+        for format in formats() {
+            let got = format.quantize(&matrix, columns).values(None);
+            for (&got, &want) in got.iter().zip(&matrix) {
+                // An eighth of a mantissa for E4M3, half a step of the range for integers, and zero points are rounded, too.
+                let bound = match format.values {
+                    Values::Int8 => 0.6 / 254.0 * 1.01,
+                    Values::E4m3 => want.abs() / 16.0 + 0.6 / 448.0 / 1024.0,
+                    Values::Int4 => 1.0 / 15.0,
+                };
+                assert!((got - want).abs() <= bound, "{format:?}: {got} for {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn quantized_values_stay_as_they_are() {
+        // The range of a group of 4-bit integers may shrink by rounding.
+        for format in formats().into_iter().filter(|format| format.bits() == 8) {
+            let once = format.quantize(&matrix(3, 130), 130).values(None);
+            let twice = format.quantize(&once, 130).values(None);
+            for (once, twice) in once.iter().zip(&twice) {
+                assert!((once - twice).abs() <= 1e-6 * once.abs(), "{format:?}: {once} became {twice}");
+            }
+        }
+    }
+
+    #[test]
+    fn packed_bytes_have_the_announced_size_and_every_value_once() {
+        for format in formats() {
+            for (rows, columns) in [(1, 1), (8, 128), (11, 130), (16, 64)] {
+                let quantized = format.quantize(&matrix(rows, columns), columns);
+                let packed = quantized.pack();
+                let size = format.packed_bytes(rows as u64, columns as u64);
+                assert_eq!(Some(packed.len() as u64), size, "{format:?} {rows}x{columns}");
+                let padded = rows.next_multiple_of(8);
+                let pitch = 8 * format.bits() as usize;
+                for row in 0..rows {
+                    for column in 0..columns {
+                        let at = (column / BLOCK * padded + row) * pitch;
+                        let of_row = &packed[at..at + pitch];
+                        let code = quantized.codes[row * columns + column];
+                        let mut alone = vec![0; pitch];
+                        format.put(&mut alone, column % BLOCK, 0xf);
+                        let place = alone.iter().position(|&b| b != 0).unwrap_or(0);
+                        let stored = match (format.bits(), alone[place]) {
+                            (4, 0xf0) => of_row[place] >> 4,
+                            (4, _) => of_row[place] & 15,
+                            _ => of_row[place],
+                        };
+                        assert_eq!(stored, code, "{format:?} {row} {column}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_group_of_zeros_has_values_of_zero() {
+        for format in formats() {
+            let quantized = format.quantize(&[0.0; 256], 128);
+            assert!(quantized.values(Some(DType::F16)).iter().all(|&v| v == 0.0));
+        }
+    }
+}

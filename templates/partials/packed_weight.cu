@@ -1,0 +1,128 @@
+// A weight of few bits, packed for MMAs: blocks of 64 columns, each with a row of ROW_BYTES bytes for every row of the weight. Lane t of
+// four has a quarter of a row: the columns 16s + 2t, + 1, + 8 and + 9 of MMA s, for s from 0 to 3.
+constexpr int ROW_BYTES = {% if packed == "int4" %}32{% else %}64{% endif %};
+constexpr int LANE_WORDS = ROW_BYTES / 16;  // words of a lane in a row of a block
+{%- if packed == "int4" %}
+constexpr int GROUP = {{ group }};  // columns that share a scale and a zero point
+
+// The scale of a group, and minus its zero point and the base of its integers, in both halves of a register.
+struct Scale { unsigned int factor, minus_zero{% if storage == "f16" %}, minus_high{% endif %}; };
+
+// `word` is the scale, an f16, and the zero point, an integer.
+__device__ __forceinline__ Scale scale_of(unsigned int word) {
+    const unsigned int zero = __byte_perm(word, 0, 0x3232);
+{%- if storage == "f16" %}
+    return { __byte_perm(word, 0, 0x1010), zero | 0xe400e400, zero << 4 | 0xd400d400 };  // −(1024 + z), −(64 + z)
+{%- else %}
+    float factor;
+    asm("{\n"
+        ".reg .f16 low, high;\n"
+        "mov.b32 { low, high }, %1;\n"
+        "cvt.f32.f16 %0, low;\n"
+        "}" : "=f"(factor) : "r"(word));
+    return { pack_pair<bf16>(factor, factor), zero | 0xc300c300 };  // −(128 + z)
+{%- endif %}
+}
+
+// a · b + c in both halves.
+__device__ __forceinline__ unsigned int fma_pair(unsigned int a, unsigned int b, unsigned int c) {
+    unsigned int y;
+    asm("fma.rn.{{ storage }}x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+    return y;
+}
+
+// (a & mask) | base
+__device__ __forceinline__ unsigned int masked_or(unsigned int a, unsigned int mask, unsigned int base) {
+    unsigned int y;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(a), "r"(mask), "r"(base));
+    return y;
+}
+
+// Columns 2t and 2t + 1 in low, 2t + 8 and 2t + 9 in high, of an MMA whose integers are nibbles 0, 1, 4 and 5 of `word`.
+__device__ __forceinline__ void unpack_weight(unsigned int word, const Scale& scale, unsigned int& low, unsigned int& high) {
+    constexpr unsigned int ONE = {% if storage == "f16" %}0x3c003c00{% else %}0x3f803f80{% endif %}, MINUS_ZERO = 0x80008000;
+{%- if storage == "f16" %}
+    // Below the exponent of 1024, a nibble counts 1, and the next nibble 16.
+    low = fma_pair(masked_or(word, 0x000f000f, 0x64006400), ONE, scale.minus_zero);
+    high = fma_pair(masked_or(word, 0x00f000f0, 0x64006400), 0x2c002c00, scale.minus_high);
+{%- else %}
+    // Below the exponent of 128, a nibble counts 1.
+    low = fma_pair(masked_or(word, 0x000f000f, 0x43004300), ONE, scale.minus_zero);
+    high = fma_pair(masked_or(word >> 4, 0x000f000f, 0x43004300), ONE, scale.minus_zero);
+{%- endif %}
+    low = fma_pair(low, scale.factor, MINUS_ZERO);
+    high = fma_pair(high, scale.factor, MINUS_ZERO);
+}
+
+// The word of MMA s of a block, shifted so that its integers are nibbles 0, 1, 4 and 5.
+__device__ __forceinline__ unsigned int word_of(const unsigned int (&words)[LANE_WORDS], int s) {
+    return words[s / 2] >> s % 2 * 8;
+}
+{%- else %}
+
+{%- if packed == "e4m3" %}
+// Columns 2t and 2t + 1 in low, 2t + 8 and 2t + 9 in high, of an MMA whose values are the bytes of `word`.
+__device__ __forceinline__ void unpack_weight(unsigned int word, unsigned int& low, unsigned int& high) {
+{%- if storage == "f16" and hopper %}
+    asm("{\n"
+        ".reg .b16 a, b;\n"
+        "mov.b32 { a, b }, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, a;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, b;\n"
+        "}" : "=r"(low), "=r"(high) : "r"(word));
+{%- else %}
+    // Each value in the upper byte of a half.
+    const unsigned int bits[2] = { __byte_perm(word, 0, 0x1404), __byte_perm(word, 0, 0x3424) };
+{%- if storage == "f16" %}
+    // The bits of E4M3 in an f16 are the value times 2⁻⁸. The scale of the row has the factor 2⁸.
+    low = (bits[0] & 0x80008000) | (bits[0] >> 1 & 0x3f803f80);
+    high = (bits[1] & 0x80008000) | (bits[1] >> 1 & 0x3f803f80);
+{%- else %}
+    // The bits of E4M3 in a bf16 are the value times 2⁻¹²⁰.
+    low = (bits[0] & 0x80008000) | (bits[0] >> 4 & 0x07f007f0);
+    high = (bits[1] & 0x80008000) | (bits[1] >> 4 & 0x07f007f0);
+    asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(low) : "r"(0x7b807b80), "r"(0x80008000));
+    asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(high) : "r"(0x7b807b80), "r"(0x80008000));
+{%- endif %}
+{%- endif %}
+}
+{%- else %}
+// Columns 2t and 2t + 1 in low, 2t + 8 and 2t + 9 in high, of an MMA whose values are the bytes of `word`: 0 and 2, then 1 and 3.
+__device__ __forceinline__ void unpack_weight(unsigned int word, unsigned int& low, unsigned int& high) {
+{%- if storage == "f16" %}
+    // A byte below the exponent of 1024 is 1024 plus the integer plus 128.
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(low) : "r"(__byte_perm(word, 0x64646464, 0x4240)), "r"(0xe480e480));
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(high) : "r"(__byte_perm(word, 0x64646464, 0x4341)), "r"(0xe480e480));
+{%- else %}
+    // A byte below the exponent of 2²³ is 2²³ plus the integer plus 128.
+    const auto integer = [&](int byte) { return __uint_as_float(__byte_perm(word, 0x4b000000, 0x7440 + byte)) - 8388736.0f; };
+    low = pack_pair<bf16>(integer(0), integer(2));
+    high = pack_pair<bf16>(integer(1), integer(3));
+{%- endif %}
+}
+{%- endif %}
+
+// The factor of a row's sums.
+__device__ __forceinline__ float row_factor(float scale) { return scale{% if packed == "e4m3" and storage == "f16" and not hopper %} * 256.0f{% endif %}; }
+
+// The word of MMA s of a block.
+__device__ __forceinline__ unsigned int word_of(const unsigned int (&words)[LANE_WORDS], int s) { return words[s]; }
+{%- endif %}
+
+// Reads a lane's words of a row from shared memory.
+__device__ __forceinline__ void load_words(unsigned int (&to)[LANE_WORDS], unsigned int from) {
+{%- if packed == "int4" %}
+    asm volatile("ld.shared.v2.u32 { %0, %1 }, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(from) : "memory");
+{%- else %}
+    asm volatile("ld.shared.v4.u32 { %0, %1, %2, %3 }, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(from) : "memory");
+{%- endif %}
+}
+{%- if packed == "int4" %}
+
+__device__ __forceinline__ unsigned int load_word(unsigned int from) {
+    unsigned int to;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to) : "r"(from) : "memory");
+    return to;
+}
+{%- endif %}
