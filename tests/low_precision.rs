@@ -71,10 +71,18 @@ fn errors_on_a_cpu_are_those_of_the_formats() {
         let on_cpu = || builder(model.clone()).device(DeviceChoice::Cpu);
         let exact = values(&on_cpu().build().expect("an engine"), &lens);
         let mut errors = Vec::new();
-        for (format, bound) in [(Format::INT8, 0.05), (Format::FP8, 0.12), (Format::INT4, 0.5)] {
+        for (format, bound) in [
+            (Format::INT8, 0.05),
+            (Format::FP8, 0.12),
+            (Format::INT4, 0.5),
+        ] {
             let engine = on_cpu().quantize(format).build().expect("an engine");
             let error = error(&values(&engine, &lens), &exact);
-            assert!(error > 1e-4 && error < bound, "{} in {format}: {error}", model.0);
+            assert!(
+                error > 1e-4 && error < bound,
+                "{} in {format}: {error}",
+                model.0
+            );
             errors.push(error);
         }
         assert!(errors.is_sorted(), "{}: {errors:?}", model.0);
@@ -120,7 +128,11 @@ fn a_device_computes_what_the_cpu_does() {
                             Format::Plain(_) | Format::Scaled(_) => bound,
                         };
                         println!("{} {format} {dtype} {lens:?}: {error:.2e}", model.0);
-                        assert!(error < bound, "{} {format} {dtype} {lens:?}: {error}", model.0);
+                        assert!(
+                            error < bound,
+                            "{} {format} {dtype} {lens:?}: {error}",
+                            model.0
+                        );
                     }
                 }
             }
@@ -143,5 +155,8 @@ fn weights_of_few_bits_take_less_memory() {
     };
     let plain = bytes(None);
     let [fp8, int8, int4] = FORMATS.map(|format| bytes(Some(format)));
-    assert!(int4 < fp8 && fp8 <= int8 && int8 < plain, "{plain} {fp8} {int8} {int4}");
+    assert!(
+        int4 < fp8 && fp8 <= int8 && int8 < plain,
+        "{plain} {fp8} {int8} {int4}"
+    );
 }

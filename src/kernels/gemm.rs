@@ -289,7 +289,10 @@ impl Kernel for Gemm {
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
-        Some(self.tile.cycles(rows, self.n, self.k, self.dtype, self.packed(), machine))
+        Some(
+            self.tile
+                .cycles(rows, self.n, self.k, self.dtype, self.packed(), machine),
+        )
     }
 
     fn threads(&self) -> u32 {

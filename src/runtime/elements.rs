@@ -1,10 +1,7 @@
 //! Conversion between tensors and little-endian bytes of every element type.
 
 use super::weights::{decode, decode_into, encode};
-use crate::{
-    kernels::HostTensor,
-    tensor::Element,
-};
+use crate::{kernels::HostTensor, tensor::Element};
 
 /// Encodes a tensor as `element`. Values are rounded to that type. If it has scales, the tensor is a matrix with rows of `columns`
 /// elements.

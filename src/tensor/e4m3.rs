@@ -26,7 +26,11 @@ pub(super) fn decode(code: u8) -> f32 {
         (0, _) => mantissa / 512.0,
         (_, _) => (1.0 + mantissa / 8.0) * (f32::from(exponent) - 7.0).exp2(),
     };
-    if code >> 7 == 1 { -magnitude } else { magnitude }
+    if code >> 7 == 1 {
+        -magnitude
+    } else {
+        magnitude
+    }
 }
 
 #[cfg(test)]

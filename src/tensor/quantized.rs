@@ -95,7 +95,11 @@ impl Scaled {
             Values::Int8 => {
                 let scale = largest / 127.0;
                 for (code, v) in codes.iter_mut().zip(elements) {
-                    let step = if scale > 0.0 { (v / scale).round() } else { 0.0 };
+                    let step = if scale > 0.0 {
+                        (v / scale).round()
+                    } else {
+                        0.0
+                    };
                     *code = (step.clamp(-127.0, 127.0) as i32 + 128) as u8;
                 }
                 (scale, 0)
@@ -103,18 +107,30 @@ impl Scaled {
             Values::E4m3 => {
                 let scale = largest / e4m3::MAX;
                 for (code, v) in codes.iter_mut().zip(elements) {
-                    *code = if scale > 0.0 { e4m3::encode(v / scale) } else { 0 };
+                    *code = if scale > 0.0 {
+                        e4m3::encode(v / scale)
+                    } else {
+                        0
+                    };
                 }
                 (scale, 0)
             }
             Values::Int4 => {
-                let (low, high) = elements
-                    .iter()
-                    .fold((0.0f32, 0.0f32), |(low, high), &v| (low.min(v), high.max(v)));
+                let (low, high) = elements.iter().fold((0.0f32, 0.0f32), |(low, high), &v| {
+                    (low.min(v), high.max(v))
+                });
                 let scale = f16::from_f32((high - low) / LARGEST).to_f32();
-                let zero = if scale > 0.0 { (-low / scale).round().clamp(0.0, LARGEST) } else { 0.0 };
+                let zero = if scale > 0.0 {
+                    (-low / scale).round().clamp(0.0, LARGEST)
+                } else {
+                    0.0
+                };
                 for (code, v) in codes.iter_mut().zip(elements) {
-                    let step = if scale > 0.0 { (v / scale).round() } else { 0.0 };
+                    let step = if scale > 0.0 {
+                        (v / scale).round()
+                    } else {
+                        0.0
+                    };
                     *code = (step + zero).clamp(0.0, LARGEST) as u8;
                 }
                 (scale, zero as u8)
@@ -280,7 +296,10 @@ mod tests {
             let once = format.quantize(&matrix(3, 130), 130).values(None);
             let twice = format.quantize(&once, 130).values(None);
             for (once, twice) in once.iter().zip(&twice) {
-                assert!((once - twice).abs() <= 1e-6 * once.abs(), "{format:?}: {once} became {twice}");
+                assert!(
+                    (once - twice).abs() <= 1e-6 * once.abs(),
+                    "{format:?}: {once} became {twice}"
+                );
             }
         }
     }
@@ -292,7 +311,11 @@ mod tests {
                 let quantized = format.quantize(&matrix(rows, columns), columns);
                 let packed = quantized.pack();
                 let size = format.packed_bytes(rows as u64, columns as u64);
-                assert_eq!(Some(packed.len() as u64), size, "{format:?} {rows}x{columns}");
+                assert_eq!(
+                    Some(packed.len() as u64),
+                    size,
+                    "{format:?} {rows}x{columns}"
+                );
                 let padded = rows.next_multiple_of(8);
                 let pitch = 8 * format.bits() as usize;
                 for row in 0..rows {

@@ -426,7 +426,12 @@ impl Kernel for GemmStream {
         let acc = layout.mma_n / 2;
         let list = |of: &dyn Fn(u32) -> String| (0..acc).map(of).collect::<Vec<_>>().join(", ");
         constants.extend([
-            ("row_scaled", self.packed().is_some_and(|weight| packed::group(weight) == 0).into()),
+            (
+                "row_scaled",
+                self.packed()
+                    .is_some_and(|weight| packed::group(weight) == 0)
+                    .into(),
+            ),
             ("hopper", true.into()),
             ("rows", rows.into()),
             ("splits", splits.into()),

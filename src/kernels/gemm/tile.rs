@@ -55,10 +55,9 @@ impl Tile {
         let all = Self::candidates(dtype).iter().copied();
         match (weight, dtype) {
             (Format::Plain(_), _) | (Format::Scaled(_), DType::F32) => all.collect(),
-            (Format::Scaled(_), DType::F16 | DType::BF16) => {
-                all.filter(|tile| tile.k == 64 && tile.n / tile.warps_n <= 32)
-                    .collect()
-            }
+            (Format::Scaled(_), DType::F16 | DType::BF16) => all
+                .filter(|tile| tile.k == 64 && tile.n / tile.warps_n <= 32)
+                .collect(),
         }
     }
 

@@ -218,8 +218,8 @@ impl Operands {
         let mut tensors = Vec::new();
         let mut set_bytes = 0u64;
         for tensor in &chain.tensors {
-            let bytes = dims_of(&tensor.shape, extents)
-                .and_then(|dims| tensor.element.tensor_bytes(&dims));
+            let bytes =
+                dims_of(&tensor.shape, extents).and_then(|dims| tensor.element.tensor_bytes(&dims));
             let end = bytes.and_then(|b| set_bytes.checked_add(b.next_multiple_of(ALIGNMENT)));
             let (Some(bytes), Some(end)) = (bytes, end) else {
                 return Err(CudaError::TooLarge {
@@ -244,7 +244,13 @@ impl Operands {
             .during(during)?;
         for (tensor, &(offset, bytes, element)) in chain.tensors.iter().zip(&tensors) {
             let Some(fill) = tensor.fill else { continue };
-            let encoded = values(fill, element, &dims_of(&tensor.shape, extents).unwrap_or_default(), case, tensor.name);
+            let encoded = values(
+                fill,
+                element,
+                &dims_of(&tensor.shape, extents).unwrap_or_default(),
+                case,
+                tensor.name,
+            );
             let mut done = 0;
             while done < bytes {
                 let piece = (bytes - done).min(encoded.len() as u64);
@@ -391,7 +397,7 @@ mod tests {
             values(
                 Fill::ACTIVATION,
                 DType::F16.into(),
-                1000,
+                &[1000],
                 &Case::new("timed", &[10]),
                 name,
             )

@@ -70,7 +70,9 @@ impl GemmStream {
             ctas as f64 * all_steps * f64::from(layout.stage_bytes) / cost.l2,
             all_steps * mma.max(cost.step * blocks),
         ];
-        let limits = limits.into_iter().chain([all_steps * self.conversion(side_by_side)]);
+        let limits = limits
+            .into_iter()
+            .chain([all_steps * self.conversion(side_by_side)]);
         let limits: Vec<f64> = limits.collect();
         let norm: f64 = limits.iter().map(|l| l.powf(cost.overlap)).sum();
         let main = norm.powf(cost.overlap.recip());

@@ -78,12 +78,21 @@ pub fn representative() -> Vec<KernelSpec> {
             for centred in [false, true] {
                 let before = StreamNorm::Before { centred };
                 let after = StreamNorm::After { eps: 1e-5, centred };
-                let with = |norm, gemm| GemmStream { norm, ..packed(gemm) };
+                let with = |norm, gemm| GemmStream {
+                    norm,
+                    ..packed(gemm)
+                };
                 let residual = bias.with_residual();
                 add(with(before, of(328, 1000, dtype, residual)), true);
                 add(with(after, of(1000, 768, dtype, gelu)), true);
                 let gated = with(after, of(1000, 328, dtype, silu(false)));
-                add(GemmStream { gated: true, ..gated }, true);
+                add(
+                    GemmStream {
+                        gated: true,
+                        ..gated
+                    },
+                    true,
+                );
             }
         }
     }
