@@ -70,7 +70,7 @@ impl Format {
             }
             Self::Scaled(scaled) => {
                 let matrix: Vec<f32> = matrix.iter().map(|&v| v as f32).collect();
-                let rounded = scaled.quantize(&matrix, columns).values(None);
+                let rounded = scaled.quantize(&matrix, columns).values();
                 rounded.into_iter().map(f64::from).collect()
             }
         }

@@ -12,7 +12,7 @@
 use half::f16;
 use rayon::prelude::*;
 
-use super::{DType, Group, Scaled, Values, e4m3};
+use super::{Group, Scaled, Values, e4m3};
 
 /// Columns of a block of values.
 const BLOCK: usize = 64;
@@ -171,27 +171,17 @@ impl Scaled {
 }
 
 impl Quantized {
-    /// Returns the matrix. With a `storage` type, scales of groups of columns and their products with values are rounded to it, as
-    /// kernels of that type compute them.
-    pub fn values(&self, storage: Option<DType>) -> Vec<f32> {
+    /// Returns the matrix.
+    pub fn values(&self) -> Vec<f32> {
         let width = self.format.width(self.columns);
-        let stored = |value: f32| match storage {
-            None => value,
-            Some(dtype) => dtype.round(value),
-        };
         let rows = self.codes.par_chunks(self.columns);
         let per_row = self.columns.div_ceil(width);
         rows.zip(self.groups.par_chunks(per_row))
             .flat_map_iter(|(codes, groups)| {
                 let of_groups = groups.iter().zip(codes.chunks(width));
                 of_groups.flat_map(move |(&(scale, zero), codes)| {
-                    codes.iter().map(move |&code| {
-                        let value = self.format.value(code, zero);
-                        match self.format.group {
-                            Group::Row => value * scale,
-                            Group::Columns(_) => stored(value * stored(scale)),
-                        }
-                    })
+                    let value = move |&code| self.format.value(code, zero) * scale;
+                    codes.iter().map(value)
                 })
             })
             .collect()
@@ -276,7 +266,7 @@ mod tests {
         let (rows, columns) = (5, 200);
         let matrix = matrix(rows, columns);
         for format in formats() {
-            let got = format.quantize(&matrix, columns).values(None);
+            let got = format.quantize(&matrix, columns).values();
             for (&got, &want) in got.iter().zip(&matrix) {
                 // An eighth of a mantissa for E4M3, half a step of the range for integers, and zero points are rounded, too.
                 let bound = match format.values {
@@ -293,8 +283,8 @@ mod tests {
     fn quantized_values_stay_as_they_are() {
         // The range of a group of 4-bit integers may shrink by rounding.
         for format in formats().into_iter().filter(|format| format.bits() == 8) {
-            let once = format.quantize(&matrix(3, 130), 130).values(None);
-            let twice = format.quantize(&once, 130).values(None);
+            let once = format.quantize(&matrix(3, 130), 130).values();
+            let twice = format.quantize(&once, 130).values();
             for (once, twice) in once.iter().zip(&twice) {
                 assert!(
                     (once - twice).abs() <= 1e-6 * once.abs(),
@@ -342,7 +332,7 @@ mod tests {
     fn a_group_of_zeros_has_values_of_zero() {
         for format in formats() {
             let quantized = format.quantize(&[0.0; 256], 128);
-            assert!(quantized.values(Some(DType::F16)).iter().all(|&v| v == 0.0));
+            assert!(quantized.values().iter().all(|&v| v == 0.0));
         }
     }
 }

@@ -5,10 +5,13 @@ constexpr unsigned int VALUE_BYTES = 2 * BLOCK_N * ROW_BYTES;
 constexpr unsigned int STAGE_BYTES = X_BYTES + (VALUE_BYTES + SCALES * BLOCK_N * 4 + 1023) / 1024 * 1024;
 constexpr size_t ALL_VALUES = static_cast<size_t>(K_STAGES) * 2 * PADDED_ROWS * ROW_BYTES;  // bytes before the scales of the weight
 
-// Copies bytes in multiples of 16 from global to shared memory.
-__device__ __forceinline__ void copy_bulk(unsigned int to, const unsigned char* from, unsigned int bytes, unsigned int barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-                 "r"(bytes), "r"(barrier)
+// Copies bytes in multiples of 16 from global to shared memory, like warp_load_box.
+__device__ __forceinline__ void warp_copy_bulk(unsigned int to, const unsigned char* from, unsigned int bytes, unsigned int barrier) {
+    asm volatile("{\n"
+                 ".reg .pred elected;\n"
+                 "elect.sync _|elected, 0xffffffff;\n"
+                 "@elected cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n"
+                 "}" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
                  : "memory");
 }
 {%- if row_scaled %}
@@ -18,7 +21,20 @@ __device__ __forceinline__ const float* row_scales(const unsigned char* weight) 
 }
 {%- endif %}
 
-// acc += weight · xᵀ like warpgroup_mma, with the fragments of the weight in registers.
+{% if warp_mma %}// Reads four matrices of eight rows of 16 bytes. Lane i passes row i % 8 of matrix i / 8.
+__device__ __forceinline__ void load_matrices(unsigned int (&to)[4], unsigned int row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(row) : "memory");
+}
+
+// acc += weight · xᵀ, an m16n8k16 MMA of a warp, with the layout of an octet of warpgroup_mma.
+__device__ __forceinline__ void warp_mma(float* acc, const unsigned int (&weight)[4], unsigned int x_low, unsigned int x_high) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.{{ storage }}.{{ storage }}.f32 "
+                 "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
+                 : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+                 : "r"(weight[0]), "r"(weight[1]), "r"(weight[2]), "r"(weight[3]), "r"(x_low), "r"(x_high));
+}
+{%- else %}// acc += weight · xᵀ like warpgroup_mma, with the fragments of the weight in registers.
 __device__ __forceinline__ void warpgroup_mma_packed(float (&acc)[ACCUMULATORS], const unsigned int (&weight)[4], unsigned long long x,
                                                     int accumulate) {
     asm volatile("{\n"
@@ -30,3 +46,4 @@ __device__ __forceinline__ void warpgroup_mma_packed(float (&acc)[ACCUMULATORS],
                  : {{ acc_operands }}
                  : "r"(weight[0]), "r"(weight[1]), "r"(weight[2]), "r"(weight[3]), "l"(x), "r"(accumulate));
 }
+{%- endif %}

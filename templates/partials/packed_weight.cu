@@ -6,21 +6,26 @@ constexpr int LANE_WORDS = ROW_BYTES / 16;  // words of a lane in a row of a blo
 constexpr int GROUP = {{ group }};  // columns that share a scale and a zero point
 
 // The scale of a group, and minus its zero point and the base of its integers, in both halves of a register.
-struct Scale { unsigned int factor, minus_zero{% if storage == "f16" %}, minus_high{% endif %}; };
+{%- if warp_mma %} The scale is applied to sums.{% endif %}
+struct Scale { {% if warp_mma %}float factor; unsigned int{% else %}unsigned int factor,{% endif %} minus_zero{% if storage == "f16" %}, minus_high{% endif %}; };
 
 // `word` is the scale, an f16, and the zero point, an integer.
 __device__ __forceinline__ Scale scale_of(unsigned int word) {
     const unsigned int zero = __byte_perm(word, 0, 0x3232);
-{%- if storage == "f16" %}
-    return { __byte_perm(word, 0, 0x1010), zero | 0xe400e400, zero << 4 | 0xd400d400 };  // −(1024 + z), −(64 + z)
-{%- else %}
+{%- if warp_mma or storage == "bf16" %}
     float factor;
     asm("{\n"
         ".reg .f16 low, high;\n"
         "mov.b32 { low, high }, %1;\n"
         "cvt.f32.f16 %0, low;\n"
         "}" : "=f"(factor) : "r"(word));
-    return { pack_pair<bf16>(factor, factor), zero | 0xc300c300 };  // −(128 + z)
+{%- endif %}
+{%- set factor = "factor" %}
+{%- if not warp_mma %}{% set factor = "pack_pair<bf16>(factor, factor)" %}{% if storage == "f16" %}{% set factor = "__byte_perm(word, 0, 0x1010)" %}{% endif %}{% endif %}
+{%- if storage == "f16" %}
+    return { {{ factor }}, zero | 0xe400e400, zero << 4 | 0xd400d400 };  // −(1024 + z), −(64 + z)
+{%- else %}
+    return { {{ factor }}, zero | 0xc300c300 };  // −(128 + z)
 {%- endif %}
 }
 
@@ -40,7 +45,7 @@ __device__ __forceinline__ unsigned int masked_or(unsigned int a, unsigned int m
 
 // Columns 2t and 2t + 1 in low, 2t + 8 and 2t + 9 in high, of an MMA whose integers are nibbles 0, 1, 4 and 5 of `word`.
 __device__ __forceinline__ void unpack_weight(unsigned int word, const Scale& scale, unsigned int& low, unsigned int& high) {
-    constexpr unsigned int ONE = {% if storage == "f16" %}0x3c003c00{% else %}0x3f803f80{% endif %}, MINUS_ZERO = 0x80008000;
+    constexpr unsigned int ONE = {% if storage == "f16" %}0x3c003c00{% else %}0x3f803f80{% endif %};
 {%- if storage == "f16" %}
     // Below the exponent of 1024, a nibble counts 1, and the next nibble 16.
     low = fma_pair(masked_or(word, 0x000f000f, 0x64006400), ONE, scale.minus_zero);
@@ -50,8 +55,10 @@ __device__ __forceinline__ void unpack_weight(unsigned int word, const Scale& sc
     low = fma_pair(masked_or(word, 0x000f000f, 0x43004300), ONE, scale.minus_zero);
     high = fma_pair(masked_or(word >> 4, 0x000f000f, 0x43004300), ONE, scale.minus_zero);
 {%- endif %}
-    low = fma_pair(low, scale.factor, MINUS_ZERO);
-    high = fma_pair(high, scale.factor, MINUS_ZERO);
+{%- if not warp_mma %}
+    low = fma_pair(low, scale.factor, 0x80008000);
+    high = fma_pair(high, scale.factor, 0x80008000);
+{%- endif %}
 }
 
 // The word of MMA s of a block, shifted so that its integers are nibbles 0, 1, 4 and 5.

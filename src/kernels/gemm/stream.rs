@@ -64,8 +64,8 @@ pub struct GemmStream {
 
 /// Factor of `scaled`, a power of two below 1, because gamma times a row may exceed the range of f16.
 pub(crate) const SCALE: f32 = 1.0 / 64.0;
-/// Bytes of dynamic shared memory per CTA, besides static arrays, for one CTA per SM and for two.
-const SHARED: [u32; 2] = [224 * 1024, 112 * 1024];
+/// Bytes of dynamic shared memory per CTA, besides static arrays, for one to four CTAs per SM.
+const SHARED: [u32; 4] = [224 * 1024, 112 * 1024, 74 * 1024, 55 * 1024];
 /// Max bytes of barriers and other static arrays without a norm.
 const STATICS: u32 = 1024;
 /// Max stages. More would hide no more latency.
@@ -77,6 +77,9 @@ const MAX_BESIDE: u32 = 16 * 1024;
 /// there, so that eight rows written at once are in different banks.
 const STAGED_OCTETS: u32 = 2;
 const STAGED_PADDING: u32 = 4;
+/// Max rows of a tile whose packed weight is multiplied by the MMAs of single warps. They read x once per warp, and the MMAs of a
+/// warpgroup once per warpgroup.
+const WARP_MMA_ROWS: u32 = 16;
 /// Blocks of [`BLOCK_K`] columns of a stage whose weight has few bits.
 const BLOCKS: u32 = 2;
 /// From this number of rows on, CTAs of the next kernel that begin early take bandwidth that x needs.
@@ -124,12 +127,18 @@ impl GemmStream {
         let is_centred = self.input_norm().is_some_and(|(_, centred)| centred);
         // Two CTAs of 224 threads with accumulators of 136 rows would spill.
         let has_registers = match self.packed() {
-            None => tile.groups <= 2 && !(tile.per_sm > 1 && is_centred && tile.rows > 64),
+            None => {
+                tile.groups <= 2
+                    && tile.per_sm <= 2
+                    && !(tile.per_sm > 1 && is_centred && tile.rows > 64)
+            }
             // Two blocks of the converted weight are in registers, too.
             Some(_) => match tile.groups * tile.per_sm {
                 1 => true,
                 2 => tile.per_sm == 1 || tile.rows <= 64,
-                _ => tile.rows <= 32,
+                3 => tile.rows <= 32,
+                4 => tile.rows <= 32 && (tile.per_sm < 4 || self.multiplies_by_warps()),
+                _ => false,
             },
         };
         let is_tile = has_registers
@@ -137,7 +146,7 @@ impl GemmStream {
             && (8..=128).contains(&tile.rows)
             && (1..=8).contains(&tile.splits)
             && (1..=4).contains(&tile.groups)
-            && (1..=2).contains(&tile.per_sm);
+            && (1..=4).contains(&tile.per_sm);
         // A greater depth would overflow the sizes below.
         if !is_tile || k > 1 << 20 || tile.splits > k.div_ceil(self.step_k()) {
             return Err(format!(
@@ -192,6 +201,11 @@ impl GemmStream {
             Format::Plain(_) => None,
             Format::Scaled(scaled) => Some(scaled),
         }
+    }
+
+    /// Whether the weight is packed, and each warp multiplies by its own MMAs.
+    fn multiplies_by_warps(&self) -> bool {
+        self.packed().is_some() && self.tile.rows <= WARP_MMA_ROWS
     }
 
     /// Columns of k of a stage.
@@ -433,6 +447,7 @@ impl Kernel for GemmStream {
                     .into(),
             ),
             ("hopper", true.into()),
+            ("warp_mma", self.multiplies_by_warps().into()),
             ("rows", rows.into()),
             ("splits", splits.into()),
             ("groups", groups.into()),

@@ -84,7 +84,7 @@ impl Weights {
                     if let Element::Scaled(scaled) = tensor.element
                         && precision == MatmulPrecision::F32
                     {
-                        rows = scaled.quantize(&rows, k as usize).values(None);
+                        rows = scaled.quantize(&rows, k as usize).values();
                     }
                     let pack = || PackedWeight::new(&rows, n as usize, k as usize, precision);
                     held[at].packed = Some(threads.run(pack));

@@ -7,23 +7,51 @@ use crate::{
     tensor::Values,
 };
 
-/// Cycles of a step whose weight is converted, from the arrival of its data to its last MMA.
+/// Cycles of a step of a warp that converts its weight, if no other warp shares its scheduler.
 const STEP_LATENCY: f64 = 500.0;
-/// Share of the issue slots that converting warps use.
-const ISSUE_RATE: f64 = 0.8;
+/// Registers of a thread that converts a packed weight, besides accumulators and residuals.
+const CONVERTING: u32 = 64;
 
 impl GemmStream {
-    /// Cycles of a step that the conversion of a packed weight takes, if `ctas` CTAs share an SM. Counts are instructions of a warp
-    /// in SASS, for two blocks of 16 rows of 64 columns. Each of four schedulers serves a warp of each warpgroup.
+    /// Cycles of a step that the conversion of a packed weight takes, if `ctas` CTAs share an SM. Each of its four schedulers serves
+    /// a warp of each warpgroup.
     fn conversion(&self, ctas: f64) -> f64 {
-        let instructions = match self.packed().map(|weight| weight.values) {
-            None => return 0.0,
-            Some(Values::Int4) => 180.0,
-            Some(Values::E4m3) => 100.0,
-            Some(Values::Int8) => 125.0,
+        let Some(values) = self.packed().map(|weight| weight.values) else {
+            return 0.0;
         };
-        let issued = instructions * f64::from(self.tile.groups) * ctas / ISSUE_RATE;
-        issued.max(STEP_LATENCY)
+        // Issue slots of the conversion of 16 rows of 128 columns; an integer instruction takes two. MMAs of warps take more for
+        // each octet of rows of x.
+        let (octets, slots) = match (self.multiplies_by_warps(), values) {
+            (true, Values::Int4) => (self.tile.rows / 8, 190.0),
+            (true, Values::Int8) => (self.tile.rows / 8, 150.0),
+            (true, Values::E4m3) => (self.tile.rows / 8, 115.0),
+            (false, Values::Int4) => (0, 225.0),
+            (false, Values::Int8) => (0, 160.0),
+            (false, Values::E4m3) => (0, 125.0),
+        };
+        let slots = slots + 20.0 * f64::from(octets);
+        (slots * f64::from(self.tile.groups) * ctas).hypot(STEP_LATENCY)
+    }
+
+    /// Upper bound of the CTAs per SM that the registers have room for.
+    fn ctas_by_registers(&self, mma_n: u32, machine: &Machine) -> u32 {
+        let residuals = if self.epilogue.residual {
+            self.tile.rows / 4
+        } else {
+            0
+        };
+        let (accumulators, others) = match (self.packed(), self.multiplies_by_warps()) {
+            (None, _) => (mma_n / 2, 52),
+            (Some(_), false) => (mma_n / 2, CONVERTING),
+            (Some(_), true) => (mma_n, CONVERTING),
+        };
+        let registers = (accumulators + residuals + others).next_multiple_of(8);
+        let by_registers = machine.registers_per_sm / (registers * self.threads());
+        match self.packed() {
+            None => by_registers,
+            // The compiler keeps to the launch bounds.
+            Some(_) => by_registers.max(self.tile.per_sm),
+        }
     }
 
     /// Estimated cycles of a launch. Weight reads, L2 and MMAs overlap. A second wave of clusters begins when the first one ends.
@@ -41,14 +69,7 @@ impl GemmStream {
             ..
         } = self.tile;
         let machine_sms = u64::from(machine.sms);
-        // Registers per thread: accumulators, residuals, and the rest.
-        let residuals = if self.epilogue.residual {
-            tile_rows / 4
-        } else {
-            0
-        };
-        let registers = (layout.mma_n / 2 + residuals + 52).next_multiple_of(8);
-        let by_registers = machine.registers_per_sm / (registers * self.threads());
+        let by_registers = self.ctas_by_registers(layout.mma_n, machine);
         let by_shared = machine.ctas_by_shared(layout.shared_bytes() + STATICS);
         let per_sm = u64::from(by_registers.min(by_shared).clamp(1, 8));
         let ctas = self.ctas(rows, machine);
@@ -68,12 +89,9 @@ impl GemmStream {
         let limits = [
             weights / machine.rates.dram,
             ctas as f64 * all_steps * f64::from(layout.stage_bytes) / cost.l2,
-            all_steps * mma.max(cost.step * blocks),
+            all_steps * mma.max(cost.step),
+            all_steps * self.conversion(side_by_side),
         ];
-        let limits = limits
-            .into_iter()
-            .chain([all_steps * self.conversion(side_by_side)]);
-        let limits: Vec<f64> = limits.collect();
         let norm: f64 = limits.iter().map(|l| l.powf(cost.overlap)).sum();
         let main = norm.powf(cost.overlap.recip());
         let refill = match all_steps > f64::from(layout.stages) {

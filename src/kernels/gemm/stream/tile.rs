@@ -13,7 +13,7 @@ pub struct StreamTile {
     pub splits: u32,
     /// Consumer warpgroups, each with 64 rows of the weight: 1 or 2, and up to 4 if they convert the weight.
     pub groups: u32,
-    /// CTAs per SM that shared memory has room for: 1 or 2.
+    /// CTAs per SM that shared memory has room for: 1 or 2, and up to 4 if they convert the weight.
     pub per_sm: u32,
 }
 
@@ -37,7 +37,8 @@ impl StreamTile {
                 let shapes: &[(u32, u32)] = match rows {
                     128 => &[(1, 1), (2, 1)],
                     64 => &[(1, 2), (2, 1)],
-                    _ => &[(1, 2), (2, 2), (4, 1)],
+                    32 => &[(1, 2), (1, 3), (2, 2), (4, 1)],
+                    _ => &[(1, 2), (1, 3), (1, 4), (2, 2), (4, 1)],
                 };
                 let shapes = shapes.iter();
                 shapes.map(move |&(groups, per_sm)| Self::new(rows, splits, groups, per_sm))
