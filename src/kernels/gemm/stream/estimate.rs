@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// Cycles of a step of a warp that converts its weight, if no other warp shares its scheduler.
-const STEP_LATENCY: f64 = 500.0;
+const STEP_LATENCY: f64 = 400.0;
 /// Registers of a thread that converts a packed weight, besides accumulators and residuals.
 const CONVERTING: u32 = 64;
 
@@ -19,17 +19,17 @@ impl GemmStream {
         let Some(values) = self.packed().map(|weight| weight.values) else {
             return 0.0;
         };
-        // Issue slots of the conversion of 16 rows of 128 columns; an integer instruction takes two. MMAs of warps take more for
-        // each octet of rows of x.
-        let (octets, slots) = match (self.multiplies_by_warps(), values) {
-            (true, Values::Int4) => (self.tile.rows / 8, 190.0),
-            (true, Values::Int8) => (self.tile.rows / 8, 150.0),
-            (true, Values::E4m3) => (self.tile.rows / 8, 115.0),
-            (false, Values::Int4) => (0, 225.0),
-            (false, Values::Int8) => (0, 160.0),
-            (false, Values::E4m3) => (0, 125.0),
+        // Issue slots of the conversion of 16 rows of 128 columns, of which an integer instruction takes two, and of the MMAs with
+        // an octet of rows of x.
+        let (slots, octet) = match (self.multiplies_by_warps(), values) {
+            (true, Values::Int4) => (190.0, 35.0),
+            (true, Values::Int8) => (150.0, 35.0),
+            (true, Values::E4m3) => (140.0, 35.0),
+            (false, Values::Int4) => (225.0, 16.0),
+            (false, Values::Int8) => (160.0, 16.0),
+            (false, Values::E4m3) => (125.0, 16.0),
         };
-        let slots = slots + 20.0 * f64::from(octets);
+        let slots = slots + octet * f64::from(self.tile.rows / 8);
         (slots * f64::from(self.tile.groups) * ctas).hypot(STEP_LATENCY)
     }
 
@@ -90,7 +90,8 @@ impl GemmStream {
             weights / machine.rates.dram,
             ctas as f64 * all_steps * f64::from(layout.stage_bytes) / cost.l2,
             all_steps * mma.max(cost.step),
-            all_steps * self.conversion(side_by_side),
+            // The SMs convert as much in the second wave as in the first.
+            all_steps * self.conversion(side_by_side) * (1.0 + more_waves),
         ];
         let norm: f64 = limits.iter().map(|l| l.powf(cost.overlap)).sum();
         let main = norm.powf(cost.overlap.recip());
