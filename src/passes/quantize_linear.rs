@@ -118,17 +118,18 @@ mod tests {
 
     #[test]
     fn the_weights_of_linear_layers_are_rounded_and_no_others() {
+        const HEAD: &str = "pooler";
         let graph = Encoder::SMALL.build();
         let (plain, fusions) = optimize(graph.clone(), &Options::default()).unwrap();
         let batch = Batch::new(&[3, 1, 5]);
         let want = evaluate(&plain, &batch);
         let formats = [
-            (Format::INT8, 0.03),
-            (Format::Plain(DType::BF16), 0.03),
-            (Format::FP8, 0.15),
-            (Format::INT4, 0.4),
+            (Format::INT8, true, 0.03),
+            (Format::Plain(DType::BF16), true, 0.03),
+            (Format::FP8, false, 0.15),
+            (Format::INT4, false, 0.4),
         ];
-        for (format, bound) in formats {
+        for (format, with_head, bound) in formats {
             let options = Options {
                 quantize: Some(format),
                 ..Options::default()
@@ -137,17 +138,21 @@ mod tests {
             let linear = |op: &Op| matches!(op, Op::Linear { .. });
             let nodes = graph.topological();
             let layers: Vec<_> = nodes.iter().filter(|&&id| linear(graph.op(id))).collect();
-            assert!(!layers.is_empty());
+            let kept = |id| !with_head && graph.node(id).name == HEAD;
+            let n_kept = layers.iter().filter(|&&&id| kept(id)).count();
+            assert_eq!(n_kept, usize::from(!with_head));
             for &&id in &layers {
                 let weight = graph.operand(id, "weight").unwrap();
-                assert_eq!(*graph.op(weight), Op::Quantize(format));
+                let is_quantized = *graph.op(weight) == Op::Quantize(format);
+                assert_eq!(is_quantized, !kept(id), "{}", graph.node(id).name);
             }
             for id in &nodes {
                 let reads = graph.operands(*id);
                 let quantized = |id| matches!(graph.op(id), Op::Quantize(_));
                 assert!(linear(graph.op(*id)) || !reads.into_iter().any(quantized));
             }
-            assert_eq!(report.entries.len() - fusions.entries.len(), layers.len());
+            let n_quantized = report.entries.len() - fusions.entries.len();
+            assert_eq!(n_quantized, layers.len() - n_kept);
             let got = evaluate(&graph, &batch);
             for &(_, output) in plain.outputs() {
                 let name = &plain.node(output).name;
