@@ -234,6 +234,11 @@ pub enum EngineError {
     )]
     OneDevice { folder: PathBuf },
     #[error(
+        "`{}` generates text, and a default prompt is put before texts that are embedded or scored; leave it out for this model",
+        folder.display()
+    )]
+    DefaultPrompt { folder: PathBuf },
+    #[error(
         "the threads of the pool cannot be started: {problem}; use fewer (RAYON_NUM_THREADS), or raise the limit on processes (`ulimit -u`) or on memory"
     )]
     Threads { problem: String },
