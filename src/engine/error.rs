@@ -5,6 +5,7 @@ use crate::{
     codegen::CodegenError,
     files::ReadError,
     generate::{Failure, GenerateError},
+    heads::HeadError,
     jit::JitError,
     machine::MachineError,
     model::ModelError,
@@ -279,6 +280,9 @@ pub enum EngineError {
     #[error(transparent)]
     Text(TextError),
     #[error(transparent)]
+    #[cfg_attr(feature = "miette", diagnostic(transparent))]
+    Head(HeadError),
+    #[error(transparent)]
     Generate(GenerateError),
     #[error(transparent)]
     Pass(#[from] PassError),
@@ -339,6 +343,15 @@ impl From<TextError> for EngineError {
             TextError::Model(error) => Self::Model(error),
             TextError::Batch(error) => Self::Batch(error),
             error => Self::Text(error),
+        }
+    }
+}
+
+impl From<HeadError> for EngineError {
+    fn from(error: HeadError) -> Self {
+        match error {
+            HeadError::Text(error) => error.into(),
+            error => Self::Head(error),
         }
     }
 }
