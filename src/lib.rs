@@ -48,6 +48,7 @@ pub mod engine;
 pub mod files;
 pub mod generate;
 pub mod graph;
+pub mod heads;
 #[cfg(feature = "server")]
 pub mod http;
 pub mod jit;

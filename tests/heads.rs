@@ -1,6 +1,8 @@
 //! Heads of checkpoints: those that are tied to a table or have values of their own, and those of other tasks than writing.
 
 mod common;
+#[path = "heads/pipelines.rs"]
+mod pipelines;
 
 use common::{Folder, Tensors, options, tensors_of, write_tensors};
 use gemmule::{
@@ -297,7 +299,6 @@ fn heads_that_a_description_lacks_are_named() {
     };
     assert_snapshot!(refused("llama", "LlamaForQuestionAnswering"), @"config.json: `architectures` names `LlamaForQuestionAnswering`, whose head the description `llama` does not have; it has `LlamaForCausalLM`, `MistralForCausalLM`, `LlamaForSequenceClassification`, `MistralForSequenceClassification`, `LlamaForTokenClassification` and `MistralForTokenClassification`");
     for (model_type, architecture) in [
-        ("bert", "BertForQuestionAnswering"),
         ("bert", "BertForMultipleChoice"),
         ("bert", "BertForNextSentencePrediction"),
         ("bert", "BertLMHeadModel"),

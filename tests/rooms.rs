@@ -9,14 +9,14 @@ use std::{
 use gemmule::machine::Machine;
 
 /// Top to bottom. `names` and `files` are helpers without dependencies that any room may use.
-const ORDER: [&str; 25] = [
+const ORDER: [&str; 26] = [
     "names", "files", "search", "tensor", "ops", "graph", "model", "passes", "machine", "kernels",
     "plan", "schedule", "simulate", "codegen", "select", "program", "jit", "runtime", "text",
-    "generate", "engine", "measure", "serve", "http", "cli",
+    "heads", "generate", "engine", "measure", "serve", "http", "cli",
 ];
 
 /// Rooms that a room must not name although they are above it.
-const FORBIDDEN: [(&str, &[&str]); 18] = [
+const FORBIDDEN: [(&str, &[&str]); 19] = [
     ("search", &["names", "files"]),
     ("ops", &["names", "files"]),
     (
@@ -63,9 +63,17 @@ const FORBIDDEN: [(&str, &[&str]); 18] = [
         ],
     ),
     (
+        "heads",
+        &[
+            "names", "files", "search", "tensor", "ops", "graph", "model", "passes", "machine",
+            "kernels", "plan", "schedule", "simulate", "codegen", "select", "program", "jit",
+            "runtime",
+        ],
+    ),
+    (
         "generate",
         &[
-            "graph", "model", "passes", "machine", "codegen", "select", "jit", "text",
+            "heads", "graph", "model", "passes", "machine", "codegen", "select", "jit", "text",
         ],
     ),
     ("program", &["model", "passes", "codegen"]),

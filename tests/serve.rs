@@ -3,6 +3,8 @@
 
 #[path = "serve/bodies.rs"]
 mod bodies;
+#[path = "serve/vectors.rs"]
+mod vectors;
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -60,6 +62,7 @@ fn choice(name: &str, invariant: bool, queue: Duration) -> ModelChoice {
         tokenizers: 1,
         all_tokens: true,
         sparse: false,
+        default_prompt: Default::default(),
         share: None,
         previous: None,
         trace: None,

@@ -3,14 +3,17 @@
 //! Public items are for the other programs of this repository, so that they share the start, output and error reports ([`start`]) and
 //! the arguments that name a model ([`Runnable`]).
 
+mod answer;
 pub mod bench;
 mod check;
+mod classify;
 mod compile;
 mod doctor;
 #[cfg(feature = "corpora")]
 mod embed;
 mod emit;
 mod explain;
+mod fill_mask;
 mod flags;
 mod generate;
 mod graph;
@@ -98,6 +101,12 @@ enum Command {
     Generate(generate::Args),
     /// Translate a file with one text per line
     Translate(translate::Args),
+    /// Classify texts, or label their tokens, or score labels that the model was not trained on
+    Classify(classify::Args),
+    /// Fill the masks of texts with a masked language model
+    FillMask(fill_mask::Args),
+    /// Answer questions about a text with a part of it
+    Answer(answer::Args),
     /// Compute log-probabilities and perplexity of texts
     Score(score::Args),
     /// Serve models over HTTP: embeddings, scores and text generation
@@ -144,6 +153,9 @@ fn run(command: Command) -> Outcome {
         Command::Embed(args) => embed::run(*args),
         Command::Generate(args) => generate::run(args),
         Command::Translate(args) => translate::run(args),
+        Command::Classify(args) => classify::run(args),
+        Command::FillMask(args) => fill_mask::run(args),
+        Command::Answer(args) => answer::run(args),
         Command::Score(args) => score::run(args),
         #[cfg(feature = "server")]
         Command::Serve(args) => serve::run(*args),

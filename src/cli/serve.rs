@@ -35,7 +35,7 @@ pub(super) struct Args {
     /// Models with their devices, names and limits in RON, such as `examples/serve.ron`
     #[arg(long, value_name = "FILE", conflicts_with_all = [
         "model", "weights", "name", "device", "dtype", "invariant", "costs", "write_costs", "all_tokens",
-        "sparse",
+        "sparse", "default_prompt_name", "default_prompt",
     ])]
     config: Option<PathBuf>,
     /// Name of a model in requests, one for each --model, then one for each --weights; by default the name of its folder, or on the
@@ -66,6 +66,12 @@ pub(super) struct Args {
     /// Compute weights of tokens for /embed_sparse, with embedding models that support it (BGE-M3); SPLADE always has them
     #[arg(long)]
     sparse: bool,
+    /// Put the prompt of this name before texts for which a request has no prompt. The model's folder defines it
+    #[arg(long, value_name = "NAME")]
+    default_prompt_name: Option<String>,
+    /// Put this text before texts for which a request has no prompt
+    #[arg(long, value_name = "TEXT", conflicts_with = "default_prompt_name")]
+    default_prompt: Option<String>,
     /// Scheduler: `packed` fills batches and lets tenants take turns, `no-batch` runs one request at a time in order of arrival;
     /// `gemmule simulate` compares them with the schedulers of the papers
     #[arg(long, value_name = "NAME", default_value = "packed")]
@@ -286,6 +292,7 @@ fn open(
     let mut models: Vec<Model> = Vec::new();
     for config in configs {
         let began = Instant::now();
+        let default_prompt = config.prompt();
         let (folder, own_name) = located(&config)?;
         let name = config.name.unwrap_or(own_name);
         if models.iter().any(|model| model.name == name) {
@@ -310,6 +317,7 @@ fn open(
             tokenizers: tokenizers.unwrap_or(cores.clamp(1, 64)),
             all_tokens: config.all_tokens,
             sparse: config.sparse,
+            default_prompt,
             share: (!is_alone).then(|| (Arc::clone(devices), config.share.unwrap_or(1.0))),
             trace: trace.take(),
             cache: cache.clone(),
@@ -414,6 +422,8 @@ fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
             costs: args.costs.clone(),
             all_tokens: args.all_tokens,
             sparse: args.sparse,
+            default_prompt_name: args.default_prompt_name.clone(),
+            default_prompt: args.default_prompt.clone(),
             ..ModelConfig::default()
         });
     Ok(configs.collect())

@@ -5,6 +5,7 @@ use crate::{
     codegen::CodegenError,
     files::ReadError,
     generate::{Failure, GenerateError},
+    heads::HeadError,
     jit::JitError,
     machine::MachineError,
     model::ModelError,
@@ -234,6 +235,11 @@ pub enum EngineError {
     )]
     OneDevice { folder: PathBuf },
     #[error(
+        "`{}` generates text, and a default prompt is put before texts that are embedded or scored; leave it out for this model",
+        folder.display()
+    )]
+    DefaultPrompt { folder: PathBuf },
+    #[error(
         "the threads of the pool cannot be started: {problem}; use fewer (RAYON_NUM_THREADS), or raise the limit on processes (`ulimit -u`) or on memory"
     )]
     Threads { problem: String },
@@ -277,6 +283,9 @@ pub enum EngineError {
     NoIntermediate { name: String, near: String },
     #[error(transparent)]
     Text(TextError),
+    #[error(transparent)]
+    #[cfg_attr(feature = "miette", diagnostic(transparent))]
+    Head(HeadError),
     #[error(transparent)]
     Generate(GenerateError),
     #[error(transparent)]
@@ -338,6 +347,15 @@ impl From<TextError> for EngineError {
             TextError::Model(error) => Self::Model(error),
             TextError::Batch(error) => Self::Batch(error),
             error => Self::Text(error),
+        }
+    }
+}
+
+impl From<HeadError> for EngineError {
+    fn from(error: HeadError) -> Self {
+        match error {
+            HeadError::Text(error) => error.into(),
+            error => Self::Head(error),
         }
     }
 }

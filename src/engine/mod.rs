@@ -22,6 +22,7 @@ mod device;
 mod error;
 mod finite;
 mod generating;
+mod heads;
 #[cfg(feature = "hub")]
 pub mod hub;
 mod model_file;

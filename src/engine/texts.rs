@@ -92,7 +92,7 @@ impl Engine {
         inputs: impl Iterator<Item = Input<'a>>,
         row: impl Fn(&Outputs, usize) -> Result<T, EngineError>,
     ) -> Result<Vec<T>, EngineError> {
-        let encoder = self.encoder(&self.encoders.texts, TextEncoder::of)?;
+        let encoder = self.text_encoder()?;
         let encoded = inputs.enumerate().map(|(index, input)| {
             let encoded = encoder.encode_one(input, Prompt::Default);
             encoded.map_err(|e| e.of_text(index))
@@ -110,6 +110,11 @@ impl Engine {
             }
         }
         Ok(rows.into_iter().flatten().collect())
+    }
+
+    /// Returns the tokenizer of texts.
+    pub(super) fn text_encoder(&self) -> Result<&TextEncoder, EngineError> {
+        self.encoder(&self.encoders.texts, TextEncoder::of)
     }
 
     /// Returns the encoder in `cell`, which `open` creates on first use.

@@ -1,19 +1,23 @@
 //! Code shared by the routes of embeddings and scores.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use super::{RequestContext, error::Failure, fields::kind, request::Fields};
 use crate::serve::{Answer, CutSide, ServeError, Service, Submit, Text};
 
-/// Computes inputs and returns their answers in order. If one input fails, the request fails.
+/// Computes inputs and returns their answers in order. If one input fails, the request fails. `extra` is the number of bytes that
+/// the response takes in addition to the answers.
 pub(super) async fn computed(
     app: &RequestContext<'_>,
     service: &Service,
     inputs: Vec<Text>,
     submit: Submit,
+    extra: u64,
 ) -> Result<Vec<Answer>, Failure> {
     let memory = service.memory(inputs.len(), submit.wanted);
-    app.share().reserve(memory).await?;
+    app.share().reserve(memory.saturating_add(extra)).await?;
     answers(app, service, inputs, submit).await
 }
 
@@ -103,8 +107,13 @@ pub(super) fn prompted(
     inputs: &[Text],
 ) -> Result<usize, Failure> {
     let index = service.prompt(param, names)?;
+    check_texts(param, inputs).map(|()| index)
+}
+
+/// Checks that a prompt can be put before inputs.
+fn check_texts(param: &str, inputs: &[Text]) -> Result<(), Failure> {
     match inputs.iter().any(|input| matches!(input, Text::Ids(_))) {
-        false => Ok(index),
+        false => Ok(()),
         true => {
             let problem = format!(
                 "`{param}` puts a prompt before texts, and the input has token ids, which are taken as they are; send texts, or leave `{param}` out"
@@ -114,8 +123,78 @@ pub(super) fn prompted(
     }
 }
 
-/// Returns the first `dimensions` values of an embedding, normalized again (Matryoshka representation learning).
+/// Returns the index of the prompt for a purpose, such as `search_query`. `param` is the field that names it.
+pub(super) fn prompted_by_purpose(
+    service: &Service,
+    param: &'static str,
+    name: &str,
+    inputs: &[Text],
+) -> Result<usize, Failure> {
+    prompted(service, param, &alike(name), inputs)
+}
+
+/// Returns `name`, followed by names that other models use for a prompt with the same purpose.
+fn alike(name: &str) -> Vec<&str> {
+    const ALIKE: [&[&str]; 2] = [
+        &[
+            "query",
+            "search_query",
+            "retrieval.query",
+            "retrieval_query",
+        ],
+        &[
+            "document",
+            "passage",
+            "search_document",
+            "retrieval.passage",
+            "retrieval_document",
+            "corpus",
+        ],
+    ];
+    let others = ALIKE.iter().find(|names| names.contains(&name));
+    let others = others.into_iter().flat_map(|names| names.iter().copied());
+    [name].into_iter().chain(others).collect()
+}
+
+/// Names of the fields that choose a prompt: by name, and as a text.
+pub(super) const PROMPTS: [&str; 2] = ["prompt_name", "prompt"];
+
+/// Reads `prompt_name` or `prompt` of an object, and applies it to the inputs. `params` are the paths of these fields in errors.
+pub(super) fn with_prompt(
+    fields: &mut Fields,
+    service: &Service,
+    mut inputs: Vec<Text>,
+    submit: Submit,
+    [by_name, as_text]: [&'static str; 2],
+) -> Result<(Vec<Text>, Submit), Failure> {
+    let name = fields.text("prompt_name")?;
+    let text = fields.text("prompt")?;
+    let (prompt, text) = match (name, text) {
+        (Some(_), Some(_)) => {
+            let problem =
+                format!("`{by_name}` and `{as_text}` both give a prompt; send one of them");
+            return Err(Failure::invalid(as_text, problem));
+        }
+        (Some(name), None) => (Some(prompted(service, by_name, &[&name], &inputs)?), None),
+        (None, text) => (None, text),
+    };
+    if let Some(text) = text {
+        service.check_prompt(as_text, &text)?;
+        check_texts(as_text, &inputs)?;
+        let prompt: Arc<str> = text.into();
+        for input in &mut inputs {
+            if let Text::One(text) = input {
+                *input = Text::Prompted(Arc::clone(&prompt), std::mem::take(text));
+            }
+        }
+    }
+    Ok((inputs, Submit { prompt, ..submit }))
+}
+
+/// Returns the first `dimensions` values of an embedding, normalized again (Matryoshka representation learning). `param` is the
+/// field that has the number.
 pub(super) fn shortened(
+    param: &str,
     mut values: Vec<f32>,
     dimensions: Option<usize>,
 ) -> Result<Vec<f32>, Failure> {
@@ -124,8 +203,8 @@ pub(super) fn shortened(
     };
     let width = values.len();
     if n == 0 || n > width {
-        let problem = format!("`dimensions` is {n}; expected from 1 to {width}, the model's own");
-        return Err(Failure::invalid("dimensions", problem));
+        let problem = format!("`{param}` is {n}; expected from 1 to {width}, the model's own");
+        return Err(Failure::invalid(param, problem));
     }
     if n < width {
         values.truncate(n);
@@ -143,24 +222,6 @@ pub(super) fn normalize(values: &mut [f32]) {
             .iter_mut()
             .for_each(|v| *v = (f64::from(*v) / length) as f32);
     }
-}
-
-/// Encodes values as little-endian f32 in base64 (RFC 4648, section 4), the default of OpenAI's client.
-pub(super) fn base64(values: &[f32]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for three in bytes.chunks(3) {
-        let at = |i: usize| u32::from(three.get(i).copied().unwrap_or(0));
-        let bits = at(0) << 16 | at(1) << 8 | at(2);
-        for digit in 0..4 {
-            match digit <= three.len() {
-                true => text.push(char::from(DIGITS[(bits >> (18 - 6 * digit) & 63) as usize])),
-                false => text.push('='),
-            }
-        }
-    }
-    text
 }
 
 /// Scores documents against a query. Returns indices and scores, best first, and the number of tokens.

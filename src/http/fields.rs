@@ -69,8 +69,10 @@ const ALL: &[Route] = &[
     Route::Decode,
     Route::Rerank,
     Route::RerankV2,
+    Route::EmbedV2,
 ];
 const EMBEDDINGS: &[Route] = &[Route::Embeddings];
+const PURPOSE: &[Route] = &[Route::Embeddings, Route::EmbedV2];
 const GENERATION: &[Route] = &[Route::Completions, Route::ChatCompletions];
 const COMPLETIONS: &[Route] = &[Route::Completions];
 const CHAT: &[Route] = &[Route::ChatCompletions];
@@ -84,7 +86,27 @@ const TRUNCATED: &[Route] = &[
     Route::TeiRerank,
     Route::Rerank,
 ];
+const CUT: &[Route] = &[
+    Route::Embeddings,
+    Route::Embed,
+    Route::EmbedAll,
+    Route::EmbedSparse,
+    Route::Predict,
+    Route::TeiRerank,
+    Route::Rerank,
+    Route::EmbedV2,
+];
 const PROMPTED: &[Route] = &[
+    Route::Embeddings,
+    Route::Embed,
+    Route::EmbedAll,
+    Route::EmbedSparse,
+    Route::Tokenize,
+];
+/// A text before inputs, or the text that is completed.
+const PROMPT: &[Route] = &[
+    Route::Completions,
+    Route::Embeddings,
     Route::Embed,
     Route::EmbedAll,
     Route::EmbedSparse,
@@ -114,9 +136,15 @@ pub(super) const FIELDS: &[Field] = &[
     computed("input", EMBEDDINGS),
     computed("encoding_format", EMBEDDINGS),
     computed("dimensions", &[Route::Embeddings, Route::Embed]),
-    computed("input_type", EMBEDDINGS),
+    computed("input_type", PURPOSE),
     computed("task", EMBEDDINGS),
-    computed("truncate", TRUNCATED),
+    computed("truncate", CUT),
+    computed("truncation", EMBEDDINGS),
+    computed_or("embedding_type", EMBEDDINGS, r#"["float"]"#),
+    computed_or("output_dtype", EMBEDDINGS, r#"["float"]"#),
+    computed_or("embedding_types", &[Route::EmbedV2], r#"[["float"]]"#),
+    computed("output_dimension", PURPOSE),
+    computed("normalized", EMBEDDINGS),
     computed("inputs", INPUTS),
     computed("inputs.source_sentence", SIMILARITY),
     computed("inputs.sentences", SIMILARITY),
@@ -127,6 +155,8 @@ pub(super) const FIELDS: &[Field] = &[
     computed_or("parameters", SIMILARITY, "[{}]"),
     computed("parameters.truncate", SIMILARITY),
     computed("parameters.prompt_name", SIMILARITY),
+    computed("parameters.prompt", SIMILARITY),
+    computed("parameters.dimensions", SIMILARITY),
     computed("parameters.truncation_direction", SIMILARITY),
     computed("add_special_tokens", &[Route::Tokenize]),
     computed("ids", &[Route::Decode]),
@@ -134,14 +164,14 @@ pub(super) const FIELDS: &[Field] = &[
     // Scores.
     computed("raw_scores", &[Route::Predict, Route::TeiRerank]),
     computed("query", RANKING),
-    computed("texts", &[Route::TeiRerank]),
+    computed("texts", &[Route::TeiRerank, Route::EmbedV2]),
     computed("return_text", &[Route::TeiRerank]),
     computed("documents", &[Route::Rerank, Route::RerankV2]),
     computed("top_n", &[Route::Rerank, Route::RerankV2]),
     computed("return_documents", &[Route::Rerank]),
     computed("max_tokens_per_doc", &[Route::RerankV2]),
     // Generation.
-    computed("prompt", COMPLETIONS),
+    computed("prompt", PROMPT),
     computed("messages", CHAT),
     computed("max_tokens", GENERATION),
     computed("max_completion_tokens", GENERATION),
@@ -312,16 +342,10 @@ pub(super) const FIELDS: &[Field] = &[
     refused("kv_transfer_params", "[]"),
     // Embeddings and ranks.
     refused("truncate_prompt_tokens", "[]"),
-    refused("truncation", "[]"),
     refused("instruction", r#"[""]"#),
-    refused("normalized", "[]"),
     refused("embd_normalize", "[]"),
-    refused("embedding_type", r#"["float"]"#),
-    refused("embedding_types", r#"[["float"]]"#),
     refused("embed_dtype", r#"["float32"]"#),
     refused("endianness", r#"["little", "native"]"#),
-    refused("output_dtype", r#"["float"]"#),
-    refused("output_dimension", "[]"),
     refused("late_chunking", "[false]"),
     refused("return_multivector", "[false]"),
     refused("return_embeddings", "[false]"),

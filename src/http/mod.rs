@@ -3,10 +3,11 @@
 //!
 //! | route | |
 //! |---|---|
-//! | `POST /v1/embeddings` | input: a text, a list of texts, token ids, or lists of token ids; output: `float`, `base64` or raw bytes; `dimensions` |
+//! | `POST /v1/embeddings` | input: a text, a list of texts, token ids, or lists of token ids; output: `float`, `base64` or raw bytes; `dimensions`, types of values, prompts |
 //! | `POST /v1/completions`, `POST /v1/chat/completions` | whole responses or server-sent events; `n`, `logprobs` |
 //! | `POST /embed`, `/embed_all`, `/embed_sparse`, `/predict`, `/rerank`, `/similarity`, `/tokenize`, `/decode`, `GET /info` | TEI's request and response formats |
 //! | `POST /` | the TEI route that fits the model and the body |
+//! | `POST /v2/embed` | Cohere's request and response format |
 //! | `POST /v1/rerank`, `/v2/rerank` | Jina's and Cohere's request and response formats |
 //! | `GET /v1/models`, `/v1/models/{model}`, `/health`, `/ready`, `/metrics`, `/openapi.json` | |
 //! | `GET /`, `/status.json` | the status page and its data |
@@ -17,6 +18,7 @@
 mod auth;
 mod bodies;
 mod body;
+mod cohere;
 mod cors;
 mod embeddings;
 mod error;
@@ -38,6 +40,7 @@ mod tei;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod vectors;
 mod weight;
 
 use std::{
@@ -391,6 +394,7 @@ impl<'a> RequestContext<'a> {
             Route::Predict => tei::predict(self, fields, submit).await,
             Route::TeiRerank => tei::rerank(self, fields, submit).await,
             Route::RerankV2 => openai::rerank_v2(self, fields, submit).await,
+            Route::EmbedV2 => cohere::embed(self, fields, submit).await,
             Route::Base => tei::base(self, fields, submit).await,
             _ => openai::rerank(self, fields, submit).await,
         }

@@ -11,11 +11,15 @@ use serde_json::{Value, json};
 
 use super::{
     Body, HandlerResult, RequestContext,
-    embeddings::{base64, computed, cut, inputs, prompted, ranked, shortened},
+    embeddings::{
+        PROMPTS, computed, cut, inputs, normalize, prompted_by_purpose, ranked, shortened,
+        with_prompt,
+    },
     error::Failure,
     fields::shown,
     json, of_type, on_thread,
     request::Fields,
+    vectors::{ValueType, Values},
 };
 use crate::serve::{Answer, Model, Models, Service, Submit, Text};
 
@@ -35,13 +39,6 @@ struct Embedding {
 }
 
 #[derive(Serialize)]
-#[serde(untagged)]
-enum Values {
-    Floats(Vec<f32>),
-    Base64(String),
-}
-
-#[derive(Serialize)]
 struct Usage {
     prompt_tokens: usize,
     total_tokens: usize,
@@ -57,48 +54,112 @@ pub(super) fn wants_raw(headers: &HeaderMap) -> bool {
     first.is_some_and(|kind| kind.trim().eq_ignore_ascii_case(RAW))
 }
 
-/// Returns `name`, followed by names that other models use for a prompt with the same purpose.
-fn alike(name: &str) -> Vec<&str> {
-    const ALIKE: [&[&str]; 2] = [
-        &[
-            "query",
-            "search_query",
-            "retrieval.query",
-            "retrieval_query",
-        ],
-        &[
-            "document",
-            "passage",
-            "search_document",
-            "retrieval.passage",
-            "retrieval_document",
-            "corpus",
-        ],
-    ];
-    let others = ALIKE.iter().find(|names| names.contains(&name));
-    let others = others.into_iter().flat_map(|names| names.iter().copied());
-    [name].into_iter().chain(others).collect()
-}
-
-/// Returns the index of the prompt for `input_type` (Cohere, NVIDIA) or `task` (Jina).
-fn prompt(
+/// Reads the prompt for `input_type` (Cohere, NVIDIA, Voyage) or `task` (Jina), or that of `prompt_name` or `prompt`, and applies it
+/// to the inputs.
+fn prompted(
     fields: &mut Fields,
     service: &Service,
-    inputs: &[Text],
-) -> Result<Option<usize>, Failure> {
-    let mut found = None;
+    inputs: Vec<Text>,
+    submit: Submit,
+) -> Result<(Vec<Text>, Submit), Failure> {
+    let mut found: Option<(&str, usize)> = None;
     for param in ["input_type", "task"] {
         let Some(name) = fields.text(param)? else {
             continue;
         };
-        let index = prompted(service, param, &alike(&name), inputs)?;
-        if found.is_some_and(|other| other != index) {
+        let index = prompted_by_purpose(service, param, &name, &inputs)?;
+        if found.is_some_and(|(_, other)| other != index) {
             let problem = "`input_type` and `task` name different prompts; send one of them";
             return Err(Failure::invalid("task", problem.to_owned()));
         }
-        found = Some(index);
+        found = Some((param, index));
     }
-    Ok(found)
+    let Some((param, index)) = found else {
+        return with_prompt(fields, service, inputs, submit, PROMPTS);
+    };
+    if let Some(other) = PROMPTS.into_iter().find(|name| fields.has(name)) {
+        let problem = format!("`{param}` and `{other}` both give a prompt; send one of them");
+        return Err(Failure::invalid(other, problem));
+    }
+    let submit = Submit {
+        prompt: Some(index),
+        ..submit
+    };
+    Ok((inputs, submit))
+}
+
+/// Reads a field that two APIs call differently.
+fn either<T: PartialEq>(
+    [name, other]: [&'static str; 2],
+    mut read: impl FnMut(&'static str) -> Result<Option<T>, Failure>,
+) -> Result<Option<(&'static str, T)>, Failure> {
+    match (read(name)?, read(other)?) {
+        (Some(value), Some(same)) if value != same => {
+            let problem = format!("`{name}` and `{other}` differ; send one of them");
+            Err(Failure::invalid(other, problem))
+        }
+        (Some(value), _) => Ok(Some((name, value))),
+        (None, value) => Ok(value.map(|value| (other, value))),
+    }
+}
+
+/// Form of the vectors in a response.
+struct Form {
+    /// Field that has the number of dimensions.
+    param: &'static str,
+    dimensions: Option<usize>,
+    normalizes: bool,
+    of: ValueType,
+    is_base64: bool,
+    is_raw: bool,
+}
+
+impl Form {
+    /// Reads the fields of OpenAI, Jina and Voyage.
+    fn read(fields: &mut Fields, width: usize, is_raw: bool) -> Result<Self, Failure> {
+        let is_base64 = match fields.text("encoding_format")?.as_deref() {
+            None | Some("float") => false,
+            Some("base64") => true,
+            Some(other) => {
+                let problem = format!("`encoding_format` is `{other}`; expected float or base64");
+                return Err(Failure::invalid("encoding_format", problem));
+            }
+        };
+        let of = either(["embedding_type", "output_dtype"], |name| {
+            let of = fields.text(name)?;
+            of.map(|of| ValueType::named(name, &of)).transpose()
+        })?;
+        let names = ["dimensions", "output_dimension"];
+        let dimensions = either(names, |name| fields.count(name, 1..=i64::MAX))?;
+        let form = Self {
+            param: dimensions.map_or("dimensions", |(name, _)| name),
+            dimensions: dimensions.map(|(_, n)| n),
+            normalizes: fields.flag("normalized")?.unwrap_or(false),
+            of: of.map_or(ValueType::Float, |(_, of)| of),
+            is_base64,
+            is_raw,
+        };
+        if let (true, Some((name, of))) = (is_raw, of)
+            && of != ValueType::Float
+        {
+            let problem = format!(
+                "`{name}` is `{}`, and `Accept` requests raw f32; leave one of them out",
+                of.name()
+            );
+            return Err(Failure::invalid(name, problem));
+        }
+        // Fail before anything runs if the number of dimensions is out of range.
+        form.floats(vec![0.0; width])?;
+        Ok(form)
+    }
+
+    fn floats(&self, values: Vec<f32>) -> Result<Vec<f32>, Failure> {
+        let mut values = shortened(self.param, values, self.dimensions)?;
+        if self.normalizes {
+            normalize(&mut values);
+        }
+        Ok(values)
+    }
 }
 
 pub(super) async fn embeddings(
@@ -108,39 +169,25 @@ pub(super) async fn embeddings(
     is_raw: bool,
 ) -> HandlerResult {
     let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
-    let is_base64 = match fields.text("encoding_format")?.as_deref() {
-        None | Some("float") => false,
-        Some("base64") => true,
-        Some(other) => {
-            let problem = format!("`encoding_format` is `{other}`; expected float or base64");
-            return Err(Failure::invalid("encoding_format", problem));
-        }
-    };
-    let dimensions = fields.count("dimensions", 1..=i64::MAX)?;
-    let submit = cut(&mut fields, submit)?;
-    let inputs = inputs("input", &fields.value("input"))?;
     let service = model.service()?;
-    let submit = Submit {
-        prompt: prompt(&mut fields, service, &inputs)?,
-        ..submit
-    };
-    // Fail before anything runs if `dimensions` is out of range.
-    shortened(vec![0.0; service.width()], dimensions)?;
-    let answers = computed(app, service, inputs, submit).await?;
+    let form = Form::read(&mut fields, service.width(), is_raw)?;
+    let mut submit = cut(&mut fields, submit)?;
+    if let Some(truncates) = fields.flag("truncation")? {
+        submit.truncate = truncates;
+    }
+    let inputs = inputs("input", &fields.value("input"))?;
+    let (inputs, submit) = prompted(&mut fields, service, inputs, submit)?;
+    let answers = computed(app, service, inputs, submit, 0).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
-    if is_raw {
-        return raw(answers, dimensions, tokens);
+    if form.is_raw {
+        return raw(answers, &form, tokens);
     }
     let mut data = Vec::with_capacity(answers.len());
     for (index, answer) in answers.into_iter().enumerate() {
-        let values = shortened(answer.values, dimensions)?;
         data.push(Embedding {
             object: "embedding",
             index,
-            embedding: match is_base64 {
-                true => Values::Base64(base64(&values)),
-                false => Values::Floats(values),
-            },
+            embedding: Values::new(form.floats(answer.values)?, form.of, form.is_base64),
         });
     }
     let embeddings = Embeddings {
@@ -156,11 +203,11 @@ pub(super) async fn embeddings(
 }
 
 /// Returns vectors as raw bytes. Headers carry the number of rows, their width and the number of tokens.
-fn raw(answers: Vec<Answer>, dimensions: Option<usize>, tokens: usize) -> HandlerResult {
+fn raw(answers: Vec<Answer>, form: &Form, tokens: usize) -> HandlerResult {
     let n = answers.len();
     let mut bytes = Vec::new();
     for answer in answers {
-        let values = shortened(answer.values, dimensions)?;
+        let values = form.floats(answer.values)?;
         bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
     }
     let width = bytes.len() / 4 / n.max(1);

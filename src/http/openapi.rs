@@ -201,7 +201,14 @@ fn described(route: Route) -> Described {
                     "input_type": or_null(text()),
                     "task": or_null(text()),
                     "truncate": flag(),
+                    "truncation": flag(),
                     "truncation_direction": direction(),
+                    "prompt_name": or_null(text()),
+                    "prompt": or_null(text()),
+                    "embedding_type": value_type(true),
+                    "output_dtype": value_type(true),
+                    "output_dimension": or_null(whole(1)),
+                    "normalized": flag(),
                 }),
             )),
             vec![
@@ -259,7 +266,7 @@ fn described(route: Route) -> Described {
                 &["inputs"],
                 json!({
                     "inputs": named("Input"), "normalize": flag(), "dimensions": or_null(whole(1)),
-                    "prompt_name": or_null(text()),
+                    "prompt_name": or_null(text()), "prompt": or_null(text()),
                 }),
             )),
             json_answer(list(list(number()))),
@@ -318,8 +325,8 @@ fn described(route: Route) -> Described {
                         "sentences": {"type": "array", "items": some_text(), "minItems": 1},
                     }))),
                     "parameters": or_null(closed(route, "parameters.", object(&[], json!({
-                        "truncate": flag(), "prompt_name": or_null(text()),
-                        "truncation_direction": direction(),
+                        "truncate": flag(), "prompt_name": or_null(text()), "prompt": or_null(text()),
+                        "truncation_direction": direction(), "dimensions": or_null(whole(1)),
                     })))),
                 }),
             )),
@@ -332,7 +339,7 @@ fn described(route: Route) -> Described {
                 json!({
                     "inputs": {"anyOf": [text(), {"type": "array", "items": text(), "minItems": 1}]},
                     "model": or_null(text()), "add_special_tokens": flag(),
-                    "prompt_name": or_null(text()),
+                    "prompt_name": or_null(text()), "prompt": or_null(text()),
                 }),
             )),
             json_answer(list(list(named("Token")))),
@@ -392,6 +399,28 @@ fn described(route: Route) -> Described {
                     "results": list(object(&["index", "relevance_score"], json!({
                         "index": whole(0), "relevance_score": number(),
                     }))),
+                }),
+            )),
+        ),
+        Route::EmbedV2 => of(
+            "Embeds texts (Cohere API version 2)",
+            Some(object(
+                &["model", "texts"],
+                json!({
+                    "model": text(), "texts": {"type": "array", "minItems": 1, "items": some_text()},
+                    "input_type": or_null(text()), "output_dimension": or_null(whole(1)),
+                    "truncate": only(json!([null, "NONE", "START", "END"])),
+                    "embedding_types":
+                        or_null(json!({"type": "array", "minItems": 1, "items": value_type(false)})),
+                }),
+            )),
+            json_answer(object(
+                &["id", "response_type", "embeddings", "texts", "meta"],
+                json!({
+                    "id": text(), "response_type": text(), "texts": list(text()),
+                    "meta": {"type": "object"},
+                    "embeddings": {"type": "object", "additionalProperties":
+                        list(json!({"anyOf": [list(number()), text()]}))},
                 }),
             )),
         ),
@@ -475,7 +504,7 @@ fn described(route: Route) -> Described {
 fn all_of_texts() -> Value {
     tei(
         &["inputs"],
-        json!({"inputs": named("Input"), "prompt_name": or_null(text())}),
+        json!({"inputs": named("Input"), "prompt_name": or_null(text()), "prompt": or_null(text())}),
     )
 }
 

@@ -29,6 +29,7 @@ pub(super) enum Route {
     Decode,
     Rerank,
     RerankV2,
+    EmbedV2,
     Info,
     Models,
     Model,
@@ -43,7 +44,7 @@ pub(super) enum Route {
 }
 
 impl Route {
-    pub(super) const ALL: [(Route, &'static str, Method); 23] = [
+    pub(super) const ALL: [(Route, &'static str, Method); 24] = [
         (Route::Embeddings, "/v1/embeddings", Method::POST),
         (Route::Completions, "/v1/completions", Method::POST),
         (Route::ChatCompletions, "/v1/chat/completions", Method::POST),
@@ -57,6 +58,7 @@ impl Route {
         (Route::Decode, "/decode", Method::POST),
         (Route::Rerank, "/v1/rerank", Method::POST),
         (Route::RerankV2, "/v2/rerank", Method::POST),
+        (Route::EmbedV2, "/v2/embed", Method::POST),
         (Route::Info, "/info", Method::GET),
         (Route::Models, "/v1/models", Method::GET),
         (Route::Model, "/v1/models/{model}", Method::GET),
@@ -119,7 +121,7 @@ impl Route {
             | Self::Decode
             | Self::Base
             | Self::Info => Style::Tei,
-            Self::RerankV2 => Style::Cohere,
+            Self::RerankV2 | Self::EmbedV2 => Style::Cohere,
             _ => Style::OpenAi,
         }
     }

@@ -8,27 +8,13 @@ use serde_json::{Value, json};
 
 use super::{
     Body, HandlerResult, RequestContext, Route,
-    embeddings::{computed, cut, inputs, normalize, prompted, ranked, shortened},
+    embeddings::{PROMPTS, computed, cut, inputs, normalize, ranked, shortened, with_prompt},
     error::Failure,
     fields::kind,
     json, of_type, on_thread,
     request::Fields,
 };
-use crate::serve::{
-    Answer, ClassScore, Kind, Model, Models, OutputKind, Service, Submit, Text, TextToken,
-};
-
-/// Returns the index of the prompt in `prompt_name`. `param` is the path of that field in errors.
-fn prompt(
-    fields: &mut Fields,
-    service: &Service,
-    inputs: &[Text],
-    param: &'static str,
-) -> Result<Option<usize>, Failure> {
-    let name = fields.text("prompt_name")?;
-    let index = name.map(|name| prompted(service, param, &[&name], inputs));
-    index.transpose()
-}
+use crate::serve::{Answer, ClassScore, Kind, Model, Models, OutputKind, Submit, Text, TextToken};
 
 /// Handles `POST /`, the base address of a TEI server, like the route that fits the model and the body.
 pub(super) async fn base(
@@ -61,11 +47,15 @@ pub(super) async fn embed(
     let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
     let normalizes = fields.flag("normalize")?.unwrap_or(true);
     let dimensions = fields.count("dimensions", 1..=i64::MAX)?;
-    shortened(vec![0.0; model.service()?.width()], dimensions)?;
+    shortened(
+        "dimensions",
+        vec![0.0; model.service()?.width()],
+        dimensions,
+    )?;
     let (answers, tokens) = embedded(app, &model, fields, submit).await?;
     let mut rows = Vec::with_capacity(answers.len());
     for answer in answers {
-        let mut values = shortened(answer.values, dimensions)?;
+        let mut values = shortened("dimensions", answer.values, dimensions)?;
         if normalizes {
             normalize(&mut values);
         }
@@ -84,11 +74,8 @@ async fn embedded(
     let submit = cut(&mut fields, submit)?;
     let inputs = inputs("inputs", &fields.value("inputs"))?;
     let service = model.service()?;
-    let submit = Submit {
-        prompt: prompt(&mut fields, service, &inputs, "prompt_name")?,
-        ..submit
-    };
-    let answers = computed(app, service, inputs, submit).await?;
+    let (inputs, submit) = with_prompt(&mut fields, service, inputs, submit, PROMPTS)?;
+    let answers = computed(app, service, inputs, submit, 0).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     Ok((answers, tokens))
 }
@@ -166,13 +153,18 @@ pub(super) async fn similarity(
     let service = model.service()?;
     let texts = [source].into_iter().chain(sentences);
     let inputs: Vec<Text> = texts.map(Text::One).collect();
-    let submit = Submit {
-        prompt: prompt(&mut parameters, service, &inputs, "parameters.prompt_name")?,
-        ..submit
-    };
-    let mut answers = computed(app, service, inputs, submit).await?;
+    let dimensions = parameters.count("dimensions", 1..=i64::MAX)?;
+    let param = "parameters.dimensions";
+    shortened(param, vec![0.0; service.width()], dimensions)?;
+    let params = ["parameters.prompt_name", "parameters.prompt"];
+    let (inputs, submit) = with_prompt(&mut parameters, service, inputs, submit, params)?;
+    let mut answers = computed(app, service, inputs, submit, 0).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
-    answers.iter_mut().for_each(|a| normalize(&mut a.values));
+    for answer in &mut answers {
+        let values = std::mem::take(&mut answer.values);
+        answer.values = shortened(param, values, dimensions)?;
+        normalize(&mut answer.values);
+    }
     let Some((source, others)) = answers.split_first() else {
         return Err(Failure::not_ready("it has no answer"));
     };
@@ -190,14 +182,19 @@ pub(super) async fn tokenize(app: &RequestContext<'_>, mut fields: Fields) -> Ha
     let model = app.models.named(fields.text("model")?.as_deref(), |_| true);
     let model = app.asks(model)?;
     let adds_special = fields.flag("add_special_tokens")?.unwrap_or(true);
-    let name = fields.text("prompt_name")?;
-    let prompt = name.map(|name| model.prompt_text("prompt_name", &name));
-    let prompt = prompt.transpose()?.unwrap_or_default().to_owned();
+    let prompt = match (fields.text("prompt_name")?, fields.text("prompt")?) {
+        (Some(_), Some(_)) => {
+            let problem = "`prompt_name` and `prompt` both give a prompt; send one of them";
+            return Err(Failure::invalid("prompt", problem.to_owned()));
+        }
+        (Some(name), None) => model.prompt_text("prompt_name", &name)?.to_owned(),
+        (None, text) => text.unwrap_or_default(),
+    };
     let texts: Vec<String> = inputs("inputs", &fields.value("inputs"))?
         .into_iter()
         .map(|input| match input {
             Text::One(text) => Ok(format!("{prompt}{text}")),
-            Text::Pair(..) | Text::Ids(_) => {
+            Text::Prompted(..) | Text::Pair(..) | Text::Ids(_) => {
                 let problem = "`inputs` has token ids; expected a text or a list of texts";
                 Err(Failure::invalid("inputs", problem.to_owned()))
             }
@@ -286,7 +283,7 @@ pub(super) async fn decode(app: &RequestContext<'_>, mut fields: Fields) -> Hand
         .into_iter()
         .map(|input| match input {
             Text::Ids(ids) => Ok(ids),
-            Text::Pair(..) | Text::One(_) => {
+            Text::Prompted(..) | Text::Pair(..) | Text::One(_) => {
                 let problem = "`ids` has texts; expected token ids or a list of lists of them";
                 Err(Failure::invalid("ids", problem.to_owned()))
             }
@@ -368,7 +365,7 @@ pub(super) async fn predict(
         wanted: OutputKind::Logits,
         ..submit
     };
-    let mut answers = computed(app, service, inputs, submit).await?;
+    let mut answers = computed(app, service, inputs, submit, 0).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     let names = service.labels();
     let labels = answers.iter_mut().map(|answer| {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::{
     Bodies, Body, Ended, HttpChoice, Public, Route, Server,
-    embeddings::{base64, inputs, normalize, shortened},
+    embeddings::{inputs, normalize, shortened},
     error::Failure,
     fields::FIELDS,
     openapi,
@@ -25,15 +25,6 @@ use crate::{
     schedule::{CostTable, Settings, scheduler},
     serve::{Kind, Model, ModelChoice, Models, ReloadError, ServeError, Text},
 };
-
-#[test]
-fn base64_follows_the_standard() {
-    // 1.0 and -2.5, encoded with Python's base64.
-    assert_eq!(base64(&[]), "");
-    assert_eq!(base64(&[1.0]), "AACAPw==");
-    assert_eq!(base64(&[1.0, -2.5]), "AACAPwAAIMA=");
-    assert_eq!(base64(&[1.0, -2.5, 0.0]), "AACAPwAAIMAAAAAA");
-}
 
 #[test]
 fn inputs_have_the_four_shapes_of_openai() {
@@ -63,13 +54,13 @@ proptest! {
         n in 1_usize..40,
     ) {
         let n = n.min(values.len() - 1);
-        let short = shortened(values.clone(), Some(n)).unwrap();
+        let short = shortened("dimensions", values.clone(), Some(n)).unwrap();
         prop_assert_eq!(short.len(), n);
         let length: f32 = short.iter().map(|v| v * v).sum();
         prop_assert!(length == 0.0 || (length - 1.0).abs() < 1e-5);
-        prop_assert_eq!(shortened(values.clone(), Some(values.len())).unwrap(), values.clone());
-        prop_assert!(shortened(values.clone(), Some(values.len() + 1)).is_err());
-        prop_assert!(shortened(values, Some(0)).is_err());
+        prop_assert_eq!(shortened("dimensions", values.clone(), Some(values.len())).unwrap(), values.clone());
+        prop_assert!(shortened("dimensions", values.clone(), Some(values.len() + 1)).is_err());
+        prop_assert!(shortened("dimensions", values, Some(0)).is_err());
     }
 }
 
@@ -230,6 +221,7 @@ fn small(name: &str) -> Model {
         tokenizers: 1,
         all_tokens: true,
         sparse: false,
+        default_prompt: Default::default(),
         share: None,
         previous: None,
         trace: None,

@@ -226,11 +226,17 @@ pub(super) enum Deep {
     Shared(Lookup),
 }
 
-/// Returns the digest of a model: all files of its folder, and its compiled program. Both determine the bits of results.
+/// Returns the digest of a model: all files of its folder, its compiled program, and the prompt of texts without their own. They
+/// determine the bits of results.
 ///
 /// # Errors
 /// A file cannot be read.
-pub(super) fn digest(engine: &Engine, folder: &Path, output: &str) -> Result<Key, EngineError> {
+pub(super) fn digest(
+    engine: &Engine,
+    folder: &Path,
+    output: &str,
+    default_prompt: &str,
+) -> Result<Key, EngineError> {
     let mut digest = Sha256::new();
     let read = |source| EngineError::Read {
         file: folder.to_owned(),
@@ -243,6 +249,7 @@ pub(super) fn digest(engine: &Engine, folder: &Path, output: &str) -> Result<Key
         engine.device().to_string().as_bytes(),
         output.as_bytes(),
         &program,
+        default_prompt.as_bytes(),
     ] {
         digest.update((part.len() as u64).to_le_bytes());
         digest.update(part);
@@ -302,6 +309,10 @@ pub(super) fn key(model: &Key, text: &Text, submit: Submit) -> Key {
     };
     match text {
         Text::One(text) => part(0, text.as_bytes()),
+        Text::Prompted(prompt, text) => {
+            part(4, prompt.as_bytes());
+            part(0, text.as_bytes());
+        }
         Text::Pair(a, b) => {
             part(1, a.as_bytes());
             part(2, b.as_bytes());
@@ -536,6 +547,8 @@ mod tests {
             key(&model, &one("ab"), sparse),
             key(&[2; 32], &one("ab"), whole),
             key(&model, &one("abc"), whole),
+            key(&model, &Text::Prompted("a".into(), "b".to_owned()), whole),
+            key(&model, &Text::Prompted("".into(), "ab".to_owned()), whole),
             key(&model, &pair("a", "b"), whole),
             key(&model, &pair("ab", ""), whole),
             key(&model, &pair("", "ab"), whole),

@@ -4,6 +4,7 @@ use std::{path::PathBuf, str::FromStr};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
+use super::DefaultPrompt;
 use crate::{
     DType, DeviceChoice,
     schedule::{self, Settings},
@@ -45,6 +46,12 @@ pub struct ModelConfig {
     pub all_tokens: bool,
     #[serde(default)]
     pub sparse: bool,
+    /// Name of the folder's prompt that is put before texts without their own.
+    #[serde(default)]
+    pub default_prompt_name: Option<String>,
+    /// Text that is put before texts without their own prompt.
+    #[serde(default)]
+    pub default_prompt: Option<String>,
     /// Share of a device's time relative to other models; 1 by default.
     #[serde(default, deserialize_with = "share")]
     pub share: Option<f64>,
@@ -70,6 +77,8 @@ pub enum ServeConfigError {
     Empty,
     #[error("model {at} has {found}; expected `weights`, a folder, or `model`, a name on the hub")]
     Source { at: usize, found: &'static str },
+    #[error("model {at} has both `default_prompt` and `default_prompt_name`; expected one of them")]
+    Prompts { at: usize },
     #[error("the name of model {at} cannot be used: {problem}")]
     Name { at: usize, problem: &'static str },
     #[error("models {first} and {second} are both called `{name}`; give one another `name`")]
@@ -78,6 +87,17 @@ pub enum ServeConfigError {
         first: usize,
         second: usize,
     },
+}
+
+impl ModelConfig {
+    /// Returns the prompt before texts without their own.
+    pub fn prompt(&self) -> DefaultPrompt {
+        match (&self.default_prompt_name, &self.default_prompt) {
+            (Some(name), _) => DefaultPrompt::Named(name.clone()),
+            (None, Some(text)) => DefaultPrompt::Text(text.clone()),
+            (None, None) => DefaultPrompt::OfFolder,
+        }
+    }
 }
 
 impl ServeConfig {
@@ -108,6 +128,9 @@ impl ServeConfig {
                         false => "neither",
                     },
                 });
+            }
+            if model.default_prompt.is_some() && model.default_prompt_name.is_some() {
+                return Err(ServeConfigError::Prompts { at: second });
             }
             if let Some(Err(problem)) = model.name.as_deref().map(check_name) {
                 return Err(ServeConfigError::Name {
@@ -237,6 +260,7 @@ mod tests {
             "(models: [(weights: \"a\", max_queue_ms: -1)])",
             "(models: [(name: \"a\")])",
             "(models: [(weights: \"a\", model: \"a/b\")])",
+            "(models: [(weights: \"a\", default_prompt: \"x\", default_prompt_name: \"y\")])",
             "(models: [(weights: \"a\", name: \"\")])",
             "(models: [(weights: \"a\"), (weights: \"b\", name: \"  \")])",
             "(models: [(weights: \"a\", name: \"x \")])",

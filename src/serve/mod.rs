@@ -30,7 +30,7 @@ pub use error::ServeError;
 pub use generation::{Ending, GenerationParams, GenerationService, Piece, Scored, TokenStream};
 pub use memory::{Held, Memory, Share};
 pub use metrics::{Histogram, LaneMetrics, Metrics};
-pub use models::{Kind, LOADING, Model, ModelChoice, Models, ReloadError};
+pub use models::{DefaultPrompt, Kind, LOADING, Model, ModelChoice, Models, ReloadError};
 pub use service::{Reply, SPARSE, Service, ServiceChoice};
 pub use submit::{Answer, OutputKind, Submit};
 pub use tokenize::Text;

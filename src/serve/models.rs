@@ -20,7 +20,7 @@ use crate::{
     DType, DeviceChoice, Engine, EngineError,
     model::{Description, EMBEDDING, computed},
     schedule::{CostTable, Scheduler},
-    text::{Folder, TextEncoder, TextToken},
+    text::{Folder, Prompt, TextEncoder, TextToken},
 };
 
 /// Output of models that classify tokens.
@@ -49,6 +49,8 @@ pub struct ModelChoice {
     pub all_tokens: bool,
     /// Whether an embedding model also computes sparse weights of tokens, as BGE-M3 does.
     pub sparse: bool,
+    /// Prompt before texts without their own.
+    pub default_prompt: DefaultPrompt,
     /// Share of the devices' time relative to other models; `None` if the model has its devices to itself.
     pub share: Option<(Arc<Devices>, f64)>,
     /// Model that this one replaces. Its measured costs are reused if both are alike.
@@ -57,6 +59,18 @@ pub struct ModelChoice {
     pub trace: Option<Recorder>,
     /// Response cache of all models. Generated text is not cached.
     pub cache: Option<Arc<Cache>>,
+}
+
+/// Prompt that a model puts before texts for which a request has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DefaultPrompt {
+    /// The default prompt of the model's folder, if it has one.
+    #[default]
+    OfFolder,
+    /// The folder's prompt of this name.
+    Named(String),
+    /// The given text.
+    Text(String),
 }
 
 /// Task of a model.
@@ -151,6 +165,10 @@ impl Model {
             Some(devices.turns(&engine.device().to_string()).join(*share))
         };
         if let Some(engine) = writing {
+            if choice.default_prompt != DefaultPrompt::OfFolder {
+                let folder = choice.folder.clone();
+                return Err(EngineError::DefaultPrompt { folder });
+            }
             let encoder = TextEncoder::for_prompts(folder)?;
             let (bytes, seat) = (choice.cache_bytes, seat(&engine));
             let (queue, scheduler) = (choice.queue, choice.scheduler);
@@ -197,6 +215,11 @@ impl Model {
             seats: engines.iter().filter_map(seat).collect(),
             trace: choice.trace,
             cache: choice.cache,
+        };
+        let folder = match &choice.default_prompt {
+            DefaultPrompt::OfFolder => folder,
+            DefaultPrompt::Named(name) => folder.with_default_prompt(Prompt::Named(name))?,
+            DefaultPrompt::Text(text) => folder.with_default_prompt(Prompt::Text(text))?,
         };
         let service = Service::start(engine, others, TextEncoder::of(folder)?, service)?;
         Ok(Self {

@@ -34,7 +34,7 @@ use crate::{
     engine::{LOGITS, Pipeline},
     model::EMBEDDING,
     schedule::{CostTable, Scheduler, SchedulerState},
-    text::{ClassScore, TextEncoder},
+    text::{ClassScore, Prompt, TextEncoder},
 };
 
 /// Texts below this many bytes are tokenized on the caller's thread, if a request has at most [`FEW`] inputs.
@@ -116,7 +116,11 @@ impl Service {
         let kept = match choice.cache {
             Some(cache) => Some(Kept {
                 cache,
-                model: digest(engine, encoder.folder().root(), output)?,
+                model: {
+                    let folder = encoder.folder();
+                    let prompt = folder.prompt(Prompt::Default)?;
+                    digest(engine, folder.root(), output, prompt)?
+                },
                 joined: Arc::default(),
             }),
             None => None,
@@ -253,6 +257,21 @@ impl Service {
         Ok(index)
     }
 
+    /// Returns whether the model's folder defines prompts.
+    pub fn has_prompts(&self) -> bool {
+        !self.encoder().folder().prompt_names().is_empty()
+    }
+
+    /// Checks that a text may be put before inputs as a prompt.
+    ///
+    /// # Errors
+    /// The model's pooling excludes prompts. `param` is the field that has the prompt.
+    pub fn check_prompt(&self, param: &'static str, prompt: &str) -> Result<(), ServeError> {
+        let checked = self.encoder().folder().prompt(Prompt::Text(prompt));
+        let checked = checked.map_err(|error| ServeError::invalid(param, error.to_string()));
+        checked.map(drop)
+    }
+
     /// Max number of tokens of a text: the minimum of the model's positions and the folder's limit; `None` without either.
     /// Inputs of token ids have the positions alone.
     pub fn max_text_tokens(&self) -> Option<usize> {
@@ -343,7 +362,7 @@ impl Service {
         let is_deep = shared.kept.as_ref().is_some_and(|k| k.cache.is_deep());
         let is_short = |text: &Text| match text {
             Text::Ids(_) => text.bytes() < SHORT_IDS,
-            Text::One(_) | Text::Pair(..) => text.bytes() < SHORT,
+            Text::One(_) | Text::Prompted(..) | Text::Pair(..) => text.bytes() < SHORT,
         };
         let is_short = left.len() <= FEW && left.iter().all(|(text, ..)| is_short(text));
         let is_inline = is_short && !is_deep;
@@ -469,12 +488,12 @@ impl Service {
     fn check(&self, index: usize, text: &Text) -> Result<(), ServeError> {
         let ids = match text {
             Text::Ids(ids) => ids,
-            Text::One(text) if text.is_empty() => {
+            Text::One(text) | Text::Prompted(_, text) if text.is_empty() => {
                 let problem =
                     format!("input {index} is an empty text; expected at least one character");
                 return Err(ServeError::invalid("input", problem));
             }
-            Text::One(_) | Text::Pair(..) => return Ok(()),
+            Text::One(_) | Text::Prompted(..) | Text::Pair(..) => return Ok(()),
         };
         let limits = self.shared.limits;
         let wrong = |at: usize, problem: String| {

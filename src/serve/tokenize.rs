@@ -16,6 +16,8 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Text {
     One(String),
+    /// A prompt and the text that it is put before.
+    Prompted(Arc<str>, String),
     /// A query and a document.
     Pair(String, String),
     /// Token ids, used unchanged.
@@ -26,6 +28,7 @@ impl Text {
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::One(text) => text.len(),
+            Self::Prompted(prompt, text) => prompt.len() + text.len(),
             Self::Pair(a, b) => a.len() + b.len(),
             Self::Ids(ids) => 4 * ids.len(),
         }
@@ -171,6 +174,9 @@ pub(super) fn encode(
     let prompt = prompt.map_or(Prompt::Default, Prompt::Named);
     let encoded = match text {
         Text::One(text) => encoder.encode_cut(Input::Text(text), prompt, side),
+        Text::Prompted(prompt, text) => {
+            encoder.encode_cut(Input::Text(text), Prompt::Text(prompt), side)
+        }
         Text::Pair(a, b) => encoder.encode_cut(Input::Pair(a, b), prompt, side),
         Text::Ids(ids) => {
             let limit = limit.map_or(usize::MAX, |limit| limit as usize);

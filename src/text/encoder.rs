@@ -1,6 +1,7 @@
 mod bytes;
 mod coder;
 mod long;
+mod placed;
 
 use std::{
     path::{Path, PathBuf},
@@ -20,6 +21,7 @@ use crate::{
 pub use coder::CutSide;
 use coder::{Coder, cut_side, loaded};
 use long::LONG;
+pub use placed::{Placed, PlacedToken};
 
 /// Tokenizer of a checkpoint folder, with the folder's settings for texts: maximum length, lower case and prompts.
 pub struct TextEncoder {

@@ -7,6 +7,7 @@
 
 mod json;
 mod modules;
+mod prompts;
 mod score;
 mod tokenizer;
 mod transformer;
@@ -19,13 +20,13 @@ use super::TextError;
 use crate::{
     files::{self, Kind},
     model::{Description, EMBEDDING, Module},
-    names::nearest,
     program::NEXT_LOGITS,
     runtime::weights::Found,
     tensor::SequenceEnd,
 };
 use json::Json;
 use modules::{Entry, MAX_WIDTH, dense, dropout, entries, logit_score, normalize, pooling, splade};
+pub use prompts::Prompt;
 pub use score::ClassScore;
 use transformer::{MAX_TOKENS, Transformer};
 
@@ -53,6 +54,8 @@ pub struct Folder {
     /// Number of prompts, at the beginning of the list, that no file of the folder defines.
     n_implicit_prompts: usize,
     default_prompt: Option<String>,
+    /// Text of a default prompt that replaces the folder's own.
+    default_text: Option<String>,
     score: Option<Score>,
     pub(super) messages: Option<Messages>,
 }
@@ -76,18 +79,6 @@ pub(super) struct Inputs {
     pub(super) writes: bool,
     /// The end-of-sequence token, if the model knows it.
     pub(super) end: Option<SequenceEnd>,
-}
-
-/// Choice of the text that is put before an input.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Prompt<'a> {
-    /// The folder's default prompt, or none if it has no default.
-    #[default]
-    Default,
-    /// The folder's prompt of this name. `query` and `document` always exist, but may be empty.
-    Named(&'a str),
-    /// The given text.
-    Text(&'a str),
 }
 
 /// Activation function that turns a cross-encoder's logits into scores.
@@ -150,6 +141,7 @@ impl Folder {
             prompts: Vec::new(),
             n_implicit_prompts: 0,
             default_prompt: None,
+            default_text: None,
             score: None,
             messages: None,
         };
@@ -207,72 +199,6 @@ impl Folder {
         let name = |id: usize| names?.get(id.to_string())?.as_str().map(str::to_owned);
         let all = (0..n).map(|id| name(id).unwrap_or_else(|| format!("LABEL_{id}")));
         all.collect()
-    }
-
-    /// Returns the text of the chosen prompt.
-    ///
-    /// # Errors
-    /// An unknown name, and a prompt that the folder's pooling leaves out.
-    pub fn prompt<'s>(&'s self, choice: Prompt<'s>) -> Result<&'s str, TextError> {
-        let name = match choice {
-            Prompt::Text(text) => return self.pooled(text),
-            Prompt::Named(name) => Some(name),
-            Prompt::Default => self.default_prompt.as_deref(),
-        };
-        let Some(name) = name else {
-            return Ok("");
-        };
-        match self.prompts.iter().find(|(n, _)| n == name) {
-            Some((_, text)) => self.pooled(text),
-            None => {
-                let known = self.prompts.iter().map(|(n, _)| n.as_str());
-                let mut known: Vec<&str> = known.collect();
-                known.sort_unstable();
-                Err(TextError::NoPrompt {
-                    name: name.to_owned(),
-                    near: nearest(name, known.iter().copied()).map(str::to_owned),
-                    known: known.join(", "),
-                })
-            }
-        }
-    }
-
-    /// Returns the index of the first of `names` that a file of the folder defines as a prompt.
-    pub fn prompt_index(&self, names: &[&str]) -> Option<usize> {
-        let own = |name: &&str| {
-            let at = self.prompts.iter().position(|(n, _)| n == name)?;
-            (at >= self.n_implicit_prompts).then_some(at)
-        };
-        names.iter().find_map(own)
-    }
-
-    /// Returns the name of the prompt at this index.
-    pub fn prompt_name(&self, index: usize) -> Option<&str> {
-        self.prompts.get(index).map(|(name, _)| name.as_str())
-    }
-
-    /// Returns the names of the prompts that a file of the folder defines, sorted.
-    pub fn prompt_names(&self) -> Vec<&str> {
-        let own = self.prompts.iter().skip(self.n_implicit_prompts);
-        let mut names: Vec<&str> = own.map(|(name, _)| name.as_str()).collect();
-        names.sort_unstable();
-        names
-    }
-
-    /// Whether texts are converted to messages of a conversation.
-    pub fn has_messages(&self) -> bool {
-        self.messages.is_some()
-    }
-
-    fn pooled<'s>(&'s self, prompt: &'s str) -> Result<&'s str, TextError> {
-        // In a conversation, the prompt is a message, which pooling includes.
-        match self.pools_prompt || prompt.is_empty() || self.messages.is_some() {
-            true => Ok(prompt),
-            false => Err(TextError::PromptLeftOut {
-                folder: self.root.clone(),
-                prompt: prompt.to_owned(),
-            }),
-        }
     }
 
     /// Returns the model's token inputs, from the shipped description for config.json. Without one, only config.json is read.
@@ -486,37 +412,6 @@ impl Folder {
             config.extend(transformer.config);
         }
         Ok(())
-    }
-
-    fn read_prompts(&mut self, own: Option<&Json>) -> Result<(), TextError> {
-        // Every folder has these two.
-        self.prompts = ["query", "document"]
-            .map(|name| (name.to_owned(), String::new()))
-            .into();
-        self.n_implicit_prompts = self.prompts.len();
-        let Some(own) = own else { return Ok(()) };
-        let prompts = match own.get("prompts") {
-            None => Vec::new(),
-            Some(Value::Object(prompts)) => prompts.iter().collect(),
-            Some(_) => return Err(own.wrong("prompts", "texts by name")),
-        };
-        let n_own = prompts.len();
-        for (name, text) in prompts {
-            let text = text.as_str();
-            let text =
-                text.ok_or_else(|| own.problem(format!("the prompt `{name}` is not a string")))?;
-            self.prompts.retain(|(n, _)| n != name);
-            self.prompts.push((name.clone(), text.to_owned()));
-        }
-        self.n_implicit_prompts = self.prompts.len() - n_own;
-        self.default_prompt = own.text("default_prompt_name")?.map(str::to_owned);
-        let known = |name: &String| self.prompts.iter().any(|(n, _)| n == name);
-        match &self.default_prompt {
-            Some(name) if !known(name) => Err(own.problem(format!(
-                "`default_prompt_name` is `{name}`, and there is no such prompt"
-            ))),
-            _ => Ok(()),
-        }
     }
 
     /// Returns the activation of a cross-encoder, if a file sets it.

@@ -13,7 +13,7 @@ mod word_cache;
 
 pub use chat::{ChatOptions, ChatTemplate, Json, Message, Tool};
 pub use contain::panics_are_contained;
-pub use encoder::{CutSide, Encoded, TextEncoder, TextToken};
+pub use encoder::{CutSide, Encoded, Placed, PlacedToken, TextEncoder, TextToken};
 pub use error::TextError;
 pub use folder::{ClassScore, Folder, Prompt, Score, config};
 pub use input::Input;

@@ -5,7 +5,7 @@ use gemmule::http::Origin;
 
 use super::*;
 
-fn is_ok(to: SocketAddr, path: &str, body: &Value) -> Value {
+pub fn is_ok(to: SocketAddr, path: &str, body: &Value) -> Value {
     let (status, told) = post(to, path, body);
     assert_eq!(status, 200, "{path} {body} {told}");
     told

@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use super::super::vectors::TYPES;
+
 pub(super) fn named(schema: &str) -> Value {
     json!({"$ref": format!("#/components/schemas/{schema}")})
 }
@@ -50,6 +52,13 @@ pub(super) fn json_answer(schema: Value) -> Vec<(&'static str, Value)> {
 /// Returns a schema that accepts only these values. Other values would change the result and are refused.
 pub(super) fn only(values: Value) -> Value {
     json!({"enum": values})
+}
+
+/// Types of the values of an embedding.
+pub(super) fn value_type(is_optional: bool) -> Value {
+    let null = is_optional.then_some(Value::Null);
+    let names = TYPES.iter().map(|(name, _)| json!(name));
+    only(null.into_iter().chain(names).collect())
 }
 
 pub(super) fn direction() -> Value {

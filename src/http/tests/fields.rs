@@ -126,6 +126,7 @@ fn sound(route: Route) -> Value {
         Route::TeiRerank => json!({"query": "x", "texts": ["x"]}),
         Route::Rerank => json!({"query": "x", "documents": ["x"]}),
         Route::RerankV2 => json!({"model": "ce-one", "query": "x", "documents": ["x"]}),
+        Route::EmbedV2 => json!({"model": "st-mean", "texts": ["x"]}),
         Route::Decode => json!({"ids": [5]}),
         Route::Similarity => json!({"inputs": {"source_sentence": "x", "sentences": ["x"]}}),
         _ => json!({"inputs": "x"}),

@@ -5,6 +5,9 @@ use serde_json::Value;
 use super::{Folder, Score};
 use crate::text::TextError;
 
+/// Max number of labels without names.
+const MAX_LABELS: u64 = 1 << 20;
+
 /// Activation function that turns the logits of a classifier into scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClassScore {
@@ -40,6 +43,30 @@ impl ClassScore {
 }
 
 impl Folder {
+    /// Returns the names of all labels of a classifier: as many as `id2label` or `num_labels` of config.json has, or 2.
+    pub fn label_names(&self) -> Vec<String> {
+        let get = |key: &str| self.config.as_ref().and_then(|config| config.get(key));
+        let named = get("id2label")
+            .and_then(|names| names.as_object())
+            .map(|names| names.len());
+        let counted = || {
+            get("num_labels")
+                .and_then(Value::as_u64)
+                .map(|n| n.min(MAX_LABELS) as usize)
+        };
+        self.labels(named.or_else(counted).unwrap_or(2))
+    }
+
+    /// Returns whether config.json names a model that answers questions about a text.
+    pub fn answers_questions(&self) -> bool {
+        let named = self
+            .config
+            .as_ref()
+            .and_then(|config| config.get("architectures")?.as_array());
+        let mut named = named.into_iter().flatten().filter_map(Value::as_str);
+        named.any(|name| name.ends_with("ForQuestionAnswering"))
+    }
+
     /// Returns the activation for logits of `n_labels` labels, as the text-classification pipeline of transformers chooses it
     /// from `problem_type` of config.json.
     ///

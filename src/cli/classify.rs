@@ -1,0 +1,120 @@
+use std::{path::PathBuf, process::ExitCode};
+
+use miette::{IntoDiagnostic, miette};
+use serde_json::json;
+
+use super::{Outcome, align_right, input::Source, model::Runnable, print, print_json, table};
+use crate::{
+    engine::LOGITS,
+    heads::{Aggregation, EntityOptions, LabelScore, TOKEN_LOGITS, ZeroShotOptions},
+};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    model: Runnable,
+    /// A text (several times for several)
+    #[arg(
+        long = "text",
+        value_name = "TEXT",
+        required_unless_present = "texts_file",
+        allow_hyphen_values = true
+    )]
+    texts: Vec<String>,
+    /// A file with one text per line
+    #[arg(long, value_name = "FILE", conflicts_with = "texts")]
+    texts_file: Option<PathBuf>,
+    /// Label tokens instead of texts, such as named entities
+    #[arg(long)]
+    tokens: bool,
+    /// With --tokens, combine tokens into entities: none, simple, first, average or max
+    #[arg(long, value_name = "RULE", requires = "tokens")]
+    aggregation: Option<Aggregation>,
+    /// With --tokens, leave out this label (several times for several); by default O
+    #[arg(long, value_name = "LABEL", requires = "tokens")]
+    ignore_label: Vec<String>,
+    /// Score this label by a model of natural language inference (several times for several)
+    #[arg(long, value_name = "LABEL", conflicts_with = "tokens")]
+    label: Vec<String>,
+    /// With --label, the sentence in which {} stands for a label
+    #[arg(
+        long,
+        value_name = "TEXT",
+        requires = "label",
+        default_value = "This example is {}."
+    )]
+    template: String,
+    /// With --label, score each label on its own
+    #[arg(long, requires = "label")]
+    multi_label: bool,
+    /// Print one JSON document per text
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: Args) -> Outcome {
+    let (texts, _) = Source::texts("text", &args.texts, args.texts_file.as_deref())?;
+    if let (true, Some(file)) = (texts.is_empty(), &args.texts_file) {
+        let file = file.display();
+        return Err(miette!("`{file}` has no text; expected one per line"));
+    }
+    let output = match args.tokens {
+        true => TOKEN_LOGITS,
+        false => LOGITS,
+    };
+    let builder = args.model.builder_of_own_outputs()?.outputs([output]);
+    let engine = Runnable::build(builder)?;
+    if args.tokens {
+        let mut options = EntityOptions {
+            aggregation: args.aggregation.unwrap_or_default(),
+            ..EntityOptions::default()
+        };
+        if !args.ignore_label.is_empty() {
+            options.ignored = args.ignore_label;
+        }
+        for entities in engine.classify_tokens(&texts, &options)? {
+            if args.json {
+                print_json(&serde_json::to_value(&entities).into_diagnostic()?)?;
+                continue;
+            }
+            let mut rows = table(&["label", "word", "score", "start", "end"]);
+            for entity in &entities {
+                rows.add_row([
+                    entity.label.clone(),
+                    entity.word.clone(),
+                    format!("{:.5}", entity.score),
+                    entity.start.to_string(),
+                    entity.end.to_string(),
+                ]);
+            }
+            align_right(&mut rows, 2..5);
+            print(&format!("{rows}\n"))?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let scores = match args.label.is_empty() {
+        true => engine.classify(&texts)?,
+        false => {
+            let options = ZeroShotOptions {
+                template: args.template,
+                multi_label: args.multi_label,
+            };
+            let each = texts.iter();
+            let each = each.map(|text| engine.classify_zero_shot(text, &args.label, &options));
+            each.collect::<Result<Vec<Vec<LabelScore>>, _>>()?
+        }
+    };
+    for (text, scores) in texts.iter().zip(&scores) {
+        if args.json {
+            print_json(&json!({"text": text, "labels": scores}))?;
+            continue;
+        }
+        let mut rows = table(&["label", "score"]);
+        for LabelScore { label, score } in scores {
+            rows.add_row([label.clone(), format!("{score:.5}")]);
+        }
+        align_right(&mut rows, [1]);
+        print(&format!("{text}\n{rows}\n"))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,172 @@
+//! Methods of [`Engine`] for the tasks of heads.
+
+use super::{Engine, EngineError, texts::batches_of_texts};
+use crate::{
+    engine::LOGITS,
+    heads::{
+        Answer, AnswerOptions, Entity, EntityOptions, Filled, LabelScore, MASK_LOGITS, MaskJob,
+        MaskOptions, QuestionJob, TOKEN_LOGITS, TokenJob, ZeroShotJob, ZeroShotOptions,
+    },
+    text::{Encoded, Input, Prompt},
+};
+
+/// Max number of tokens of a batch.
+const BATCH_TOKENS: usize = 16_384;
+/// Max number of tokens of a batch with logits of the vocabulary for each.
+const MASK_BATCH_TOKENS: usize = 1024;
+
+impl Engine {
+    /// Scores the labels of a classifier for texts, best first, like the pipeline `text-classification` of transformers with all
+    /// labels.
+    ///
+    /// # Errors
+    /// Same as [`rerank`](Self::rerank).
+    pub fn classify<S: AsRef<str>>(
+        &self,
+        texts: &[S],
+    ) -> Result<Vec<Vec<LabelScore>>, EngineError> {
+        let encoder = self.text_encoder()?;
+        let inputs = texts.iter().enumerate().map(|(index, text)| {
+            let encoded = encoder.encode_one(Input::Text(text.as_ref()), Prompt::Default);
+            encoded.map_err(|error| error.of_text(index))
+        });
+        let inputs: Vec<Encoded> = inputs.collect::<Result<_, _>>()?;
+        let inputs: Vec<&Encoded> = inputs.iter().collect();
+        let rows = self.head(&inputs, LOGITS, BATCH_TOKENS, |_, logits| logits.to_vec())?;
+        let scored = rows.into_iter().map(|mut scores| {
+            let folder = encoder.folder();
+            folder.class_score(scores.len())?.apply(&mut scores);
+            Ok(LabelScore::ranked(&folder.labels(scores.len()), scores))
+        });
+        scored.collect()
+    }
+
+    /// Labels the tokens of texts, or finds entities in them, like the pipeline `token-classification` of transformers. The engine
+    /// must have the output `token_logits`. A text that is too long is cut.
+    ///
+    /// # Errors
+    /// An engine without a checkpoint folder or without that output, a text that the tokenizer refuses, and a batch that fails.
+    pub fn classify_tokens<S: AsRef<str>>(
+        &self,
+        texts: &[S],
+        options: &EntityOptions,
+    ) -> Result<Vec<Vec<Entity>>, EngineError> {
+        let encoder = self.text_encoder()?;
+        let jobs = texts.iter().enumerate();
+        let jobs = jobs.map(|(index, text)| TokenJob::new(encoder, index, text.as_ref()));
+        let jobs: Vec<TokenJob> = jobs.collect::<Result<_, _>>()?;
+        let inputs: Vec<&Encoded> = jobs.iter().map(TokenJob::input).collect();
+        let rows = self.head(&inputs, TOKEN_LOGITS, BATCH_TOKENS, |_, logits| {
+            logits.to_vec()
+        })?;
+        let done = jobs.iter().zip(&rows).map(|(job, logits)| {
+            let labels = logits.len() / job.input().ids.len().max(1);
+            let labels = encoder.folder().labels(labels);
+            Ok(job.finish(encoder, logits, &labels, options)?)
+        });
+        done.collect()
+    }
+
+    /// Returns the most probable tokens for each mask of each text, like the pipeline `fill-mask` of transformers. The engine must
+    /// have the output `mlm_logits`.
+    ///
+    /// # Errors
+    /// Same as [`classify_tokens`](Self::classify_tokens), and a text without a mask.
+    pub fn fill_masks<S: AsRef<str>>(
+        &self,
+        texts: &[S],
+        options: &MaskOptions,
+    ) -> Result<Vec<Vec<Vec<Filled>>>, EngineError> {
+        let encoder = self.text_encoder()?;
+        let targets = MaskJob::targets(encoder, options)?;
+        let jobs = texts.iter().enumerate();
+        let jobs = jobs.map(|(index, text)| MaskJob::new(encoder, index, text.as_ref()));
+        let jobs: Vec<MaskJob> = jobs.collect::<Result<_, _>>()?;
+        let inputs: Vec<&Encoded> = jobs.iter().map(MaskJob::input).collect();
+        let rows = self.head(&inputs, MASK_LOGITS, MASK_BATCH_TOKENS, |at, logits| {
+            let width = logits.len() / inputs[at].ids.len().max(1);
+            let rows = logits.chunks_exact(width.max(1));
+            let rows: Vec<&[f32]> = rows.collect();
+            let own = jobs[at].masks().iter().filter_map(|&mask| rows.get(mask));
+            own.map(|row| row.to_vec()).collect::<Vec<Vec<f32>>>()
+        })?;
+        let done = jobs.iter().zip(&rows).map(|(job, rows)| {
+            let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
+            Ok(job.finish(encoder, &rows, options.top_k, &targets)?)
+        });
+        done.collect()
+    }
+
+    /// Scores labels for a text with a model of natural language inference, like the pipeline `zero-shot-classification` of
+    /// transformers.
+    ///
+    /// # Errors
+    /// Same as [`rerank`](Self::rerank), and a model without a label of entailment.
+    pub fn classify_zero_shot<S: AsRef<str>>(
+        &self,
+        text: &str,
+        labels: &[S],
+        options: &ZeroShotOptions,
+    ) -> Result<Vec<LabelScore>, EngineError> {
+        let encoder = self.text_encoder()?;
+        let names = encoder.folder().label_names();
+        let labels: Vec<String> = labels
+            .iter()
+            .map(|label| label.as_ref().to_owned())
+            .collect();
+        let job = ZeroShotJob::new(encoder, &names, text, &labels, &options.template)?;
+        let inputs: Vec<&Encoded> = job.inputs().iter().collect();
+        let rows = self.head(&inputs, LOGITS, BATCH_TOKENS, |_, logits| logits.to_vec())?;
+        let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
+        Ok(job.finish(&rows, options))
+    }
+
+    /// Finds answers to a question in a text, best first, like the pipeline `question-answering` of transformers 4. The engine must
+    /// have the output `token_logits`, with the labels of start and end.
+    ///
+    /// # Errors
+    /// Same as [`classify_tokens`](Self::classify_tokens), and options out of range.
+    pub fn answer(
+        &self,
+        question: &str,
+        text: &str,
+        options: &AnswerOptions,
+    ) -> Result<Vec<Answer>, EngineError> {
+        let encoder = self.text_encoder()?;
+        let job = QuestionJob::new(encoder, question, text, options)?;
+        let inputs: Vec<&Encoded> = job.inputs().collect();
+        let rows = self.head(&inputs, TOKEN_LOGITS, BATCH_TOKENS, |_, logits| {
+            logits.to_vec()
+        })?;
+        let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
+        Ok(job.finish(&rows, options)?)
+    }
+
+    /// Runs sequences in batches of similar lengths. Returns the result of `row` for each from its part of an output.
+    fn head<T>(
+        &self,
+        inputs: &[&Encoded],
+        output: &str,
+        batch_tokens: usize,
+        row: impl Fn(usize, &[f32]) -> T,
+    ) -> Result<Vec<T>, EngineError> {
+        for (index, input) in inputs.iter().enumerate() {
+            if input.is_cut {
+                let n = input.ids.len();
+                tracing::warn!("text {index} is cut to {n} tokens, the checkpoint's maximum");
+            }
+        }
+        let mut session = self.session()?;
+        let mut rows: Vec<Option<T>> = inputs.iter().map(|_| None).collect();
+        let lens: Vec<usize> = inputs.iter().map(|input| input.ids.len()).collect();
+        for batch in batches_of_texts(&lens, batch_tokens) {
+            let sequences = batch.iter().map(|&index| inputs[index]);
+            let outputs = session.run(&Encoded::batch(sequences)?)?;
+            outputs.check_finite()?;
+            for (at, &index) in batch.iter().enumerate() {
+                rows[index] = Some(row(index, outputs.sequence(output, at)?));
+            }
+        }
+        Ok(rows.into_iter().flatten().collect())
+    }
+}

@@ -1,0 +1,398 @@
+//! Jobs: texts as the sequences that a model computes, and results from its logits.
+
+use super::{
+    Answer, AnswerOptions, Entailment, Entity, EntityOptions, Filled, LabelScore, MaskOptions,
+    ZeroShotOptions,
+    answer::{Answers, SpanToken},
+    entity::{ScoredToken, entities},
+    mask, softmax,
+};
+use crate::text::{Encoded, Placed, TextEncoder, TextError};
+
+/// Max number of tokens of a question with a part of its text, unless the options say otherwise.
+const MAX_TOKENS: usize = 384;
+
+/// An input or option of a head that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[cfg_attr(feature = "miette", derive(miette::Diagnostic))]
+#[non_exhaustive]
+pub enum HeadError {
+    #[error(transparent)]
+    #[cfg_attr(feature = "miette", diagnostic(transparent))]
+    Text(#[from] TextError),
+    #[error(
+        "the tokenizer has no mask token; expected a `mask_token` in tokenizer_config.json, as masked language models have"
+    )]
+    NoMaskToken,
+    #[error("text {index} has no mask; put `{mask}` where a token is missing")]
+    NoMask { index: usize, mask: String },
+    #[error("the target `{target}` has no token; expected a word")]
+    Target { target: String },
+    #[error("the template `{template}` has no `{{}}`; expected one where the label stands")]
+    Template { template: String },
+    #[error("there is no label; expected at least one")]
+    NoLabels,
+    #[error(
+        "the model has the labels {labels}, of which none begins with `entailment`; expected a model of natural language inference (NLI), with that label in `id2label` of config.json"
+    )]
+    NoEntailment { labels: String },
+    #[error("`{option}` is {found}; expected a number from 1 to {max}")]
+    Option {
+        option: &'static str,
+        found: usize,
+        max: usize,
+    },
+    #[error(
+        "the model gave {found} values for a sequence of {tokens} tokens; expected {expected} for each"
+    )]
+    Logits {
+        found: usize,
+        tokens: usize,
+        expected: usize,
+    },
+}
+
+/// Checks that there are `width` values for each of some tokens.
+fn check_logits(logits: &[f32], tokens: usize, width: usize) -> Result<(), HeadError> {
+    match logits.len() == tokens * width && width > 0 {
+        true => Ok(()),
+        false => Err(HeadError::Logits {
+            found: logits.len(),
+            tokens,
+            expected: width,
+        }),
+    }
+}
+
+/// Bounds of characters in a text.
+struct Chars<'t> {
+    text: &'t str,
+    places: Vec<usize>,
+}
+
+impl<'t> Chars<'t> {
+    fn of(text: &'t str) -> Self {
+        let places = text.char_indices().map(|(at, _)| at);
+        Self {
+            text,
+            places: places.chain([text.len()]).collect(),
+        }
+    }
+
+    /// Returns a range of characters; empty if it is not in the text.
+    fn range(&self, start: usize, end: usize) -> &'t str {
+        let bounds = (self.places.get(start), self.places.get(end));
+        let (Some(&start), Some(&end)) = bounds else {
+            return "";
+        };
+        self.text.get(start..end).unwrap_or_default()
+    }
+}
+
+/// Classification of the tokens of a text.
+#[derive(Debug)]
+pub struct TokenJob {
+    text: String,
+    placed: Placed,
+}
+
+impl TokenJob {
+    /// Tokenizes a text. `index` is its index among texts, for errors.
+    ///
+    /// # Errors
+    /// The errors of [`TextEncoder::place`].
+    pub fn new(encoder: &TextEncoder, index: usize, text: &str) -> Result<Self, HeadError> {
+        let placed = encoder.place(index, text)?;
+        Ok(Self {
+            text: text.to_owned(),
+            placed,
+        })
+    }
+
+    /// Returns the sequence that the model computes.
+    pub fn input(&self) -> &Encoded {
+        &self.placed.encoded
+    }
+
+    /// Returns the entities of the text from the logits of all tokens.
+    ///
+    /// # Errors
+    /// Logits of other labels, and tokens that cannot be joined.
+    pub fn finish(
+        &self,
+        encoder: &TextEncoder,
+        logits: &[f32],
+        labels: &[String],
+        options: &EntityOptions,
+    ) -> Result<Vec<Entity>, HeadError> {
+        let tokens = &self.placed.tokens;
+        check_logits(logits, tokens.len(), labels.len())?;
+        let chars = Chars::of(&self.text);
+        let marks = encoder.marks_continuations();
+        let unknown = encoder.named_token("unk_token")?;
+        let rows = tokens.iter().zip(logits.chunks_exact(labels.len()));
+        let rows = rows
+            .enumerate()
+            .filter(|(_, (token, _))| token.part.is_some());
+        let scored = rows.map(|(index, (token, row))| {
+            let own = chars.range(token.start, token.end);
+            let is_unknown = unknown == Some(token.id);
+            let length = |text: &str| text.chars().count();
+            // The rules of transformers: a name that is longer than its text has the mark of a continued word, and without such
+            // marks, words end at spaces.
+            let continues = match marks {
+                true => length(&token.name) != length(own),
+                false => {
+                    let from = token.start.saturating_sub(1);
+                    let until = (token.start + 1).min(chars.places.len() - 1);
+                    token.start > 0 && !chars.range(from, until).contains(' ')
+                }
+            };
+            let mut scores = row.to_vec();
+            softmax(&mut scores);
+            ScoredToken {
+                index,
+                word: match is_unknown {
+                    true => own.to_owned(),
+                    false => token.name.clone(),
+                },
+                start: token.start,
+                end: token.end,
+                continues: continues && !is_unknown,
+                scores,
+            }
+        });
+        let join = |words| encoder.join(words).map_err(HeadError::from);
+        entities(scored.collect(), labels, options, join)
+    }
+}
+
+/// A text with masks to fill.
+#[derive(Debug)]
+pub struct MaskJob {
+    encoded: Encoded,
+    /// Places of masks among the tokens.
+    masks: Vec<usize>,
+}
+
+impl MaskJob {
+    /// Tokenizes a text. `index` is its index among texts, for errors.
+    ///
+    /// # Errors
+    /// The errors of [`TextEncoder::place`], and a text or tokenizer without a mask.
+    pub fn new(encoder: &TextEncoder, index: usize, text: &str) -> Result<Self, HeadError> {
+        let mask = encoder.named_token("mask_token")?;
+        let mask = mask.ok_or(HeadError::NoMaskToken)?;
+        let encoded = encoder.place(index, text)?.encoded;
+        let ids = encoded.ids.iter().enumerate();
+        let masks: Vec<usize> = ids
+            .filter(|(_, id)| **id == mask)
+            .map(|(at, _)| at)
+            .collect();
+        match masks.is_empty() {
+            false => Ok(Self { encoded, masks }),
+            true => Err(HeadError::NoMask {
+                index,
+                mask: encoder.decode_with(&[mask], false)?,
+            }),
+        }
+    }
+
+    /// Returns the sequence that the model computes.
+    pub fn input(&self) -> &Encoded {
+        &self.encoded
+    }
+
+    /// Returns the places of the masks among the tokens.
+    pub fn masks(&self) -> &[usize] {
+        &self.masks
+    }
+
+    /// Returns the ids of the targets of `options`. Each is the token of that name, or the first token of the word.
+    ///
+    /// # Errors
+    /// A target without a token.
+    pub fn targets(encoder: &TextEncoder, options: &MaskOptions) -> Result<Vec<u32>, HeadError> {
+        let ids = options.targets.iter().map(|target| {
+            if let Some(id) = encoder.token_id(target) {
+                return Ok(id);
+            }
+            let first = match target.is_empty() {
+                true => None,
+                false => encoder.tokens(target, false)?.first().map(|token| token.id),
+            };
+            first.ok_or_else(|| HeadError::Target {
+                target: target.clone(),
+            })
+        });
+        ids.collect()
+    }
+
+    /// Returns the best tokens for each mask. `rows` has the logits of the vocabulary for each mask.
+    ///
+    /// # Errors
+    /// Logits for another number of masks, and tokens that cannot be decoded.
+    pub fn finish(
+        &self,
+        encoder: &TextEncoder,
+        rows: &[&[f32]],
+        top_k: usize,
+        targets: &[u32],
+    ) -> Result<Vec<Vec<Filled>>, HeadError> {
+        let n = self.masks.len();
+        if rows.len() != n {
+            return Err(HeadError::Logits {
+                found: rows.len(),
+                tokens: n,
+                expected: 1,
+            });
+        }
+        let padding = encoder.named_token("pad_token")?;
+        let masks = self.masks.iter().zip(rows).map(|(&at, row)| {
+            let best = mask::best(row.to_vec(), top_k, targets);
+            let best = best.into_iter().map(|(token, score)| {
+                let mut ids = self.encoded.ids.clone();
+                ids[at] = token;
+                ids.retain(|id| Some(*id) != padding);
+                Ok(Filled {
+                    score,
+                    token,
+                    token_str: encoder.decode_with(&[token], false)?,
+                    // Other masks remain visible.
+                    sequence: encoder.decode_with(&ids, n == 1)?,
+                })
+            });
+            best.collect::<Result<Vec<Filled>, HeadError>>()
+        });
+        masks.collect()
+    }
+}
+
+/// A text with labels that it may have.
+#[derive(Debug)]
+pub struct ZeroShotJob {
+    nli: Entailment,
+    labels: Vec<String>,
+    inputs: Vec<Encoded>,
+}
+
+impl ZeroShotJob {
+    /// Tokenizes the text with a sentence for each label. `names` are the labels of the model.
+    ///
+    /// # Errors
+    /// No label, a template without a place for it, a model without a label of entailment, and the errors of
+    /// [`TextEncoder::pair_cutting_first`].
+    pub fn new(
+        encoder: &TextEncoder,
+        names: &[String],
+        text: &str,
+        labels: &[String],
+        template: &str,
+    ) -> Result<Self, HeadError> {
+        let nli = Entailment::new(names).ok_or_else(|| HeadError::NoEntailment {
+            labels: names.join(", "),
+        })?;
+        if labels.is_empty() {
+            return Err(HeadError::NoLabels);
+        }
+        if !template.contains("{}") {
+            return Err(HeadError::Template {
+                template: template.chars().take(80).collect(),
+            });
+        }
+        let pair =
+            |label: &String| encoder.pair_cutting_first(text, &template.replace("{}", label));
+        let inputs = labels.iter().map(pair).collect::<Result<_, TextError>>()?;
+        Ok(Self {
+            nli,
+            labels: labels.to_vec(),
+            inputs,
+        })
+    }
+
+    /// Returns the sequences that the model computes, one for each label.
+    pub fn inputs(&self) -> &[Encoded] {
+        &self.inputs
+    }
+
+    /// Returns the labels, best first, from the logits of each sequence.
+    pub fn finish(&self, rows: &[&[f32]], options: &ZeroShotOptions) -> Vec<LabelScore> {
+        let scores = self.nli.scores(rows, options.multi_label);
+        LabelScore::ranked(&self.labels, scores)
+    }
+}
+
+/// A question about a text.
+#[derive(Debug)]
+pub struct QuestionJob {
+    text: String,
+    parts: Vec<Placed>,
+    first: Option<u32>,
+}
+
+impl QuestionJob {
+    /// Tokenizes a question with the parts of its text.
+    ///
+    /// # Errors
+    /// Options out of range, and the errors of [`TextEncoder::place_parts`].
+    pub fn new(
+        encoder: &TextEncoder,
+        question: &str,
+        text: &str,
+        options: &AnswerOptions,
+    ) -> Result<Self, HeadError> {
+        let limit = encoder.max_tokens().unwrap_or(MAX_TOKENS);
+        let max_tokens = options.max_tokens.unwrap_or(MAX_TOKENS.min(limit));
+        let check = |option, found: usize, max: usize| match (1..=max).contains(&found) {
+            true => Ok(()),
+            false => Err(HeadError::Option { option, found, max }),
+        };
+        check("max_tokens", max_tokens, limit)?;
+        check("top_k", options.top_k, MAX_ANSWERS)?;
+        check("max_answer_tokens", options.max_answer_tokens, limit)?;
+        let parts = encoder.place_parts(question, text, max_tokens, options.stride)?;
+        Ok(Self {
+            text: text.to_owned(),
+            parts,
+            first: encoder.named_token("cls_token")?,
+        })
+    }
+
+    /// Returns the sequences that the model computes.
+    pub fn inputs(&self) -> impl Iterator<Item = &Encoded> {
+        self.parts.iter().map(|part| &part.encoded)
+    }
+
+    /// Returns the answers, best first, from the logits of start and end for all tokens of each sequence.
+    ///
+    /// # Errors
+    /// Logits of other labels.
+    pub fn finish(
+        &self,
+        rows: &[&[f32]],
+        options: &AnswerOptions,
+    ) -> Result<Vec<Answer>, HeadError> {
+        let chars = Chars::of(&self.text);
+        let mut answers = Answers::new(options);
+        for (part, logits) in self.parts.iter().zip(rows) {
+            check_logits(logits, part.tokens.len(), 2)?;
+            let tokens = part.tokens.iter().map(|token| {
+                let is_own = token.part == Some(1);
+                SpanToken {
+                    start: token.start,
+                    end: token.end,
+                    is_allowed: is_own || self.first == Some(token.id),
+                    word: token.word.filter(|_| is_own),
+                }
+            });
+            let tokens: Vec<SpanToken> = tokens.collect();
+            answers.add(&tokens, logits, |start, end| {
+                chars.range(start, end).to_owned()
+            });
+        }
+        Ok(answers.best())
+    }
+}
+
+/// Max number of answers to a question.
+const MAX_ANSWERS: usize = 1000;

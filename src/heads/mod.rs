@@ -1,0 +1,41 @@
+//! Tasks of heads, as the pipelines of transformers define them: token classification, masked tokens, zero-shot classification and
+//! questions about a text.
+//!
+//! A job tokenizes its texts and says which sequences a model must compute ([`TokenJob::inputs`] and so on). It then turns their
+//! logits into results. Jobs use no engine, so an engine and a server share them.
+
+mod answer;
+mod entity;
+mod job;
+mod mask;
+mod zero_shot;
+
+pub use answer::{Answer, AnswerOptions};
+pub use entity::{Aggregation, Entity, EntityOptions};
+pub use job::{HeadError, MaskJob, QuestionJob, TokenJob, ZeroShotJob};
+pub use mask::{Filled, MaskOptions};
+pub use zero_shot::{Entailment, LabelScore, ZeroShotOptions};
+
+/// Output with a row of labels for each token. For a model that answers questions, the labels are the start and the end of an answer.
+pub const TOKEN_LOGITS: &str = "token_logits";
+/// Output of masked language models, with a row of vocabulary entries for each token.
+pub const MASK_LOGITS: &str = "mlm_logits";
+
+/// Replaces logits with probabilities.
+fn softmax(logits: &mut [f32]) {
+    let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    logits.iter_mut().for_each(|x| *x = (*x - top).exp());
+    let sum: f32 = logits.iter().sum();
+    logits.iter_mut().for_each(|x| *x /= sum);
+}
+
+/// Returns the index of the first of the largest values.
+fn argmax(values: &[f32]) -> usize {
+    let mut best = 0;
+    for (at, value) in values.iter().enumerate() {
+        if *value > values[best] {
+            best = at;
+        }
+    }
+    best
+}

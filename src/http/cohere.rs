@@ -1,0 +1,114 @@
+//! Embeddings in version 2 of Cohere's API.
+
+use std::collections::BTreeMap;
+
+use hyper::StatusCode;
+use serde_json::{Value, json};
+
+use super::{
+    HandlerResult, RequestContext,
+    embeddings::{computed, prompted_by_purpose, shortened},
+    error::Failure,
+    json,
+    request::Fields,
+    vectors::{ValueType, Values},
+};
+use crate::serve::{CutSide, Submit, Text};
+
+/// Values of `input_type` in Cohere's API, which requires the field.
+const INPUT_TYPES: [&str; 4] = [
+    "search_document",
+    "search_query",
+    "classification",
+    "clustering",
+];
+
+/// Reads `truncate`: the side on which inputs that are too long are cut, or that they are errors.
+fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure> {
+    let side = match fields.text("truncate")?.as_deref() {
+        None | Some("END") => Some(CutSide::Right),
+        Some("START") => Some(CutSide::Left),
+        Some("NONE") => None,
+        Some(other) => {
+            let other: String = other.chars().take(40).collect();
+            let problem = format!("`truncate` is `{other}`; expected NONE, START or END");
+            return Err(Failure::invalid("truncate", problem));
+        }
+    };
+    Ok(Submit {
+        truncate: side.is_some(),
+        cut_side: side,
+        ..submit
+    })
+}
+
+/// Reads `embedding_types`, without repetitions.
+fn types(fields: &mut Fields) -> Result<Vec<ValueType>, Failure> {
+    if !fields.has("embedding_types") {
+        return Ok(vec![ValueType::Float]);
+    }
+    let names = fields.texts("embedding_types")?;
+    let types = names.iter();
+    let types = types.map(|name| ValueType::named("embedding_types", name));
+    let mut types: Vec<ValueType> = types.collect::<Result<_, _>>()?;
+    types.sort_unstable();
+    types.dedup();
+    match types.is_empty() {
+        false => Ok(types),
+        true => {
+            let problem = "`embedding_types` is an empty list; expected at least one type";
+            Err(Failure::invalid("embedding_types", problem.to_owned()))
+        }
+    }
+}
+
+pub(super) async fn embed(
+    app: &RequestContext<'_>,
+    mut fields: Fields,
+    submit: Submit,
+) -> HandlerResult {
+    let name = fields.required_text("model")?;
+    let model = app.asks(app.models.embedding(Some(&name)))?;
+    let service = model.service()?;
+    let types = types(&mut fields)?;
+    let dimensions = fields.count("output_dimension", 1..=i64::MAX)?;
+    shortened("output_dimension", vec![0.0; service.width()], dimensions)?;
+    let submit = cut(&mut fields, submit)?;
+    let texts = fields.texts("texts")?;
+    if texts.is_empty() {
+        let problem = "`texts` is an empty list; expected at least one text".to_owned();
+        return Err(Failure::invalid("texts", problem));
+    }
+    let inputs: Vec<Text> = texts.iter().cloned().map(Text::One).collect();
+    let purpose = fields.text("input_type")?;
+    // Without prompts, a purpose that each request must name has no prompt to choose.
+    let purpose =
+        purpose.filter(|purpose| service.has_prompts() || !INPUT_TYPES.contains(&purpose.as_str()));
+    let prompt = purpose.map(|name| prompted_by_purpose(service, "input_type", &name, &inputs));
+    let submit = Submit {
+        prompt: prompt.transpose()?,
+        ..submit
+    };
+    let width = dimensions.unwrap_or(service.width());
+    let each: u64 = types.iter().map(|of| of.memory(width)).sum();
+    let bytes: usize = texts.iter().map(String::len).sum();
+    let extra = each.saturating_mul(texts.len() as u64);
+    let answers = computed(app, service, inputs, submit, extra + 2 * bytes as u64).await?;
+    let tokens: usize = answers.iter().map(|answer| answer.tokens).sum();
+    let mut rows: BTreeMap<&str, Vec<Values>> = BTreeMap::new();
+    for answer in answers {
+        let values = shortened("output_dimension", answer.values, dimensions)?;
+        for &of in &types {
+            let row = Values::new(values.clone(), of, false);
+            rows.entry(of.name()).or_default().push(row);
+        }
+    }
+    let meta: Value = json!({
+        "api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens},
+    });
+    let answer = json!({
+        "id": app.new_id("embed"), "response_type": "embeddings_by_type", "embeddings": rows,
+        "texts": texts, "meta": meta,
+    });
+    Ok(json(StatusCode::OK, &answer))
+}

@@ -1,0 +1,186 @@
+//! Types of the values of embeddings in responses.
+
+use serde::Serialize;
+
+use super::error::Failure;
+use crate::names::nearest;
+
+/// Type of the values of an embedding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ValueType {
+    Float,
+    /// Integers from -127 to 127, of which the largest one of a vector is 127 or -127. Cosines of vectors are kept.
+    Int8,
+    /// The integers of `Int8`, plus 128.
+    Uint8,
+    /// Eight signs in each byte, the first one in the highest bit, minus 128.
+    Binary,
+    /// Eight signs in each byte.
+    Ubinary,
+    /// The bytes of little-endian f32 in base64.
+    Base64,
+}
+
+/// The types with their names in requests.
+pub(super) const TYPES: [(&str, ValueType); 6] = [
+    ("float", ValueType::Float),
+    ("int8", ValueType::Int8),
+    ("uint8", ValueType::Uint8),
+    ("binary", ValueType::Binary),
+    ("ubinary", ValueType::Ubinary),
+    ("base64", ValueType::Base64),
+];
+
+impl ValueType {
+    /// Returns the type of this name. `param` is the field that has it.
+    pub fn named(param: &str, name: &str) -> Result<Self, Failure> {
+        if let Some(&(_, found)) = TYPES.iter().find(|(known, _)| *known == name) {
+            return Ok(found);
+        }
+        let near = nearest(name, TYPES.iter().map(|(known, _)| *known));
+        let near = near.map_or(String::new(), |near| format!(" (did you mean `{near}`?)"));
+        let known = TYPES.map(|(known, _)| known).join(", ");
+        let name: String = name.chars().take(40).collect();
+        let problem = format!("`{param}` has the type `{name}`{near}; expected one of {known}");
+        Err(Failure::invalid(param, problem))
+    }
+
+    pub fn name(self) -> &'static str {
+        let found = TYPES.iter().find(|(_, known)| *known == self);
+        found.map_or("float", |(name, _)| name)
+    }
+
+    /// Returns the bytes that a vector takes in memory and in JSON.
+    pub fn memory(self, width: usize) -> u64 {
+        let width = width as u64;
+        match self {
+            Self::Float => 20 * width,
+            Self::Int8 | Self::Uint8 => 6 * width,
+            Self::Binary | Self::Ubinary => width,
+            Self::Base64 => 12 * width,
+        }
+    }
+}
+
+/// Values of an embedding in a response.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub(super) enum Values {
+    Floats(Vec<f32>),
+    Signed(Vec<i8>),
+    Unsigned(Vec<u8>),
+    Base64(String),
+}
+
+impl Values {
+    /// Converts an embedding. With `is_base64`, values of any type are bytes in base64.
+    pub fn new(values: Vec<f32>, of: ValueType, is_base64: bool) -> Self {
+        let converted = match of {
+            ValueType::Float => Self::Floats(values),
+            ValueType::Int8 => Self::Signed(int8(&values).collect()),
+            ValueType::Uint8 => {
+                let shifted = int8(&values).map(|value| value as u8 ^ 0x80);
+                Self::Unsigned(shifted.collect())
+            }
+            ValueType::Binary => {
+                Self::Signed(signs(&values).map(|byte| (byte ^ 0x80) as i8).collect())
+            }
+            ValueType::Ubinary => Self::Unsigned(signs(&values).collect()),
+            ValueType::Base64 => return Self::Floats(values).into_base64(),
+        };
+        match is_base64 {
+            true => converted.into_base64(),
+            false => converted,
+        }
+    }
+
+    fn into_base64(self) -> Self {
+        let bytes: Vec<u8> = match self {
+            Self::Floats(values) => values
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect(),
+            Self::Signed(values) => values.iter().map(|&value| value as u8).collect(),
+            Self::Unsigned(values) => values,
+            Self::Base64(_) => return self,
+        };
+        Self::Base64(base64(&bytes))
+    }
+}
+
+/// Returns integers in proportion to the values of a vector.
+fn int8(vector: &[f32]) -> impl Iterator<Item = i8> {
+    let max = vector.iter().fold(0f32, |max, value| max.max(value.abs()));
+    let scale = max / 127.0;
+    vector.iter().map(move |value| match scale > 0.0 {
+        true => (value / scale).round().clamp(-127.0, 127.0) as i8,
+        false => 0,
+    })
+}
+
+/// Returns the signs of a vector, 8 in a byte. The last byte is filled with zeros.
+fn signs(vector: &[f32]) -> impl Iterator<Item = u8> {
+    vector.chunks(8).map(|values| {
+        let bits = values.iter().enumerate();
+        bits.fold(0, |byte, (at, value)| {
+            byte | (u8::from(*value > 0.0) << (7 - at))
+        })
+    })
+}
+
+/// Encodes bytes in base64 (RFC 4648, section 4).
+pub(super) fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let at = |i: usize| u32::from(three.get(i).copied().unwrap_or(0));
+        let bits = at(0) << 16 | at(1) << 8 | at(2);
+        for digit in 0..4 {
+            match digit <= three.len() {
+                true => text.push(char::from(DIGITS[(bits >> (18 - 6 * digit) & 63) as usize])),
+                false => text.push('='),
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_follows_the_standard() {
+        // 1.0 and -2.5 as little-endian f32, encoded with Python's base64.
+        let bytes = [0, 0, 128, 63, 0, 0, 32, 192, 0, 0, 0, 0];
+        assert_eq!(base64(&[]), "");
+        assert_eq!(base64(&bytes[..4]), "AACAPw==");
+        assert_eq!(base64(&bytes[..8]), "AACAPwAAIMA=");
+        assert_eq!(base64(&bytes), "AACAPwAAIMAAAAAA");
+    }
+
+    #[test]
+    fn vectors_are_converted_to_each_type() {
+        let vector = [0.5, -1.0, 0.004, 0.0, -0.1, 0.2, 0.3, -0.4, 0.1];
+        let of = |of, is_base64| Values::new(vector.to_vec(), of, is_base64);
+        let signed = vec![64, -127, 1, 0, -13, 25, 38, -51, 13];
+        assert_eq!(of(ValueType::Int8, false), Values::Signed(signed));
+        let unsigned = vec![192, 1, 129, 128, 115, 153, 166, 77, 141];
+        assert_eq!(of(ValueType::Uint8, false), Values::Unsigned(unsigned));
+        // `numpy.packbits(vector > 0)`.
+        let bits = Values::Unsigned(vec![0b1010_0110, 0b1000_0000]);
+        assert_eq!(of(ValueType::Ubinary, false), bits);
+        assert_eq!(of(ValueType::Binary, false), Values::Signed(vec![38, 0]));
+        assert_eq!(
+            of(ValueType::Binary, true),
+            Values::Base64("JgA=".to_owned())
+        );
+        assert_eq!(
+            of(ValueType::Base64, false),
+            of(ValueType::Float, true),
+            "a type of its own, and the encoding of floats"
+        );
+        let zeros = Values::new(vec![0.0, -0.0], ValueType::Int8, false);
+        assert_eq!(zeros, Values::Signed(vec![0, 0]));
+    }
+}
