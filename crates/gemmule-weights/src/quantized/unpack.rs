@@ -23,7 +23,9 @@ pub(super) enum Axis {
     Columns,
 }
 
-/// Order of neighbours in a word of AWQ.
+/// Order of neighbours in a word.
+const PLAIN: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
+/// The same in a word of AWQ.
 const INTERLEAVED: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 impl Packing {
@@ -53,6 +55,10 @@ impl Packing {
         let mut codes = room(name, rows * columns)?;
         codes.resize(rows * columns, 0);
         let n = self.bits.per_word() as usize;
+        let order = match self.interleaved {
+            true => INTERLEAVED,
+            false => PLAIN,
+        };
         let mask = u32::MAX >> (32 - self.bits.count());
         // Distances of neighbours in the unpacked matrix, along the axes of the stored one.
         let (down, along) = match self.transposed {
@@ -73,11 +79,7 @@ impl Packing {
                         Axis::Rows => (y * n, x * along),
                         Axis::Columns => (x * n, y * down),
                     };
-                    for neighbour in 0..n {
-                        let neighbour = match self.interleaved {
-                            true => INTERLEAVED[neighbour],
-                            false => neighbour,
-                        };
+                    for &neighbour in &order[..n] {
                         if first + neighbour < bound {
                             codes[at + (first + neighbour) * step] = (word & mask) as u8;
                         }
