@@ -33,19 +33,33 @@ impl Keys {
         self.map.remove(key).filter(|value| !value.is_null())
     }
 
-    /// Removes the first of several names of a key.
-    fn take_any(&mut self, names: &[&str]) -> Option<(String, Value)> {
-        let mut found = None;
+    /// Removes all names of a key, and returns the first with its value.
+    ///
+    /// # Errors
+    /// Names with different values.
+    fn take_any(&mut self, names: &[&str]) -> Result<Option<(String, Value)>> {
+        let mut found: Option<(String, Value)> = None;
         for &name in names {
-            if let Some(value) = self.take(name) {
-                found = found.or(Some((self.path(name), value)));
+            let Some(value) = self.take(name) else {
+                continue;
+            };
+            match &found {
+                None => found = Some((self.path(name), value)),
+                Some((first, other)) if !are_equal(other, &value) => {
+                    let problem = format!(
+                        "differs from `{}`, which stands for the same; remove one of them",
+                        shown(first)
+                    );
+                    return Err(wrong_key(&self.path(name), problem));
+                }
+                Some(_) => {}
             }
         }
-        found
+        Ok(found)
     }
 
     pub fn whole(&mut self, names: &[&str]) -> Result<Option<i64>> {
-        let Some((key, value)) = self.take_any(names) else {
+        let Some((key, value)) = self.take_any(names)? else {
             return Ok(None);
         };
         let wrong = || {
@@ -70,7 +84,7 @@ impl Keys {
 
     /// Removes a text in lower case.
     pub fn text(&mut self, names: &[&str]) -> Result<Option<String>> {
-        match self.take_any(names) {
+        match self.take_any(names)? {
             None => Ok(None),
             Some((_, Value::String(text))) => Ok(Some(text.to_lowercase())),
             Some((key, other)) => Err(wrong_key(
@@ -82,7 +96,7 @@ impl Keys {
 
     /// Removes a list of texts, with the path of its key.
     pub fn texts(&mut self, names: &[&str]) -> Result<Option<(String, Vec<String>)>> {
-        let Some((key, value)) = self.take_any(names) else {
+        let Some((key, value)) = self.take_any(names)? else {
             return Ok(None);
         };
         let wrong = |found: &str| wrong_key(&key, format!("is {found}, expected a list of texts"));
@@ -139,6 +153,14 @@ impl Keys {
         let rest = self.map.iter().filter(|(_, value)| !value.is_null());
         let unknown = rest.filter(|(key, _)| !harmless.contains(&key.as_str()));
         unknown.map(|(key, _)| shown(&self.path(key))).collect()
+    }
+}
+
+/// Compares values, texts in any case.
+fn are_equal(a: &Value, b: &Value) -> bool {
+    match (a.as_str(), b.as_str()) {
+        (Some(a), Some(b)) => a.eq_ignore_ascii_case(b),
+        _ => a == b,
     }
 }
 

@@ -168,6 +168,22 @@ fn settings_that_are_not_read_are_named() {
 }
 
 #[test]
+fn names_of_a_key_must_agree() {
+    let mut settings = gptq().0;
+    settings["checkpoint_format"] = json!("gptq_v2");
+    settings["format"] = json!("GPTQ_V2");
+    assert!(config(&settings).is_ok());
+    settings["format"] = json!("gptq");
+    let error = config(&settings).expect_err("they differ");
+    assert!(
+        error.contains(
+            "`quantization_config.format` differs from `quantization_config.checkpoint_format`"
+        ),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_configuration_is_found_once_and_inside_of_an_object() {
     let (settings, _) = gptq();
     let parse = |whole: &Value| Config::parse(whole).map(|found| found.is_some());
