@@ -427,6 +427,19 @@ fn an_index_names_files_beside_it_only() {
     }
 }
 
+#[test]
+fn a_quantized_checkpoint_is_announced_with_its_layout() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/quantized/models/llama-int8-head");
+    let builder = Engine::from_checkpoint(folder).device(DeviceChoice::Cpu);
+    let (loaded, log) = logged(Level::INFO, || builder.build());
+    loaded.expect("it loads");
+    assert_snapshot!(log, @r"
+    INFO the checkpoint's `lm_head.weight` has values of its own, and is not tied
+    INFO the checkpoint is quantized: compressed-tensors (int8, a scale per output); its 15 quantized weights are dequantized when they are read
+    ");
+}
+
 /// What `f` returns, and what it logged.
 fn logged<T>(level: Level, f: impl FnOnce() -> T) -> (T, String) {
     #[derive(Clone, Default)]

@@ -1,6 +1,7 @@
-//! Weights in files of PyTorch, written by `scripts/torch_files.py`.
+//! Weights in files of PyTorch, written by `scripts/torch_files.py`, and quantized weights.
 
 mod common;
+mod quantized;
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,8 @@
 //! Any bytes as a checkpoint: it opens and its tensors are read, or an error says why not.
 //!
 //! The first byte picks what the others are: a whole safetensors file; the header of one, with a
-//! length that fits and data after it; a whole file of PyTorch; or an index beside one sound shard.
+//! length that fits and data after it; a whole file of PyTorch; a `quantization_config` and, after a
+//! line break, the header of a safetensors file; or an index beside one sound shard.
 //! The files lie in the folder for temporary files: point `TMPDIR` at a file system in memory.
 
 use std::{fs, path::PathBuf, sync::LazyLock};
@@ -14,6 +15,8 @@ use gemmule::{
 
 /// Data after a header that the fuzzer wrote.
 const DATA: usize = 64;
+/// Data after a header of quantized tensors.
+const QUANTIZED_DATA: usize = 256;
 
 /// `single/model.safetensors`, and `sharded/` with an index and `a.safetensors`.
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
@@ -21,14 +24,25 @@ static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
     fs::create_dir_all(folder.join("single")).expect("the folder can be made");
     fs::create_dir_all(folder.join("sharded")).expect("the folder can be made");
     fs::create_dir_all(folder.join("torch")).expect("the folder can be made");
+    fs::create_dir_all(folder.join("quantized")).expect("the folder can be made");
     let header = br#"{"w":{"dtype":"F32","shape":[2,4],"data_offsets":[0,32]},"b":{"dtype":"BF16","shape":[16],"data_offsets":[32,64]}}"#;
-    fs::write(folder.join("sharded/a.safetensors"), with_header(header)).expect("room for a shard");
+    let shard = with_header(header, DATA);
+    fs::write(folder.join("sharded/a.safetensors"), shard).expect("room for a shard");
     folder
 });
 
-fn with_header(header: &[u8]) -> Vec<u8> {
+fn with_header(header: &[u8], n_data: usize) -> Vec<u8> {
     let length = (header.len() as u64).to_le_bytes();
-    [&length, header, &[0x3f; DATA]].concat()
+    [&length, header, &vec![0x3f; n_data]].concat()
+}
+
+/// Writes the `quantization_config` of a folder, which is all of its config.json, and returns the header after it.
+fn configured(bytes: &[u8]) -> &[u8] {
+    let end = bytes.iter().position(|&byte| byte == b'\n');
+    let (config, header) = bytes.split_at(end.unwrap_or(bytes.len()));
+    let config = [br#"{"quantization_config":"#, config, b"}"].concat();
+    fs::write(FOLDER.join("quantized/config.json"), config).expect("room for a configuration");
+    header.get(1..).unwrap_or_default()
 }
 
 pub fn run(bytes: &[u8]) {
@@ -38,8 +52,12 @@ pub fn run(bytes: &[u8]) {
     let single = FOLDER.join("single/model.safetensors");
     let (file, content) = match kind {
         b'0' => (single, rest.to_vec()),
-        b'1' => (single, with_header(rest)),
+        b'1' => (single, with_header(rest, DATA)),
         b'2' => (FOLDER.join("torch/pytorch_model.bin"), rest.to_vec()),
+        b'3' => (
+            FOLDER.join("quantized/model.safetensors"),
+            with_header(configured(rest), QUANTIZED_DATA),
+        ),
         _ => (
             FOLDER.join("sharded/model.safetensors.index.json"),
             rest.to_vec(),

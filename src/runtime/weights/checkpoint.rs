@@ -6,10 +6,14 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
+use gemmule_weights::quantized::{Config, Matrix};
+
 use super::{
-    CheckpointError, Found, WeightSource, elements,
+    CheckpointError, Found, WeightSource, elements, encode_into,
     found::WEIGHTS,
-    shard::{Shard, Stored},
+    quantized::{self, Rows},
+    room,
+    shard::{Place, Shard},
 };
 use crate::{
     files::{self, Kind},
@@ -23,8 +27,12 @@ pub struct Checkpoint {
     /// Path of the single file or the index, for messages.
     main: PathBuf,
     shards: Vec<Shard>,
-    /// Shard and location of each tensor.
+    /// Place of each tensor that can be read by its name.
     entries: BTreeMap<String, Entry>,
+    /// Tensors that matrices of a quantized checkpoint are read from.
+    parts: BTreeMap<String, Place>,
+    /// Lines for the log about the quantization.
+    quantization: Option<quantized::Notes>,
     /// Tensors in a shard that the index does not assign to that shard.
     unnamed: BTreeSet<String>,
     /// Files beside the checkpoint that cannot be read, by the prefix of their tensors. They matter only if one of these tensors
@@ -33,9 +41,19 @@ pub struct Checkpoint {
     names: WeightNames,
 }
 
-struct Entry {
-    shard: usize,
-    stored: Stored,
+enum Entry {
+    Stored(Place),
+    /// A matrix of a quantized checkpoint, with its dimensions.
+    Quantized(Matrix, [u64; 2]),
+}
+
+impl Entry {
+    fn dims(&self) -> &[u64] {
+        match self {
+            Self::Stored(place) => &place.stored.dims,
+            Self::Quantized(_, dims) => dims,
+        }
+    }
 }
 
 impl Checkpoint {
@@ -49,11 +67,16 @@ impl Checkpoint {
             main: PathBuf::new(),
             shards: Vec::new(),
             entries: BTreeMap::new(),
+            parts: BTreeMap::new(),
+            quantization: None,
             unnamed: BTreeSet::new(),
             unreadable: BTreeMap::new(),
             names: WeightNames::default(),
         };
+        // A quantization that is not read is the first error, even in a folder without weights.
+        let config = quantized::configured(folder)?;
         checkpoint.main = checkpoint.add_folder(folder, "")?;
+        checkpoint.join_quantized(config.as_ref(), folder)?;
         for module in &names.folders {
             checkpoint.add_folder(&root.join(module), &format!("{module}/"))?;
         }
@@ -97,7 +120,8 @@ impl Checkpoint {
         let at = self.shards.len();
         self.shards.push(shard);
         for (name, stored) in tensors {
-            let entry = Entry { shard: at, stored };
+            let place = Place { shard: at, stored };
+            let entry = Entry::Stored(place);
             self.entries.insert(format!("{prefix}{name}"), entry);
         }
         Ok(())
@@ -128,13 +152,71 @@ impl Checkpoint {
                 });
             };
             let shard = self.shards.len();
-            let entry = Entry { shard, stored };
+            let entry = Entry::Stored(Place { shard, stored });
             self.entries.insert(format!("{prefix}{tensor}"), entry);
         }
         let unnamed = tensors.into_keys().map(|name| format!("{prefix}{name}"));
         self.unnamed.extend(unnamed);
         self.shards.push(opened);
         Ok(())
+    }
+
+    /// Replaces the tensors of quantized weights by the matrices that they stand for.
+    fn join_quantized(
+        &mut self,
+        config: Option<&Config>,
+        folder: &Path,
+    ) -> Result<(), CheckpointError> {
+        let stored = self.entries.iter().filter_map(|(name, entry)| match entry {
+            Entry::Stored(place) => Some((name.as_str(), place)),
+            Entry::Quantized(..) => None,
+        });
+        let stored = stored.collect();
+        let found = quantized::find(config, folder, &self.main, &self.shards, &stored)?;
+        let Some((found, notes)) = found else {
+            return Ok(());
+        };
+        for name in found.parts {
+            if let Some(Entry::Stored(place)) = self.entries.remove(&name) {
+                self.parts.insert(name, place);
+            }
+        }
+        for matrix in found.matrices {
+            let (name, dims) = (matrix.name().to_owned(), matrix.dims());
+            self.entries.insert(name, Entry::Quantized(matrix, dims));
+        }
+        self.quantization = Some(notes);
+        Ok(())
+    }
+
+    fn file_of(&self, entry: &Entry) -> &Path {
+        match entry {
+            Entry::Stored(place) => self.shards[place.shard].file(),
+            Entry::Quantized(..) => &self.main,
+        }
+    }
+
+    /// Opens the tensors of a quantized matrix.
+    fn rows(&self, matrix: &Matrix) -> Result<Rows, CheckpointError> {
+        Rows::read(matrix, &self.main, |name| match self.parts.get(name) {
+            Some(place) => self.shards[place.shard].bytes(name, &place.stored),
+            None => Err(self.missing(&[name], 1)),
+        })
+    }
+
+    /// Reads a tensor, with the number of its values that are not finite.
+    fn values(&self, name: &str, entry: &Entry) -> Result<(Vec<f32>, usize), CheckpointError> {
+        match entry {
+            Entry::Stored(place) => {
+                let dtype = self.dtype_of(name, place)?;
+                self.shards[place.shard].read(name, &place.stored, dtype)
+            }
+            Entry::Quantized(matrix, dims) => {
+                let mut values = room(name, elements(dims))?;
+                let n_bad = self.rows(matrix)?.each(|row| values.extend_from_slice(row));
+                Ok((values, n_bad))
+            }
+        }
     }
 
     /// Returns the first existing spelling of a tensor's name, with its entry.
@@ -167,50 +249,45 @@ impl Checkpoint {
         (a, one): (&str, &Entry),
         (b, other): (&str, &Entry),
     ) -> Result<bool, CheckpointError> {
-        if elements(&one.stored.dims) != elements(&other.stored.dims) {
+        if elements(one.dims()) != elements(other.dims()) {
             return Ok(false);
         }
-        let values = |name: &str, entry: &Entry| {
-            let dtype = self.dtype_of(name, entry)?;
-            let shard = &self.shards[entry.shard];
-            shard.read(name, &entry.stored, dtype)
-        };
-        let ((one, _), (other, _)) = (values(a, one)?, values(b, other)?);
+        let ((one, _), (other, _)) = (self.values(a, one)?, self.values(b, other)?);
         // Compare bits, because NaN does not equal itself.
         let mut pairs = one.iter().zip(&other);
         Ok(pairs.all(|(a, b)| a.to_bits() == b.to_bits()))
     }
 
-    fn dtype_of(&self, name: &str, entry: &Entry) -> Result<DType, CheckpointError> {
-        let dtype = entry.stored.dtype.clone();
-        dtype.map_err(|found| CheckpointError::DType {
-            file: self.shards[entry.shard].file().to_owned(),
-            tensor: name.to_owned(),
-            found,
-        })
+    fn dtype_of(&self, name: &str, place: &Place) -> Result<DType, CheckpointError> {
+        place
+            .stored
+            .dtype()
+            .map_err(|found| CheckpointError::DType {
+                file: self.shards[place.shard].file().to_owned(),
+                tensor: name.to_owned(),
+                found,
+            })
     }
 
-    fn checked(
-        &self,
-        name: &str,
-        dims: &[u64],
-    ) -> Result<(String, &Entry, DType), CheckpointError> {
+    /// Returns a tensor after checking its dimensions and its type.
+    fn checked(&self, name: &str, dims: &[u64]) -> Result<(String, &Entry), CheckpointError> {
         let Some((full, entry)) = self.find(name) else {
             return Err(self.missing(&[name], 1));
         };
-        let file = || self.shards[entry.shard].file().to_owned();
         // Some checkpoints store a vector as a matrix of one row.
-        let is_row = matches!(entry.stored.dims.as_slice(), &[1, n] if dims == [n]);
-        if entry.stored.dims != dims && !is_row {
+        let is_row = matches!(entry.dims(), &[1, n] if dims == [n]);
+        if entry.dims() != dims && !is_row {
             return Err(CheckpointError::Shape {
-                file: file(),
+                file: self.file_of(entry).to_owned(),
                 tensor: full,
                 expected: dims.to_vec(),
-                found: entry.stored.dims.clone(),
+                found: entry.dims().to_vec(),
             });
         }
-        let dtype = self.dtype_of(&full, entry)?;
-        Ok((full, entry, dtype))
+        if let Entry::Stored(place) = entry {
+            self.dtype_of(&full, place)?;
+        }
+        Ok((full, entry))
     }
 
     /// Returns the error of an unreadable file that may contain one of the missing tensors.
@@ -247,17 +324,26 @@ impl Checkpoint {
 
 impl WeightSource for Checkpoint {
     fn read(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError> {
-        let (full, entry, dtype) = self.checked(name, dims)?;
-        let shard = &self.shards[entry.shard];
-        let (values, n_bad) = shard.read(&full, &entry.stored, dtype)?;
+        let (full, entry) = self.checked(name, dims)?;
+        let (values, n_bad) = self.values(&full, entry)?;
         warn_of_bad(&full, n_bad);
         Ok(values)
     }
 
     fn read_as(&self, name: &str, dims: &[u64], dtype: DType) -> Result<Vec<u8>, CheckpointError> {
-        let (full, entry, stored) = self.checked(name, dims)?;
-        let shard = &self.shards[entry.shard];
-        let (bytes, n_bad) = shard.read_as(&full, &entry.stored, stored, dtype)?;
+        let (full, entry) = self.checked(name, dims)?;
+        let (bytes, n_bad) = match entry {
+            Entry::Stored(place) => {
+                let stored = self.dtype_of(&full, place)?;
+                self.shards[place.shard].read_as(&full, &place.stored, stored, dtype)?
+            }
+            Entry::Quantized(matrix, dims) => {
+                let mut bytes = room(&full, elements(dims).saturating_mul(dtype.bytes()))?;
+                let rows = self.rows(matrix)?;
+                let n_bad = rows.each(|row| encode_into(&mut bytes, row, dtype));
+                (bytes, n_bad)
+            }
+        };
         warn_of_bad(&full, n_bad);
         Ok(bytes)
     }
@@ -275,6 +361,9 @@ impl WeightSource for Checkpoint {
         for (name, dims) in stored {
             self.checked(name, dims)?;
             self.check_spellings(name)?;
+        }
+        if let Some(notes) = &self.quantization {
+            notes.log();
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use gemmule_weights::torch::TorchError;
+use gemmule_weights::{quantized::QuantizedError, torch::TorchError};
 
 use super::found::{Found, INDEX, SINGLE, TORCH_INDEX, TORCH_SINGLE};
 use crate::files::ReadError;
@@ -63,6 +63,13 @@ pub enum CheckpointError {
     },
     #[error("`{file}` cannot be read as weights of PyTorch: {problem}")]
     Torch { file: PathBuf, problem: TorchError },
+    #[error("`{file}`: {problem}")]
+    Quantized {
+        file: PathBuf,
+        problem: QuantizedError,
+    },
+    #[error("`{file}` is not JSON: {problem}; use the published file")]
+    Config { file: PathBuf, problem: String },
     #[error(
         "`{file}`: the tensor `{tensor}` is {found:?}, but the model needs {expected:?}; does the config.json belong to this checkpoint?"
     )]

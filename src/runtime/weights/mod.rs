@@ -1,11 +1,12 @@
 //! Weights of a model, read from a published checkpoint or generated at random for benchmarks.
 //!
 //! Tensors are found under their published names, with the usual prefixes (`bert.`, …) tried in order. All names, shapes and
-//! types are checked before the first byte is copied.
+//! types are checked before the first byte is copied. The weights of a quantized checkpoint are dequantized when they are read.
 
 mod checkpoint;
 mod error;
 mod found;
+mod quantized;
 mod random;
 mod shard;
 #[cfg(test)]

@@ -30,13 +30,56 @@ pub(super) struct Shard {
 
 /// A tensor's entry in the directory of a shard.
 pub(super) struct Stored {
-    /// Type of the elements, or the name of one that is not read.
-    pub dtype: Result<DType, String>,
+    /// Type of the elements, or the name of one that is unknown.
+    pub element: Result<Element, String>,
     pub dims: Vec<u64>,
     /// Range in the file.
     bytes: Range<u64>,
     /// Present if the elements are not in row-major order in the range.
     view: Option<torch::Tensor>,
+}
+
+/// A tensor's entry in one of several shards.
+pub(super) struct Place {
+    pub shard: usize,
+    pub stored: Stored,
+}
+
+impl Stored {
+    /// Returns the type of the elements of a weight, or the name of another type.
+    pub fn dtype(&self) -> Result<DType, String> {
+        match &self.element {
+            Ok(Element::F32) => Ok(DType::F32),
+            Ok(Element::F16) => Ok(DType::F16),
+            Ok(Element::BF16) => Ok(DType::BF16),
+            Ok(other) => Err(other.to_string()),
+            Err(name) => Err(name.clone()),
+        }
+    }
+}
+
+/// Returns the type of the elements of a safetensors file, or its name if it is unknown.
+fn element(dtype: Dtype) -> Result<Element, String> {
+    Ok(match dtype {
+        Dtype::F64 => Element::F64,
+        Dtype::F32 => Element::F32,
+        Dtype::F16 => Element::F16,
+        Dtype::BF16 => Element::BF16,
+        Dtype::F8_E4M3 => Element::F8E4M3,
+        Dtype::F8_E5M2 => Element::F8E5M2,
+        Dtype::F8_E8M0 => Element::F8E8M0,
+        Dtype::C64 => Element::C64,
+        Dtype::I64 => Element::I64,
+        Dtype::I32 => Element::I32,
+        Dtype::I16 => Element::I16,
+        Dtype::I8 => Element::I8,
+        Dtype::U64 => Element::U64,
+        Dtype::U32 => Element::U32,
+        Dtype::U16 => Element::U16,
+        Dtype::U8 => Element::U8,
+        Dtype::BOOL => Element::Bool,
+        other => return Err(format!("{other:?}")),
+    })
 }
 
 impl Shard {
@@ -69,12 +112,7 @@ impl Shard {
         };
         let stored = tensors.into_iter().map(|(name, tensor)| {
             let stored = Stored {
-                dtype: match tensor.element {
-                    Element::F32 => Ok(DType::F32),
-                    Element::F16 => Ok(DType::F16),
-                    Element::BF16 => Ok(DType::BF16),
-                    other => Err(other.to_string()),
-                },
+                element: Ok(tensor.element),
                 dims: tensor.dims.clone(),
                 bytes: tensor.bytes.clone(),
                 view: (!tensor.is_contiguous()).then_some(tensor),
@@ -133,12 +171,7 @@ impl Shard {
             .map(|(name, info)| {
                 let (start, end) = info.data_offsets;
                 let stored = Stored {
-                    dtype: match info.dtype {
-                        Dtype::F32 => Ok(DType::F32),
-                        Dtype::F16 => Ok(DType::F16),
-                        Dtype::BF16 => Ok(DType::BF16),
-                        other => Err(format!("{other:?}")),
-                    },
+                    element: element(info.dtype),
                     dims: info.shape.iter().map(|&d| d as u64).collect(),
                     bytes: data + start as u64..data + end as u64,
                     view: None,
@@ -192,6 +225,13 @@ impl Shard {
             }
         })?;
         Ok((bytes, n_bad))
+    }
+
+    /// Reads the bytes of a tensor's elements in row-major order.
+    pub fn bytes(&self, name: &str, stored: &Stored) -> Result<Vec<u8>, CheckpointError> {
+        let mut bytes = room(name, stored.bytes.end - stored.bytes.start)?;
+        self.pieces(name, stored, |piece| bytes.extend_from_slice(piece))?;
+        Ok(bytes)
     }
 
     /// Passes the bytes of a tensor's elements to `take` in row-major order, in pieces of whole elements. A tensor that is stored in

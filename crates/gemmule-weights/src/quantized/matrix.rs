@@ -1,0 +1,293 @@
+//! A matrix of a quantized checkpoint, and the tensors that it is stored as.
+
+use half::{bf16, f16};
+
+use super::{
+    Info,
+    error::{QuantizedError, wrong_tensor},
+    unpack::{Packing, transposed},
+    values::{Groups, Quantized, Values, Zeros, room},
+};
+use crate::Element;
+
+/// A matrix that is stored as quantized values, scales, and sometimes zero points and an order of columns.
+#[derive(Clone, Debug)]
+pub struct Matrix {
+    /// Name of the tensor in the checkpoint that is not quantized, such as `layers.0.fc1.weight`.
+    pub(super) name: String,
+    pub(super) dims: [u64; 2],
+    pub(super) values: String,
+    pub(super) codes: Codes,
+    pub(super) scales: Part,
+    /// Rows and columns of the scales of the matrix.
+    pub(super) grid: [u64; 2],
+    /// Rows and columns of the matrix that share a scale.
+    pub(super) block: [u64; 2],
+    pub(super) zeros: ZeroPoints,
+    pub(super) order: Order,
+}
+
+/// A tensor of a matrix.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    pub name: String,
+    pub element: Element,
+    /// Whether it is stored as the transpose of the grid.
+    pub transposed: bool,
+}
+
+/// Storage of the values.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Codes {
+    E4M3,
+    Signed,
+    Packed(Packing),
+}
+
+/// Groups of columns.
+#[derive(Clone, Debug)]
+pub(super) enum Order {
+    /// Runs of columns.
+    None,
+    /// Runs of columns, which a tensor states again.
+    Runs(String),
+    /// A tensor with the group of each column.
+    Listed {
+        name: String,
+        /// Whether -1 for all columns stands for runs.
+        may_be_unset: bool,
+    },
+}
+
+/// Storage of the zero points.
+#[derive(Clone, Debug)]
+pub(super) enum ZeroPoints {
+    /// The zero of all groups.
+    One(u16),
+    /// Signed integers, one for each scale.
+    Signed(String),
+    /// Stored, although the scheme is symmetric: they must be zero.
+    Symmetric { name: String, zero: u16 },
+    Packed {
+        name: String,
+        packing: Packing,
+        /// Whether they are stored less one.
+        less_one: bool,
+    },
+}
+
+impl Matrix {
+    /// Returns the name of the tensor in the checkpoint that is not quantized.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the rows and columns.
+    pub fn dims(&self) -> [u64; 2] {
+        self.dims
+    }
+
+    /// Joins the tensors of the matrix. `read` returns the bytes of a tensor.
+    ///
+    /// # Errors
+    /// The errors of `read`, and scales, zero points or groups that are out of their range.
+    pub fn read<E: From<QuantizedError>>(
+        &self,
+        mut read: impl FnMut(&str) -> Result<Vec<u8>, E>,
+    ) -> Result<Quantized, E> {
+        let [rows, columns] = self.dims.map(|n| n as usize);
+        let bytes = read(&self.values)?;
+        let values = match self.codes {
+            Codes::E4M3 => {
+                self.zeros(&mut read)?;
+                Values::E4M3(bytes)
+            }
+            Codes::Signed => {
+                // Codes from 0 to 255 stand for -128 to 127.
+                let codes = bytes.into_iter().map(|byte| byte ^ 0x80).collect();
+                let zeros = self.zeros(&mut read)?;
+                Values::Integers { codes, zeros }
+            }
+            Codes::Packed(packing) => {
+                let codes = packing.unpack(&self.values, &bytes, [rows, columns])?;
+                drop(bytes);
+                let zeros = self.zeros(&mut read)?;
+                Values::Integers { codes, zeros }
+            }
+        };
+        let scales = self.scales(&read(&self.scales.name)?)?;
+        let columns_by_group = match &self.order {
+            Order::None => self.runs(),
+            Order::Runs(name) | Order::Listed { name, .. } => self.groups(name, &read(name)?)?,
+        };
+        Ok(Quantized {
+            rows,
+            columns,
+            values,
+            scales,
+            block_rows: self.block[0].min(self.dims[0]) as usize,
+            columns_by_group,
+        })
+    }
+
+    fn scales(&self, bytes: &[u8]) -> Result<Vec<f32>, QuantizedError> {
+        let Part {
+            name,
+            element,
+            transposed: is_transposed,
+        } = &self.scales;
+        let mut scales = room(name, bytes.len() / element.bytes() as usize)?;
+        let pairs = || bytes.as_chunks::<2>().0.iter();
+        match element {
+            Element::F32 => {
+                let quads = bytes.as_chunks::<4>().0.iter();
+                scales.extend(quads.map(|&b| f32::from_le_bytes(b)));
+            }
+            Element::F16 => scales.extend(pairs().map(|&b| f16::from_le_bytes(b).to_f32())),
+            Element::BF16 => scales.extend(pairs().map(|&b| bf16::from_le_bytes(b).to_f32())),
+            // A power of two by its exponent; 255 stands for NaN.
+            Element::F8E8M0 => scales.extend(bytes.iter().map(|&byte| match byte {
+                0 => f32::from_bits(1 << 22),
+                255 => f32::NAN,
+                _ => f32::from_bits(u32::from(byte) << 23),
+            })),
+            _ => {
+                let problem = format!("is stored as {element}, which is no type of scales");
+                return Err(wrong_tensor(name, problem));
+            }
+        }
+        let is_wrong = |scale: &f32| !(scale.is_finite() && *scale > 0.0);
+        if let Some(at) = scales.iter().position(is_wrong) {
+            let problem = format!(
+                "has the scale {} at index {at}, expected a finite number above 0; the checkpoint is damaged or was written by a faulty program: download it again, or use another one",
+                scales[at]
+            );
+            return Err(wrong_tensor(name, problem));
+        }
+        match is_transposed {
+            true => transposed(name, &scales, self.grid[0] as usize),
+            false => Ok(scales),
+        }
+    }
+
+    fn zeros<E: From<QuantizedError>>(
+        &self,
+        read: &mut impl FnMut(&str) -> Result<Vec<u8>, E>,
+    ) -> Result<Zeros, E> {
+        match &self.zeros {
+            ZeroPoints::One(zero) => Ok(Zeros::One(*zero)),
+            ZeroPoints::Symmetric { name, zero } => {
+                // -0 of E4M3 is a zero, too.
+                if read(name)?.iter().any(|&byte| byte != 0 && byte != 0x80) {
+                    let problem = "has values other than 0, but `symmetric` is true; does the config.json belong to this checkpoint?";
+                    return Err(wrong_tensor(name, problem).into());
+                }
+                Ok(Zeros::One(*zero))
+            }
+            ZeroPoints::Signed(name) => {
+                let bytes = read(name)?;
+                let zeros = bytes.into_iter().map(|byte| u16::from(byte ^ 0x80));
+                Ok(Zeros::Each(zeros.collect()))
+            }
+            ZeroPoints::Packed {
+                name,
+                packing,
+                less_one,
+            } => {
+                let grid = self.grid.map(|n| n as usize);
+                let codes = packing.unpack(name, &read(name)?, grid)?;
+                let largest = (1u16 << packing.bits.count()) - 1;
+                if *less_one && codes.iter().any(|&code| u16::from(code) == largest) {
+                    let problem = format!(
+                        "has the zero point {largest}, which version 1 of GPTQ's format cannot tell from -1; use the checkpoint in the format gptq_v2"
+                    );
+                    return Err(wrong_tensor(name, problem).into());
+                }
+                let add = u16::from(*less_one);
+                let zeros = codes.into_iter().map(|code| u16::from(code) + add);
+                Ok(Zeros::Each(zeros.collect()))
+            }
+        }
+    }
+
+    fn runs(&self) -> Groups {
+        Groups::Runs(self.block[1].min(self.dims[1]) as usize)
+    }
+
+    fn groups(&self, name: &str, bytes: &[u8]) -> Result<Groups, QuantizedError> {
+        let words = bytes.as_chunks::<4>().0.iter();
+        let mut groups = words.map(|&word| i32::from_le_bytes(word)).zip(0u64..);
+        let n = self.grid[1];
+        let may_be_unset = match self.order {
+            Order::None => return Ok(self.runs()),
+            Order::Runs(_) => {
+                let run = |at| at / self.block[1];
+                let is_other = |&(group, at): &(i32, u64)| u64::try_from(group) != Ok(run(at));
+                return match groups.find(is_other) {
+                    None => Ok(self.runs()),
+                    Some((group, at)) => {
+                        let problem = format!(
+                            "has the group {group} at index {at}, but `desc_act` is false, which means the group {}; does the config.json belong to this checkpoint?",
+                            run(at)
+                        );
+                        Err(wrong_tensor(name, problem))
+                    }
+                };
+            }
+            Order::Listed { may_be_unset, .. } => may_be_unset,
+        };
+        if may_be_unset && groups.clone().all(|(group, _)| group == -1) {
+            return Ok(self.runs());
+        }
+        let mut listed = room(name, self.dims[1] as usize)?;
+        for (group, at) in groups {
+            match u32::try_from(group) {
+                Ok(group) if u64::from(group) < n => listed.push(group),
+                _ => {
+                    let problem = format!(
+                        "has the group {group} at index {at}, but there are {n} groups; expected 0 to {}: download the checkpoint again, or use another one",
+                        n - 1
+                    );
+                    return Err(wrong_tensor(name, problem));
+                }
+            }
+        }
+        Ok(Groups::Listed(listed))
+    }
+}
+
+/// Returns an error unless a tensor has one of some shapes.
+pub(super) fn check_dims(
+    name: &str,
+    info: &Info,
+    expected: &[&[u64]],
+) -> Result<(), QuantizedError> {
+    if expected.contains(&info.dims.as_slice()) {
+        return Ok(());
+    }
+    let shown: Vec<String> = expected.iter().map(|dims| format!("{dims:?}")).collect();
+    let problem = format!(
+        "is {:?}, expected {}; does the config.json belong to this checkpoint?",
+        info.dims,
+        shown.join(" or ")
+    );
+    Err(wrong_tensor(name, problem))
+}
+
+/// Returns an error unless a tensor has one of some types.
+pub(super) fn check_element(
+    name: &str,
+    info: &Info,
+    expected: &[Element],
+) -> Result<(), QuantizedError> {
+    if expected.contains(&info.element) {
+        return Ok(());
+    }
+    let shown: Vec<String> = expected.iter().map(Element::to_string).collect();
+    let problem = format!(
+        "is stored as {}, expected {}; does the config.json belong to this checkpoint?",
+        info.element,
+        shown.join(" or ")
+    );
+    Err(wrong_tensor(name, problem))
+}

@@ -1,0 +1,164 @@
+//! Quantized checkpoints: the matrices that `quantization_config` of config.json describes, and their rows.
+
+use std::{collections::BTreeMap, path::Path};
+
+use gemmule_weights::quantized::{
+    Config, Info, Matrices, Matrix, Quantized, QuantizedError, check_plain,
+};
+
+use super::{
+    CheckpointError, room,
+    shard::{Place, Shard},
+};
+use crate::files::{self, Kind};
+
+const CONFIG: &str = "config.json";
+
+/// Lines for the log about the quantization of a checkpoint.
+pub(super) struct Notes {
+    summary: String,
+    n_matrices: usize,
+    of_activations: usize,
+    unknown: Vec<String>,
+}
+
+impl Notes {
+    pub fn log(&self) {
+        for key in &self.unknown {
+            tracing::warn!("`{key}` of config.json is not known, and is ignored");
+        }
+        if self.n_matrices == 0 {
+            tracing::warn!(
+                "config.json has a quantization ({}), but the checkpoint has no quantized weights; they are read as they are",
+                self.summary
+            );
+            return;
+        }
+        let activations = match self.of_activations {
+            0 => String::new(),
+            n => format!(", and its {n} scales of activations, keys and values are not used"),
+        };
+        tracing::info!(
+            "the checkpoint is quantized: {}; its {} quantized weights are dequantized when they are read{activations}",
+            self.summary,
+            self.n_matrices,
+        );
+    }
+}
+
+/// An error of a checkpoint's file, or of what it holds.
+enum Failure {
+    Read(CheckpointError),
+    Problem(QuantizedError),
+}
+
+impl From<QuantizedError> for Failure {
+    fn from(problem: QuantizedError) -> Self {
+        Self::Problem(problem)
+    }
+}
+
+impl Failure {
+    fn of(self, config: &Path, main: &Path) -> CheckpointError {
+        match self {
+            Self::Read(error) => error,
+            Self::Problem(QuantizedError::Memory { tensor, bytes }) => {
+                CheckpointError::OutOfMemory { tensor, bytes }
+            }
+            Self::Problem(problem) => CheckpointError::Quantized {
+                file: match problem.is_of_config() {
+                    true => config.to_owned(),
+                    false => main.to_owned(),
+                },
+                problem,
+            },
+        }
+    }
+}
+
+/// Reads the quantization of a folder from its config.json; `None` if there is none.
+///
+/// # Errors
+/// A quantization that is not read.
+pub(super) fn configured(folder: &Path) -> Result<Option<Config>, CheckpointError> {
+    let file = folder.join(CONFIG);
+    if !file.exists() {
+        return Ok(None);
+    }
+    let text = files::text(&file, Kind::Config)?;
+    let json = serde_json::from_str(&text).map_err(|error| CheckpointError::Config {
+        file: file.clone(),
+        problem: error.to_string(),
+    })?;
+    Config::parse(&json).map_err(|problem| CheckpointError::Quantized { file, problem })
+}
+
+/// Finds the quantized matrices among the tensors of a folder; `None` without a configuration.
+///
+/// # Errors
+/// Tensors that do not agree with the configuration, or that need one.
+pub(super) fn find(
+    config: Option<&Config>,
+    folder: &Path,
+    main: &Path,
+    shards: &[Shard],
+    stored: &BTreeMap<&str, &Place>,
+) -> Result<Option<(Matrices, Notes)>, CheckpointError> {
+    let failed = |failure: Failure| failure.of(&folder.join(CONFIG), main);
+    // A tensor of an unknown type is no part of a layout that is read.
+    let infos = stored.iter().filter_map(|(&name, place)| {
+        let element = *place.stored.element.as_ref().ok()?;
+        let dims = place.stored.dims.clone();
+        Some((name.to_owned(), Info { element, dims }))
+    });
+    let infos: BTreeMap<String, Info> = infos.collect();
+    let Some(config) = config else {
+        check_plain(&infos).map_err(|problem| failed(problem.into()))?;
+        return Ok(None);
+    };
+    let read = |name: &str| {
+        let place = stored[name];
+        let bytes = shards[place.shard].bytes(name, &place.stored);
+        bytes.map_err(Failure::Read)
+    };
+    let matrices = config.matrices(&infos, read).map_err(failed)?;
+    let notes = Notes {
+        summary: config.summary().to_owned(),
+        n_matrices: matrices.matrices.len(),
+        of_activations: matrices.of_activations,
+        unknown: config.unknown().to_vec(),
+    };
+    Ok(Some((matrices, notes)))
+}
+
+/// The rows of a quantized matrix.
+pub(super) struct Rows {
+    quantized: Quantized,
+    row: Vec<f32>,
+}
+
+impl Rows {
+    /// Reads the tensors of a matrix.
+    pub fn read(
+        matrix: &Matrix,
+        main: &Path,
+        mut read: impl FnMut(&str) -> Result<Vec<u8>, CheckpointError>,
+    ) -> Result<Self, CheckpointError> {
+        let quantized = matrix.read(|name| read(name).map_err(Failure::Read));
+        let quantized = quantized.map_err(|failure| failure.of(Path::new(CONFIG), main))?;
+        let mut row = room(matrix.name(), quantized.columns as u64)?;
+        row.resize(quantized.columns, 0.0);
+        Ok(Self { quantized, row })
+    }
+
+    /// Passes each dequantized row to `take`, and returns the number of values that are not finite.
+    pub fn each(mut self, mut take: impl FnMut(&[f32])) -> usize {
+        let mut n_bad = 0;
+        for row in 0..self.quantized.rows {
+            self.quantized.row(row, &mut self.row);
+            n_bad += self.row.iter().filter(|value| !value.is_finite()).count();
+            take(&self.row);
+        }
+        n_bad
+    }
+}

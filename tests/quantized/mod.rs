@@ -1,0 +1,189 @@
+//! Quantized checkpoints, written by `scripts/quantized_checkpoints.py`.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use gemmule::{
+    Batch, DType, DeviceChoice, Engine,
+    graph::WeightNames,
+    runtime::weights::{Checkpoint, WeightSource, encode},
+};
+use insta::assert_snapshot;
+use serde_json::{Value, json};
+
+use crate::common::{Folder, Stored, Tensors, tiny_config, tiny_tensors, write_tensors};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/quantized")
+}
+
+fn open(folder: &Path) -> Checkpoint {
+    let opened = Checkpoint::open(folder, folder, WeightNames::default());
+    opened.unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
+}
+
+/// Name, dimensions and values of a tensor.
+type Matrix = (String, Vec<u64>, Vec<f32>);
+
+#[test]
+fn every_layout_is_read_bitwise_as_its_writers_read_it() {
+    let bytes = std::fs::read(fixtures().join("matrices.safetensors")).expect("it is there");
+    let all = safetensors::SafeTensors::deserialize(&bytes).expect("it is valid");
+    let mut cases: BTreeMap<String, Vec<Matrix>> = BTreeMap::new();
+    for (full, tensor) in all.iter() {
+        let (case, name) = full.split_once('/').expect("a case and a name");
+        let dims = tensor.shape().iter().map(|&d| d as u64).collect();
+        let quads = tensor.data().as_chunks::<4>().0.iter();
+        let values = quads.map(|&quad| f32::from_le_bytes(quad)).collect();
+        let tensors = cases.entry(case.to_owned()).or_default();
+        tensors.push((name.to_owned(), dims, values));
+    }
+    assert_eq!(cases.len(), 27);
+    for (case, tensors) in cases {
+        let checkpoint = open(&fixtures().join("matrices").join(&case));
+        for (name, dims, values) in &tensors {
+            let read = checkpoint.read(name, dims);
+            assert_eq!(read.as_ref().ok(), Some(values), "{case}: {name}: {read:?}");
+            for dtype in DType::ALL {
+                let bytes = checkpoint.read_as(name, dims, dtype).expect("it was read");
+                assert_eq!(bytes, encode(values, dtype), "{case}: {name} as {dtype}");
+            }
+        }
+        let used: Vec<(&str, &[u64])> = tensors
+            .iter()
+            .map(|(name, dims, _)| (name.as_str(), dims.as_slice()))
+            .collect();
+        checkpoint.check(&used).expect("all are there");
+        // Scales and orders are no tensors of their own.
+        assert_eq!(checkpoint.surplus(&used), Vec::<String>::new(), "{case}");
+    }
+}
+
+#[test]
+fn whole_models_have_the_logits_of_their_dequantized_weights() {
+    for case in [
+        "qwen3-fp8",
+        "phi3-gptq",
+        "qwen2-awq",
+        "llama-w4",
+        "llama-int8-head",
+    ] {
+        let folder = fixtures().join("models").join(case);
+        let text = std::fs::read_to_string(folder.join("expected.json")).expect("results");
+        let expected: Value = serde_json::from_str(&text).expect("results");
+        let ids: Vec<Vec<u32>> = serde_json::from_value(expected["ids"].clone()).expect("ids");
+        let logits: Vec<Vec<f32>> =
+            serde_json::from_value(expected["next_logits"].clone()).expect("logits");
+        let engine = Engine::from_checkpoint(&folder)
+            .device(DeviceChoice::Cpu)
+            .outputs(["next_token_logits"])
+            .build()
+            .unwrap_or_else(|error| panic!("{case}: {error}"));
+        let mut session = engine.session().expect("a session");
+        let batch = Batch::from_sequences(&ids).expect("a batch");
+        let outputs = session.run(&batch).expect("a run");
+        let values = &outputs
+            .get("next_token_logits")
+            .expect("it is computed")
+            .values;
+        let expected = logits.concat();
+        assert_eq!(values.len(), expected.len());
+        for (value, expected) in values.iter().zip(&expected) {
+            let bound = 2e-4 * (1.0 + expected.abs());
+            assert!(
+                (value - expected).abs() < bound,
+                "{case}: {value} for {expected}"
+            );
+        }
+    }
+}
+
+const QUERY: &str = "encoder.layer.0.attention.self.query";
+
+/// A checkpoint of BERT whose query has its weight replaced.
+fn with_query(config: Option<Value>, parts: &[(&str, safetensors::Dtype, &[usize])]) -> Folder {
+    let mut tensors: Tensors = tiny_tensors(DType::F32);
+    tensors.remove(&format!("{QUERY}.weight"));
+    for &(part, dtype, shape) in parts {
+        let bits = shape.iter().product::<usize>() * dtype.bitsize();
+        let tensor = Stored {
+            dtype,
+            shape: shape.to_vec(),
+            bytes: vec![0x3f; bits / 8],
+        };
+        tensors.insert(format!("{QUERY}.{part}"), tensor);
+    }
+    let folder = Folder::new();
+    let mut whole = tiny_config();
+    if let Some(config) = config {
+        whole["quantization_config"] = config;
+    }
+    folder.write("config.json", whole.to_string());
+    write_tensors(&folder.file("model.safetensors"), &tensors);
+    folder
+}
+
+#[test]
+fn a_quantization_that_is_not_read_is_refused_by_its_name() {
+    let group = json!({"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float"}});
+    let refused = [
+        json!({"quant_method": "hqq", "weight_quant_params": {}}),
+        json!({"load_in_8bit": true, "_load_in_8bit": true}),
+        json!({"quant_method": "aqlm"}),
+        json!({"bits": 4}),
+        json!("gptq"),
+        json!({
+            "quant_method": "compressed-tensors",
+            "format": "nvfp4-pack-quantized",
+            "config_groups": {"group_0": group},
+        }),
+        json!({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemv"}),
+    ];
+    let errors = refused.map(|config| with_query(Some(config), &[]).load_error());
+    assert_snapshot!(errors.join("\n"), @r"
+    `[dir]/config.json`: its weights are quantized with the method `hqq`, which is not read; expected one of awq, compressed-tensors, fbgemm_fp8, fp8, gptq, modelopt; use the model's checkpoint that is not quantized, or one of these methods, or save it dequantized: AutoModelForCausalLM.from_pretrained(FOLDER).dequantize().save_pretrained(NEW) in Python
+    `[dir]/config.json`: its weights are quantized with the method `bitsandbytes`, which is not read; expected one of awq, compressed-tensors, fbgemm_fp8, fp8, gptq, modelopt; use the model's checkpoint that is not quantized, or one of these methods, or save it dequantized: AutoModelForCausalLM.from_pretrained(FOLDER).dequantize().save_pretrained(NEW) in Python
+    `[dir]/config.json`: its weights are quantized with the method `aqlm`, which is not read; expected one of awq, compressed-tensors, fbgemm_fp8, fp8, gptq, modelopt; use the model's checkpoint that is not quantized, or one of these methods
+    `[dir]/config.json`: its key `quantization_config.quant_method` is missing, so the method of quantization is unknown; copy it from the published config.json
+    `[dir]/config.json`: its key `quantization_config` is a text, expected an object
+    `[dir]/config.json`: its key `quantization_config.format` is `nvfp4-pack-quantized`, which is not read; expected one of dense, float-quantized, int-quantized, naive-quantized, pack-quantized; use the model in one of these formats
+    `[dir]/config.json`: its key `quantization_config.version` is `gemv`, expected gemm; use the checkpoint in that layout
+    ");
+}
+
+#[test]
+fn quantized_tensors_without_a_configuration_are_refused_by_their_name() {
+    use safetensors::Dtype::{BF16, F8_E4M3, F16, I8, I32};
+    let refused = |parts: &[_]| with_query(None, parts).load_error();
+    assert_snapshot!(refused(&[("weight", F8_E4M3, &[16, 16])]), @"`[dir]/model.safetensors`: the tensor `encoder.layer.0.attention.self.query.weight` is stored as F8_E4M3, a part of a quantized checkpoint, but config.json has no `quantization_config`, which says how to read it; use the published config.json. Older checkpoints have it in quantize_config.json (GPTQ, AWQ) or hf_quant_config.json (ModelOpt): copy its content there, with its `quant_method`");
+    let error = refused(&[("weight", I8, &[16, 16]), ("SCB", F16, &[16])]);
+    assert!(
+        error.contains("query.weight` is stored as I8, a part of"),
+        "{error}"
+    );
+    let error = refused(&[("qweight", I32, &[2, 16]), ("scales", F16, &[1, 16])]);
+    assert!(
+        error.contains("query.qweight` is stored as I32, a part of"),
+        "{error}"
+    );
+    // Values of a plain type that a scale belongs to.
+    let error = refused(&[
+        ("weight", BF16, &[16, 16]),
+        ("weight_scale", BF16, &[16, 1]),
+    ]);
+    assert!(
+        error.contains("query.weight_scale` is stored as BF16, a part of"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_wrong_shape_of_a_quantized_weight_is_an_error_with_both_shapes() {
+    use safetensors::Dtype::{F8_E4M3, F32};
+    let config = json!({"quant_method": "fp8", "activation_scheme": "dynamic"});
+    let parts: [(&str, _, &[usize]); 2] =
+        [("weight", F8_E4M3, &[8, 16]), ("weight_scale", F32, &[])];
+    assert_snapshot!(with_query(Some(config), &parts).load_error(), @"`[dir]/model.safetensors`: the tensor `encoder.layer.0.attention.self.query.weight` is [8, 16], but the model needs [16, 16]; does the config.json belong to this checkpoint?");
+}
