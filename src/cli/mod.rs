@@ -56,9 +56,9 @@ pub use progress::Bars;
 /// Compiles a description of a transformer into CUDA kernels for that model, and runs it on batches of
 /// sequences of any lengths without padding.
 ///
-/// MODEL is a model on the Hugging Face hub (ORG/NAME), a built-in description (`gemmule models` lists them) or the path of a RON
-/// file. It may be left out if a checkpoint is given with --weights. A checkpoint is a folder as published on the hub, with
-/// config.json, model.safetensors and tokenizer.json.
+/// MODEL is a model on the Hugging Face hub (ORG/NAME), the path of a checkpoint, a built-in description (`gemmule models` lists
+/// them) or the path of a RON file. It may be left out if a checkpoint is given with --weights. A checkpoint is a folder as published
+/// on the hub, with config.json, model.safetensors and tokenizer.json, or a GGUF file.
 #[derive(Parser)]
 #[command(name = "gemmule", version, max_term_width = 100)]
 struct Cli {

@@ -116,7 +116,7 @@ impl Service {
         let kept = match choice.cache {
             Some(cache) => Some(Kept {
                 cache,
-                model: digest(engine, encoder.folder().root(), output)?,
+                model: digest(engine, encoder.folder().root_files(), output)?,
                 joined: Arc::default(),
             }),
             None => None,

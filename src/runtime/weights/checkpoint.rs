@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    CheckpointError, Found, WeightSource, elements,
+    CheckpointError, Found, ModelFiles, WeightSource, elements,
     found::WEIGHTS,
     shard::{Shard, Stored},
 };
@@ -45,6 +45,19 @@ impl Checkpoint {
     /// # Errors
     /// Returns an error if a file is missing or damaged, or if the index does not match its shards.
     pub fn open(folder: &Path, root: &Path, names: WeightNames) -> Result<Self, CheckpointError> {
+        let files = |folder: &Path| ModelFiles::Folder(folder.to_owned());
+        Self::of(&files(folder), &files(root), names)
+    }
+
+    /// Opens the weights of a model. A GGUF file has the tensors of subfolders, too.
+    ///
+    /// # Errors
+    /// The errors of [`open`](Self::open).
+    pub fn of(
+        trunk: &ModelFiles,
+        root: &ModelFiles,
+        names: WeightNames,
+    ) -> Result<Self, CheckpointError> {
         let mut checkpoint = Self {
             main: PathBuf::new(),
             shards: Vec::new(),
@@ -52,6 +65,16 @@ impl Checkpoint {
             unnamed: BTreeSet::new(),
             unreadable: BTreeMap::new(),
             names: WeightNames::default(),
+        };
+        let (folder, root) = match (trunk, root) {
+            (ModelFiles::Folder(folder), ModelFiles::Folder(root)) => (folder, root),
+            (ModelFiles::Gguf(file), _) | (_, ModelFiles::Gguf(file)) => {
+                let (shard, tensors) = Shard::of_gguf(file);
+                checkpoint.main = shard.file().to_owned();
+                checkpoint.add_shard(shard, tensors, "");
+                checkpoint.names = names;
+                return Ok(checkpoint);
+            }
         };
         checkpoint.main = checkpoint.add_folder(folder, "")?;
         for module in &names.folders {
@@ -94,13 +117,17 @@ impl Checkpoint {
     /// Opens a file and makes all of its tensors available.
     fn add_file(&mut self, file: PathBuf, prefix: &str) -> Result<(), CheckpointError> {
         let (shard, tensors) = Shard::open(file)?;
+        self.add_shard(shard, tensors, prefix);
+        Ok(())
+    }
+
+    fn add_shard(&mut self, shard: Shard, tensors: BTreeMap<String, Stored>, prefix: &str) {
         let at = self.shards.len();
         self.shards.push(shard);
         for (name, stored) in tensors {
             let entry = Entry { shard: at, stored };
             self.entries.insert(format!("{prefix}{name}"), entry);
         }
-        Ok(())
     }
 
     /// Opens a shard and makes the tensors available that the index assigns to it. Other tensors in the shard are not read.

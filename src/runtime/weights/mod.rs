@@ -5,6 +5,7 @@
 
 mod checkpoint;
 mod error;
+mod files;
 mod found;
 mod random;
 mod shard;
@@ -15,6 +16,7 @@ use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 pub use checkpoint::Checkpoint;
 pub use error::CheckpointError;
+pub use files::{ModelFiles, gguf_models, gguf_parts, gguf_stem, is_local};
 pub use found::Found;
 pub use random::RandomWeights;
 
