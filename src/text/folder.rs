@@ -5,6 +5,7 @@
 //! file takes precedence follows `SentenceTransformer(DIR)` and `CrossEncoder(DIR)` of version 6.2. A setting that gemmule
 //! does not support is an error that names it.
 
+mod config;
 mod json;
 mod modules;
 mod score;
@@ -17,13 +18,16 @@ use serde_json::{Map, Value};
 
 use super::TextError;
 use crate::{
-    files::{self, Kind},
+    files::Kind,
     model::{Description, EMBEDDING, Module},
     names::nearest,
     program::NEXT_LOGITS,
-    runtime::weights::{Found, ModelFiles},
+    runtime::weights::ModelFiles,
     tensor::SequenceEnd,
 };
+pub use config::config;
+pub(super) use config::no_config;
+use config::{check_own, parsed};
 use json::Json;
 use modules::{Entry, MAX_WIDTH, dense, dropout, entries, logit_score, normalize, pooling, splade};
 pub use score::ClassScore;
@@ -561,59 +565,5 @@ impl Folder {
             }));
         }
         Ok(None)
-    }
-}
-
-/// Reads a `config.json`.
-pub fn config(file: &Path) -> Result<Value, TextError> {
-    parsed(file, &files::text(file, Kind::Config)?)
-}
-
-/// Parses the text of a `config.json`.
-fn parsed(file: &Path, text: &str) -> Result<Value, TextError> {
-    serde_json::from_str(text).map_err(|e| TextError::Config {
-        file: file.to_owned(),
-        problem: e.to_string(),
-    })
-}
-
-/// Returns the error for a folder without config.json, which names the weights found instead.
-pub(super) fn no_config(folder: &Path) -> TextError {
-    let file = folder.join("config.json");
-    match Found::in_folder(folder) {
-        Found::Nothing => match config(&file) {
-            Err(error) => error,
-            // The file was written after the folder was listed.
-            Ok(_) => TextError::Folder {
-                file,
-                problem: "the file was just written; try again".to_owned(),
-            },
-        },
-        found => TextError::Folder {
-            file: folder.to_owned(),
-            problem: format!(
-                "there is no config.json; expected a checkpoint folder as published on the Hugging Face hub. It has {found}"
-            ),
-        },
-    }
-}
-
-/// Checks the keys of `config_sentence_transformers.json`.
-fn check_own(own: &Json) -> Result<(), TextError> {
-    own.check_keys(&[
-        "__version__",
-        "activation_fn",
-        "default_prompt_name",
-        "keep_in_fp32_modules",
-        "max_active_dims",
-        "model_type",
-        "prompts",
-        "requirements",
-        "similarity_fn_name",
-        "truncate_dim",
-    ])?;
-    match own.get("max_active_dims") {
-        Some(_) => Err(own.wrong("max_active_dims", "null, as gemmule keeps all weights")),
-        None => Ok(()),
     }
 }
