@@ -18,7 +18,7 @@ export GEMMULE_CHECKPOINT_MINILM = $(abspath $(CHECKPOINT))
 export GEMMULE_NVRTC ?= $(abspath $(VENV))
 export GEMMULE_CLIENTS ?= $(abspath $(CLIENTS))
 
-.PHONY: help setup demo serve test lint wheel test-python bench-load clean
+.PHONY: help setup demo serve test lint wheel test-python dist bench-load clean
 
 help:
 	@echo "make demo        compare a few sentences by all-MiniLM-L6-v2, let a small GPT-2 write, and a small Marian translate"
@@ -26,6 +26,7 @@ help:
 	@echo "make test        format, lints, docs, licences and sources of dependencies, all tests"
 	@echo "make wheel       build the Python package into target/wheels"
 	@echo "make test-python install that package into a fresh environment, and run its tests"
+	@echo "make dist        build an archive of the program, its man pages and completions into target/dist"
 	@echo "make bench-load  time the steps before the first run"
 
 setup: $(STAMP)
@@ -104,6 +105,34 @@ test-python: wheel $(STAMP)
 run-test-python:
 	$(PACKAGE)/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/gemmule-*.whl
 	$(PACKAGE)/bin/python -m pytest -q python/tests
+
+# The features of the program in an archive.
+DIST_FEATURES := corpora,shared-cache
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+DIST = gemmule-$(VERSION)-$(HOST)
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+
+dist:
+	cargo build --release --locked --features $(DIST_FEATURES) --bin gemmule
+	@$(MAKE) --no-print-directory run-dist
+
+# PROGRAM is a program that is built already.
+PROGRAM ?= $(TARGET_DIR)/release/gemmule
+
+.PHONY: run-dist
+run-dist:
+	rm -rf target/dist && mkdir -p target/dist/$(DIST)/bin target/dist/$(DIST)/share/doc/gemmule
+	strip --strip-debug -o target/dist/$(DIST)/bin/gemmule $(PROGRAM)
+	target/dist/$(DIST)/bin/gemmule man-pages target/dist/$(DIST)/share/man/man1
+	set -e; cd target/dist/$(DIST); complete() { mkdir -p share/$$2; bin/gemmule completions $$1 > share/$$2/$$3; }; \
+		complete bash bash-completion/completions gemmule; complete zsh zsh/site-functions _gemmule; \
+		complete fish fish/vendor_completions.d gemmule.fish
+	cp README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT target/dist/$(DIST)/share/doc/gemmule
+	$(PYTHON) scripts/third_party.py $(DIST_FEATURES) target/dist/$(DIST)/share/doc/gemmule/THIRD-PARTY.txt
+	@# The same files give the same archive.
+	tar --create --directory target/dist --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 $(DIST) | gzip --no-name --best > target/dist/$(DIST).tar.gz
+	cd target/dist && sha256sum $(DIST).tar.gz > $(DIST).tar.gz.sha256 && sha256sum --check $(DIST).tar.gz.sha256
 
 bench-load: $(STAMP)
 	cargo build --release --locked --bin gemmule

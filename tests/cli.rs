@@ -478,9 +478,61 @@ fn results_are_compared_with_stored_ones() {
 #[test]
 fn the_doctor_looks_at_every_part() {
     let report = Cli::new().ok(&["doctor"]);
-    for part in ["driver", "NVRTC", "cuBLASLt", "cache", "CPU"] {
+    for part in [
+        "gemmule",
+        "driver",
+        "NVRTC",
+        "cuBLASLt",
+        "cache",
+        "models of the hub",
+        "CPU",
+        concat!(env!("CARGO_PKG_VERSION"), ", with"),
+        "\nModels run on the ",
+    ] {
         assert!(report.contains(part), "no {part}: {report}");
     }
+}
+
+#[test]
+fn without_a_command_the_first_ones_are_named() {
+    let cli = Cli::new();
+    let first = cli.ok(&[]);
+    let commands = first
+        .lines()
+        .filter_map(|line| line.strip_prefix("  gemmule "));
+    let commands: Vec<Vec<&str>> = commands.map(|line| line.split(' ').collect()).collect();
+    assert_eq!(commands.len(), 3, "{first}");
+    for command in commands {
+        let help = cli.ok(&[command[0], "--help"]);
+        for option in command.iter().filter(|word| word.starts_with("--")) {
+            assert!(help.contains(option), "{option}: {help}");
+        }
+    }
+}
+
+#[test]
+fn shells_and_man_know_all_commands() {
+    let cli = Cli::new();
+    for shell in ["bash", "fish", "zsh"] {
+        let script = cli.ok(&["completions", shell]);
+        for word in ["translate", "serve", "similarities"] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+    }
+    assert!(cli.error(&["completions", "csh"]).contains("bash"));
+    assert_eq!(cli.ok(&["man-pages", "man/man1"]), "");
+    let page = |name: &str| {
+        let file = cli.0.file(&format!("man/man1/{name}.1"));
+        std::fs::read_to_string(file).expect(name)
+    };
+    assert!(page("gemmule").contains("gemmule\\-run(1)"));
+    assert!(page("gemmule-run").contains("similarities"));
+    assert!(page("gemmule-bench-serve").contains("closed"));
+    cli.0.write("file", "");
+    assert!(
+        cli.error(&["man-pages", "file"])
+            .contains("cannot be written")
+    );
 }
 
 /// What an archive or a repository could bring with it is not run: a library where this project keeps

@@ -3,6 +3,8 @@
 mod common;
 #[path = "../crates/gemmule-hub/tests/server/mod.rs"]
 mod server;
+#[path = "gguf/written.rs"]
+mod written;
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -17,6 +19,7 @@ use common::{
 use gemmule::{DeviceChoice, Engine, EngineError, engine::hub};
 use serde_json::Value;
 use server::{Files, MODEL, Server, files_of};
+use written::{Stored, bert};
 
 fn checkpoint(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -265,7 +268,7 @@ fn errors_say_what_to_do() {
     insta::assert_snapshot!(run(&["--model", "org/other"]), @"× there is no model `org/other` at [hub]; check the name; private repositories need HF_TOKEN");
     insta::assert_snapshot!(run(&["--model", "org/tiny@v9"]), @"× `org/tiny` has no revision `v9`; use a branch, a tag or a commit of [hub]/org/tiny/commits/main");
     insta::assert_snapshot!(run(&["--weights", MODEL]), @"× there is no folder `org/tiny`; expected a folder of weights, which a model on the Hugging Face hub is not help: `--model org/tiny`, without --weights, fetches it from the hub");
-    insta::assert_snapshot!(run(&["--model", MODEL, "--weights", "."]), @"× `org/tiny` is a model on the hub, with weights of its own; leave the folder of weights out, or give the description that belongs to it help: leave --weights out");
+    insta::assert_snapshot!(run(&["--model", MODEL, "--weights", "."]), @"× `org/tiny` is a model with weights of its own; leave the folder of weights out, or give the description that belongs to it help: leave --weights out");
     insta::assert_snapshot!(run(&["bert", "--model", MODEL]), @"error: the argument '[MODEL]' cannot be used with '--model <MODEL>' Usage: gemmule run --text <TEXT> --device <DEVICE> <MODEL> For more information, try '--help'.");
     let file = run(&["--model", "org/tiny.ron"]);
     assert!(
@@ -274,7 +277,7 @@ fn errors_say_what_to_do() {
         ),
         "{file}"
     );
-    insta::assert_snapshot!(hub.error(&["serve", "--model", "bert"]), @"× `bert` is not the name of a model on the hub, or it is a path; expected org/name or org/name@revision, or a folder as --weights");
+    insta::assert_snapshot!(hub.error(&["serve", "--model", "bert"]), @"× `bert` is neither the name of a model on the hub nor the path of a folder or a GGUF file; expected org/name, org/name@revision, org/name:file or a path");
     let mut offline = hub.command(&[&["run", MODEL], &text[..]].concat());
     insta::assert_snapshot!(hub.error_of(offline.env("HF_HUB_OFFLINE", "1")), @"× `org/tiny` is not in the cache `[dir]/hub`, and HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set; fetch it once without them");
     let mut gone = hub.command(&[&["run", MODEL], &text[..]].concat());
@@ -291,7 +294,7 @@ fn a_model_in_other_formats_is_refused() {
             "config.json".to_owned(),
             b"{\"model_type\": \"bert\"}".to_vec(),
         ),
-        ("model-q4.gguf".to_owned(), b"GGUF".to_vec()),
+        ("mmproj-q4.gguf".to_owned(), b"GGUF".to_vec()),
         ("onnx/model.onnx".to_owned(), b"x".to_vec()),
     ]));
     let hub = Hub {
@@ -299,6 +302,46 @@ fn a_model_in_other_formats_is_refused() {
         cdn: server,
         home: Folder::new(),
     };
-    insta::assert_snapshot!(hub.error(&["run", MODEL, "--text", "x"]), @"× `org/tiny` has no weights that gemmule reads; expected model.safetensors, model.safetensors.index.json or pytorch_model.bin, found `model-q4.gguf`, `onnx/model.onnx`");
+    insta::assert_snapshot!(hub.error(&["run", MODEL, "--text", "x"]), @"× `org/tiny` has no weights that gemmule reads; expected model.safetensors, model.safetensors.index.json or pytorch_model.bin, found `mmproj-q4.gguf`, `onnx/model.onnx`");
     assert_eq!(hub.fetched(), ["config.json"]);
+}
+
+#[test]
+fn a_gguf_file_is_fetched_by_its_name_or_quantisation() {
+    let stored = [
+        ("tiny-F16.gguf", Stored::F16),
+        ("tiny-Q8_0.gguf", Stored::Q8),
+    ];
+    let files = stored.map(|(name, stored)| (name.to_owned(), bert().bytes(stored)));
+    let (server, cdn) = server::hub(Files::from(files));
+    let hub = Hub {
+        hub: server,
+        cdn,
+        home: Folder::new(),
+    };
+    fn by<'a>(model: &[&'a str]) -> Vec<&'a str> {
+        let text = ["--text", "a quick test", "--device", "cpu", "--json"];
+        [&["run"], model, &text].concat()
+    }
+    for (file, name) in [
+        ("q8_0", "tiny-Q8_0.gguf"),
+        ("tiny-F16.gguf", "tiny-F16.gguf"),
+    ] {
+        let model = format!("{MODEL}:{file}");
+        let found = hub.ok(&by(&["--model", &model]));
+        assert_eq!(hub.fetched(), [name]);
+        let (_, stored) = stored[usize::from(name != stored[0].0)];
+        let local = hub.home.write(name, bert().bytes(stored));
+        let local = local.to_str().expect("a path");
+        for local in [by(&["--weights", local]), by(&[local])] {
+            assert_eq!(outputs(&found), outputs(&hub.ok(&local)), "{file}");
+        }
+    }
+    insta::assert_snapshot!(hub.error(&by(&["--model", MODEL])), @"× `org/tiny` has several GGUF files; choose one by `org/tiny:NAME`, where NAME is one of `tiny-F16.gguf`, `tiny-Q8_0.gguf`, or its quantisation, such as Q8_0");
+    let other = format!("{MODEL}:Q4_0");
+    insta::assert_snapshot!(hub.error(&by(&["--model", &other])), @"× `org/tiny:Q4_0` is the name of no GGUF file, or of several; expected one of `tiny-F16.gguf`, `tiny-Q8_0.gguf`, or its quantisation, after the `:`");
+    let local = hub.home.file(stored[0].0);
+    let both = [local.to_str().expect("a path"), "--weights", "."];
+    insta::assert_snapshot!(hub.error(&by(&both)), @"× `[dir]/tiny-F16.gguf` is a model with weights of its own; leave the folder of weights out, or give the description that belongs to it help: leave --weights out");
+    assert_eq!(hub.fetched(), Vec::<String>::new());
 }

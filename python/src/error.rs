@@ -115,7 +115,7 @@ fn kind(error: &EngineError) -> Kind {
     use EngineError as E;
     match error {
         E::Hub(HubError::BadId { .. }) => Kind::Input,
-        E::Hub(_) | E::HubWeights { .. } | E::FolderOnHub { .. } => Kind::File,
+        E::Hub(_) | E::HubWeights { .. } | E::HubGguf { .. } | E::FolderOnHub { .. } => Kind::File,
         E::Read { .. } | E::Write { .. } | E::File(_) => Kind::File,
         E::Text(TextError::NoFolder { .. } | TextError::NoTokenizer { .. }) => Kind::File,
         E::Checkpoint(error) => of_checkpoint(error),

@@ -101,7 +101,7 @@ impl Loading {
 
     fn builder(&self) -> Result<Builder> {
         let mut builder = match &self.source {
-            Source::Folder(folder) if folder.is_dir() => Engine::from_checkpoint(folder),
+            Source::Folder(folder) if folder.exists() => Engine::from_checkpoint(folder),
             Source::Folder(folder) => {
                 let folder = folder.clone();
                 return Err(TextError::NoFolder { folder }.into());

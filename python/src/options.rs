@@ -1,7 +1,7 @@
 //! Options of generation, with the names that they have in transformers.
 
 use gemmule::{
-    generate::{MAX_TOKENS, SamplingParams, generation_config},
+    generate::{MAX_TOKENS, SamplingParams, generation_config_of},
     search::{Beams, EarlyStopping, Sampling},
     text::TextEncoder,
 };
@@ -85,7 +85,7 @@ impl Options {
     /// # Errors
     /// A folder with settings that are not supported, and options that contradict each other.
     pub fn params(&self, encoder: &TextEncoder) -> Result<SamplingParams> {
-        let mut params = generation_config(encoder.folder().trunk())?;
+        let mut params = generation_config_of(encoder.folder().files())?;
         let rules = &mut params.rules;
         if let Some(n) = self.max_new_tokens {
             (rules.max_new_tokens, params.max_length) = (n, None);

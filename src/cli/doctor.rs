@@ -1,16 +1,21 @@
-use std::process::ExitCode;
+use std::{path::Path, process::ExitCode};
 
 use super::{Outcome, human, print, table};
 use crate::{
     EngineError,
-    engine::Threads,
+    engine::{Threads, hub::Hub},
     jit::{DiskCache, Nvrtc, Target},
     machine::{Fit, Machine, Served},
-    runtime::cuda::probe,
+    runtime::cuda::{Presence, probe},
 };
 
 pub(super) fn run() -> Outcome {
     let mut rows = table(&["part", "found", "how to fix"]);
+    rows.add_row([
+        "gemmule".to_owned(),
+        format!("{}, {}", env!("CARGO_PKG_VERSION"), features()),
+        String::new(),
+    ]);
     let presence = probe();
     rows.add_row(match (presence.driver, presence.driver_version) {
         _ if presence.refused.is_some() => [
@@ -148,6 +153,18 @@ pub(super) fn run() -> Outcome {
             rows.add_row(["cache".to_owned(), "none".to_owned(), error.to_string()]);
         }
     }
+    rows.add_row(match Hub::from_env() {
+        Ok(hub) => [
+            "models of the hub".to_owned(),
+            models(&hub.cache),
+            String::new(),
+        ],
+        Err(error) => [
+            "models of the hub".to_owned(),
+            "none can be fetched".to_owned(),
+            error.to_string(),
+        ],
+    });
     let (threads, advice) = match Threads::usual() {
         Ok(n) => (Some(n), String::new()),
         Err(error) => (None, EngineError::from(error).to_string()),
@@ -159,8 +176,48 @@ pub(super) fn run() -> Outcome {
         }),
         advice,
     ]);
-    print(&format!("{rows}\nNVRTC was searched for in:\n{log}"))?;
+    let verdict = verdict(&presence, Nvrtc::find().is_ok());
+    print(&format!(
+        "{rows}\nNVRTC was searched for in:\n{log}\n{verdict}\n"
+    ))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Lists the optional features that this program was built with.
+fn features() -> String {
+    let all = [
+        ("corpora", cfg!(feature = "corpora")),
+        ("server", cfg!(feature = "server")),
+        ("shared-cache", cfg!(feature = "shared-cache")),
+    ];
+    let on = all
+        .iter()
+        .filter(|(_, is_on)| *is_on)
+        .map(|(name, _)| *name);
+    match on.collect::<Vec<_>>().as_slice() {
+        [] => "without optional features".to_owned(),
+        names => format!("with {}", names.join(", ")),
+    }
+}
+
+/// Describes the cache of models.
+fn models(cache: &Path) -> String {
+    let entries = std::fs::read_dir(cache).into_iter().flatten();
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let n = names.filter(|name| name.starts_with("models--")).count();
+    format!("{}: {n} in the cache", cache.display())
+}
+
+/// Says what runs here, and the first thing that is missing for more.
+fn verdict(presence: &Presence, has_nvrtc: bool) -> &'static str {
+    match (presence.driver, presence.devices.is_empty(), has_nvrtc) {
+        (false, ..) => "Models run on the CPU. A GPU needs the NVIDIA driver.",
+        (true, true, _) => "Models run on the CPU. The driver shows no GPU to this process.",
+        (true, false, false) => {
+            "Models run on the CPU, and compiled ones (`gemmule compile`) on the GPU. Others need NVRTC for the GPU."
+        }
+        (true, false, true) => "Models run on the GPU and on the CPU.",
+    }
 }
 
 /// Describes the accuracy of the costs in a card's description.

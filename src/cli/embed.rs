@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
     sync::mpsc::sync_channel,
     thread,
@@ -127,7 +127,7 @@ impl<'a> Model<'a> {
         let prompt = chosen.map_err(EngineError::from)?.to_owned();
         let builder = args.model.builder_of_own_outputs()?.outputs([EMBEDDING]);
         let engine = Runnable::build(builder)?;
-        let identity = identity(args, folder, &engine, &prompt).into_diagnostic()?;
+        let identity = identity(args, encoder.folder(), &engine, &prompt).into_diagnostic()?;
         let pipeline = Pipeline::new(engine.session()?)?;
         let mut model = Self {
             args,
@@ -241,17 +241,21 @@ fn shortened(vector: &[f32], n: usize) -> Vec<f32> {
 }
 
 /// Describes everything that changes a vector: the files of the model, the device, the precision, and the options of a run.
-fn identity(args: &Args, folder: &Path, engine: &Engine, prompt: &str) -> std::io::Result<String> {
+fn identity(
+    args: &Args,
+    folder: &Folder,
+    engine: &Engine,
+    prompt: &str,
+) -> std::io::Result<String> {
     let mut files = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
+    for path in folder.root_files().paths()? {
         // A file of a hub's cache is a link, which metadata follows.
-        let data = fs::metadata(entry.path())?;
+        let data = fs::metadata(&path)?;
         let changed = data.modified()?.duration_since(UNIX_EPOCH);
         let changed = changed.map_or(0, |since| since.as_nanos());
         files.push(format!(
             "{} {} {changed}",
-            entry.file_name().to_string_lossy(),
+            path.file_name().unwrap_or_default().to_string_lossy(),
             data.len()
         ));
     }

@@ -16,7 +16,7 @@ pub(super) fn help(error: &Report) -> Option<String> {
     let error = error.downcast_ref::<EngineError>()?;
     Some(match error {
         #[cfg(feature = "hub")]
-        EngineError::HubAndFolder { .. } => "leave --weights out".to_owned(),
+        EngineError::TwoModels { .. } => "leave --weights out".to_owned(),
         #[cfg(feature = "hub")]
         EngineError::FolderOnHub { model } => {
             format!("`--model {model}`, without --weights, fetches it from the hub")

@@ -18,7 +18,7 @@ use super::{
     print, print_json, say,
 };
 use crate::{
-    generate::{Event, Generation, MAX_TOKENS, Reason, SamplingParams, Stop, generation_config},
+    generate::{Event, Generation, MAX_TOKENS, Reason, SamplingParams, Stop, generation_config_of},
     search::{Beams, EarlyStopping, Sampling},
     text::{ChatOptions, ChatTemplate, Folder, Json, Message, StreamDecoder, TextEncoder},
 };
@@ -119,7 +119,7 @@ pub(super) fn up_to(max: usize) -> RangedU64ValueParser<usize> {
 impl Args {
     /// Returns the folder's settings, changed by the arguments.
     fn options(&self, folder: &Folder) -> Result<SamplingParams, Report> {
-        let mut options = generation_config(folder.trunk())?;
+        let mut options = generation_config_of(folder.files())?;
         let rules = &mut options.rules;
         if let Some(n) = self.max_new {
             (rules.max_new_tokens, options.max_length) = (n, None);
@@ -268,7 +268,7 @@ pub(super) fn run(args: Args) -> Outcome {
     }
     let read = match args.chat {
         true => {
-            let template = ChatTemplate::open(encoder.folder().trunk())?;
+            let template = ChatTemplate::of(encoder.folder().files())?;
             let options = ChatOptions {
                 kwargs: kwargs(args.chat_template_kwargs.as_deref())?,
                 ..ChatOptions::default()

@@ -14,12 +14,14 @@ use crate::{
     EngineError,
     engine::hub::{self, Event, Files, Hub, ModelId},
     model::Description,
+    runtime::weights::is_local,
 };
 
 #[derive(clap::Args)]
 #[group(skip)]
 pub(super) struct Location {
-    /// A model on the Hugging Face hub (ORG/NAME or ORG/NAME@REVISION), which is fetched; a built-in description (`gemmule models`
+    /// A model on the Hugging Face hub (ORG/NAME or ORG/NAME@REVISION), which is fetched, with the name of a GGUF file or its
+    /// quantisation, if it has several (ORG/NAME:Q8_0); a checkpoint folder or a GGUF file; a built-in description (`gemmule models`
     /// lists them); or a RON file. Commands that run a model also take an artifact of `gemmule compile`, which generates no text. By
     /// default it is the description for the checkpoint
     #[arg(required_unless_present_any = ["weights", "named"])]
@@ -27,10 +29,10 @@ pub(super) struct Location {
     /// Another way to give MODEL
     #[arg(long = "model", value_name = "MODEL", conflicts_with = "model")]
     named: Option<String>,
-    /// Checkpoint folder
-    #[arg(long, value_name = "DIR")]
+    /// Checkpoint folder, or a GGUF file
+    #[arg(long, value_name = "PATH")]
     weights: Option<PathBuf>,
-    /// The folder of a model on the hub, once it is fetched.
+    /// The folder or the file of a model on the hub, once it is fetched.
     #[arg(skip)]
     fetched: OnceCell<PathBuf>,
 }
@@ -42,7 +44,8 @@ impl Location {
 
     /// Returns the name of a description, or the path of a file.
     pub(super) fn model(&self) -> Option<&str> {
-        self.given().filter(|name| on_hub(name).is_none())
+        let is_own = |name: &&str| on_hub(name).is_none() && local(name).is_none();
+        self.given().filter(is_own)
     }
 
     /// Returns MODEL, else the folder that selects it.
@@ -52,18 +55,23 @@ impl Location {
         given.unwrap_or("the checkpoint")
     }
 
-    /// Returns the folder of the checkpoint, if there is one. Fetches these files of a model on the hub in the first call.
+    /// Returns the folder of the checkpoint or its GGUF file, if there is one. Fetches these files of a model on the hub in the first call.
     pub(super) fn folder(&self, files: Files) -> Result<Option<&Path>, EngineError> {
-        let Some(id) = self.given().and_then(on_hub) else {
-            return match self.weights.as_deref() {
+        let given = self.given();
+        let (path, id) = (given.and_then(local), given.and_then(on_hub));
+        if let (Some(model), true) = (
+            given,
+            self.weights.is_some() && (path.is_some() || id.is_some()),
+        ) {
+            let model = model.to_owned();
+            return Err(EngineError::TwoModels { model });
+        }
+        let Some(id) = id else {
+            return match self.weights.as_deref().or(path) {
                 Some(folder) => checked(folder).map(Some),
                 None => Ok(None),
             };
         };
-        if self.weights.is_some() {
-            let model = id.to_string();
-            return Err(EngineError::HubAndFolder { model });
-        }
         if let Some(folder) = self.fetched.get() {
             return Ok(Some(folder));
         }
@@ -79,6 +87,12 @@ pub(super) fn on_hub(name: &str) -> Option<ModelId> {
         return None;
     }
     ModelId::parse(name).ok()
+}
+
+/// Returns the path of a folder or of a GGUF file, if a name means one. Built-in descriptions come first.
+pub(super) fn local(name: &str) -> Option<&Path> {
+    let path = Path::new(name);
+    (Description::shipped(name).is_none() && is_local(path)).then_some(path)
 }
 
 /// Returns the folder, unless it does not exist and has the name of a model on the hub.
@@ -178,6 +192,13 @@ mod tests {
         ] {
             assert_eq!(repo(other), None, "{other}");
         }
+        assert_eq!(local("src/cli"), Some(Path::new("src/cli")));
+        assert_eq!(local("models/bert.ron"), None);
+        assert_eq!(local("missing.gguf"), None);
+        assert_eq!(
+            repo("org/name-GGUF@v1:Q4_K_M").as_deref(),
+            Some("org/name-GGUF@v1:Q4_K_M")
+        );
         assert!(checked(Path::new("src/cli")).is_ok());
         assert!(checked(Path::new("missing")).is_ok());
         let error = checked(Path::new("org/name")).unwrap_err().to_string();

@@ -21,6 +21,7 @@ mod input;
 mod kernels;
 mod ledger;
 mod location;
+mod manual;
 mod memory;
 mod model;
 mod models;
@@ -37,6 +38,7 @@ mod tune;
 mod verify;
 
 use std::{
+    ffi::OsString,
     io::Write,
     panic,
     process::ExitCode,
@@ -59,14 +61,14 @@ pub use progress::Bars;
 /// Compiles a description of a transformer into CUDA kernels for that model, and runs it on batches of
 /// sequences of any lengths without padding.
 ///
-/// MODEL is a model on the Hugging Face hub (ORG/NAME), a built-in description (`gemmule models` lists them) or the path of a RON
-/// file. It may be left out if a checkpoint is given with --weights. A checkpoint is a folder as published on the hub, with
-/// config.json, model.safetensors and tokenizer.json.
+/// MODEL is a model on the Hugging Face hub (ORG/NAME), the path of a checkpoint, a built-in description (`gemmule models` lists
+/// them) or the path of a RON file. It may be left out if a checkpoint is given with --weights. A checkpoint is a folder as published
+/// on the hub, with config.json, model.safetensors and tokenizer.json, or a GGUF file.
 #[derive(Parser)]
 #[command(name = "gemmule", version, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
     /// Also log choices, such as kernels, and unused tensors of a checkpoint
     #[arg(short, long, global = true)]
     verbose: bool,
@@ -124,7 +126,23 @@ enum Command {
     Bench(bench::Command),
     /// Check the components that gemmule uses, and show how to install what is missing
     Doctor,
+    /// Print the completions of commands and options for a shell
+    Completions(manual::CompletionsArgs),
+    /// Write a man page for each command
+    #[command(hide = true)]
+    ManPages(manual::ManPagesArgs),
 }
+
+/// First commands for those who have read nothing yet.
+const FIRST: &str = "\
+gemmule runs transformers: it embeds, ranks, generates, translates and serves. For a start:
+
+  gemmule run --model sentence-transformers/all-MiniLM-L6-v2 --text 'It rained.' --text 'The rain came down.' --similarities
+  gemmule generate --model Qwen/Qwen3-0.6B --chat --prompt 'What is rain?' --stream
+  gemmule serve --model BAAI/bge-small-en-v1.5
+
+These fetch their models. `gemmule doctor` says what this machine has and lacks, and `gemmule --help` lists all commands.
+";
 
 /// Start time of the command line, soon after the start of the process.
 static START: OnceLock<Instant> = OnceLock::new();
@@ -138,7 +156,19 @@ pub fn main() -> ExitCode {
     start(|cli: &Cli| cli.verbose, |cli| run(cli.command))
 }
 
-fn run(command: Command) -> Outcome {
+/// Runs the command line with these arguments, of which the first is the name of the program. Returns the exit code.
+pub fn main_with(args: impl IntoIterator<Item = OsString>) -> u8 {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let code = start_with(args, |cli: &Cli| cli.verbose, |cli| run(cli.command));
+    let codes = (0..=u8::MAX).find(|&n| ExitCode::from(n) == code);
+    codes.unwrap_or(u8::MAX)
+}
+
+fn run(command: Option<Command>) -> Outcome {
+    let Some(command) = command else {
+        print(FIRST)?;
+        return Ok(ExitCode::SUCCESS);
+    };
     match command {
         Command::Models(args) => models::run(args),
         Command::Check(args) => check::run(args),
@@ -164,6 +194,8 @@ fn run(command: Command) -> Outcome {
         Command::Kernels(command) => kernels::run(command),
         Command::Bench(command) => bench::run(command),
         Command::Doctor => doctor::run(),
+        Command::Completions(args) => manual::completions(args),
+        Command::ManPages(args) => manual::man_pages(&args),
     }
 }
 
@@ -172,9 +204,17 @@ pub fn start<C: Parser>(
     verbose: impl FnOnce(&C) -> bool,
     run: impl FnOnce(C) -> Outcome,
 ) -> ExitCode {
+    start_with(std::env::args_os(), verbose, run)
+}
+
+fn start_with<C: Parser>(
+    args: impl IntoIterator<Item = OsString>,
+    verbose: impl FnOnce(&C) -> bool,
+    run: impl FnOnce(C) -> Outcome,
+) -> ExitCode {
     since_start();
     silence_contained_panics();
-    let cli = match C::try_parse() {
+    let cli = match C::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => return refused(&error),
     };

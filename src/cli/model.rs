@@ -412,7 +412,7 @@ impl Runnable {
     pub fn config(&self) -> Result<Value, EngineError> {
         match (&self.config, self.folder()?) {
             (Some(file), _) => Ok(config(file)?),
-            (None, Some(folder)) => Ok(config(&folder.join("config.json"))?),
+            (None, Some(folder)) => Ok(Folder::open(folder)?.config()?.clone()),
             (None, None) => Err(EngineError::NoConfig),
         }
     }

@@ -26,10 +26,11 @@ use crate::{
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// A model on the Hugging Face hub, ORG/NAME or ORG/NAME@REVISION, which is fetched (several times for several models)
+    /// A model on the Hugging Face hub, ORG/NAME or ORG/NAME@REVISION, which is fetched, with the name of a GGUF file or its
+    /// quantisation, if it has several (ORG/NAME:Q8_0); or a path as for --weights (several times for several models)
     #[arg(long, value_name = "MODEL", required_unless_present_any = ["weights", "config"])]
     model: Vec<String>,
-    /// A checkpoint folder (several times for several models)
+    /// A checkpoint folder, or a GGUF file (several times for several models)
     #[arg(long, value_name = "DIR")]
     weights: Vec<PathBuf>,
     /// Models with their devices, names and limits in RON, such as `examples/serve.ron`
@@ -343,9 +344,12 @@ fn located(config: &ModelConfig) -> Result<(PathBuf, String), Report> {
         let name = Model::name_of(&folder);
         return Ok((folder, name));
     };
+    if let Some(path) = location::local(name) {
+        return Ok((path.to_owned(), Model::name_of(path)));
+    }
     let id = location::on_hub(name).ok_or_else(|| {
         miette!(
-            "`{name}` is not the name of a model on the hub, or it is a path; expected org/name or org/name@revision, or a folder as --weights"
+            "`{name}` is neither the name of a model on the hub nor the path of a folder or a GGUF file; expected org/name, org/name@revision, org/name:file or a path"
         )
     })?;
     let folder = location::fetch(&id, Files::All)?;

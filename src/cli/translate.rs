@@ -14,7 +14,7 @@ use super::{
 use crate::{
     EngineError,
     files::{self, Kind},
-    generate::{Event, GenerateError, MAX_TOKENS, Request, SamplingParams, generation_config},
+    generate::{Event, GenerateError, MAX_TOKENS, Request, SamplingParams, generation_config_of},
     search::Beams,
     text::{Folder, TextEncoder},
 };
@@ -54,7 +54,7 @@ impl Args {
         longest: usize,
         positions: Option<u32>,
     ) -> Result<SamplingParams, miette::Report> {
-        let mut options = generation_config(encoder.folder().trunk())?;
+        let mut options = generation_config_of(encoder.folder().files())?;
         // The first position is that of the decoder start token.
         let most = positions.map_or(usize::MAX, |n| n.saturating_sub(1) as usize);
         options.rules.max_new_tokens = (2 * longest + 16).min(most);

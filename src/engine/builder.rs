@@ -125,7 +125,7 @@ impl Builder {
         }
     }
 
-    /// Sets the checkpoint folder: `config.json` with `model.safetensors`, or with an index and its shards.
+    /// Sets the checkpoint: a folder with `config.json` and `model.safetensors`, or with an index and its shards; or a GGUF file.
     pub fn checkpoint(mut self, folder: impl Into<PathBuf>) -> Self {
         self.checkpoint = Some(folder.into());
         self
@@ -529,7 +529,7 @@ impl Builder {
             (_, Some(random)) => Ok(Box::new(random)),
             (Some(folder), None) => {
                 let names = artifact.weight_names.clone();
-                let opened = Checkpoint::open(folder.trunk(), folder.root(), names)?;
+                let opened = Checkpoint::of(folder.files(), folder.root_files(), names)?;
                 Ok(Box::new(opened))
             }
             (None, None) => Err(EngineError::NoWeights),

@@ -52,9 +52,22 @@ pub enum EngineError {
     HubWeights { model: String, found: Vec<String> },
     #[cfg(feature = "hub")]
     #[error(
-        "`{model}` is a model on the hub, with weights of its own; leave the folder of weights out, or give the description that belongs to it"
+        "`{model}` {}",
+        match (known.is_empty(), is_named) {
+            (true, _) => "has no GGUF files; leave the name after the `:` out".to_owned(),
+            (false, true) => format!("is the name of no GGUF file, or of several; expected one of {}, or its quantisation, after the `:`", shown_names(known)),
+            (false, false) => format!("has several GGUF files; choose one by `{model}:NAME`, where NAME is one of {}, or its quantisation, such as Q8_0", shown_names(known)),
+        }
     )]
-    HubAndFolder { model: String },
+    HubGguf {
+        model: String,
+        is_named: bool,
+        known: Vec<String>,
+    },
+    #[error(
+        "`{model}` is a model with weights of its own; leave the folder of weights out, or give the description that belongs to it"
+    )]
+    TwoModels { model: String },
     #[cfg(feature = "hub")]
     #[error(
         "there is no folder `{model}`; expected a folder of weights, which a model on the Hugging Face hub is not"
@@ -310,6 +323,17 @@ pub enum EngineError {
     Cuda(#[from] CudaError),
 }
 
+/// Lists the first names.
+#[cfg(feature = "hub")]
+fn shown_names(names: &[String]) -> String {
+    const SHOWN: usize = 20;
+    let mut shown: Vec<String> = names.iter().take(SHOWN).map(|n| format!("`{n}`")).collect();
+    if names.len() > SHOWN {
+        shown.push(format!("{} more", names.len() - SHOWN));
+    }
+    shown.join(", ")
+}
+
 impl EngineError {
     /// Whether a batch failed because memory ran out. A smaller batch may run.
     pub fn is_out_of_memory(&self) -> bool {
@@ -334,7 +358,9 @@ impl From<ReadError> for EngineError {
     fn from(error: ReadError) -> Self {
         match error {
             ReadError::Io { file, source } => Self::Read { file, source },
-            ReadError::TooLarge { .. } => Self::File(error),
+            ReadError::TooLarge { .. } | ReadError::Gguf(_) | ReadError::SeveralGguf { .. } => {
+                Self::File(error)
+            }
         }
     }
 }

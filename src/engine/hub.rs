@@ -8,7 +8,10 @@ use std::{cell::RefCell, collections::BTreeSet, path::Path, path::PathBuf};
 use serde_json::Value;
 
 use super::EngineError;
-use crate::files::{self, Kind};
+use crate::{
+    files::{self, Kind},
+    runtime::weights::{gguf_models, gguf_parts, gguf_stem},
+};
 
 pub use gemmule_hub::{ENDPOINT, Event, Hub, HubError, ModelId, Network, Progress, Proxies, Token};
 
@@ -80,8 +83,12 @@ pub enum Files {
 
 /// Fetches the files of a model that gemmule reads, and returns their folder. Files in the cache are not fetched again.
 ///
+/// A repository with GGUF files has a model in each. One is named after a colon, by the name of its file or by its quantisation:
+/// `org/name:NAME.gguf`, `org/name:Q8_0`. Without a name, the only file is taken, if there are no other weights. The returned path is
+/// that of the file.
+///
 /// # Errors
-/// The errors of the hub, and a model without weights that gemmule reads.
+/// The errors of the hub, a model without weights that gemmule reads, and a name of no or of several GGUF files.
 pub fn fetch(
     hub: &Hub,
     id: &ModelId,
@@ -91,11 +98,26 @@ pub fn fetch(
     let listed = RefCell::new(Vec::new());
     let wanted = |names: &[&str], folder: &Path| {
         *listed.borrow_mut() = names.iter().map(|&name| name.to_owned()).collect();
-        wanted(names, folder, files)
+        match gguf(names, id.file()) {
+            Gguf::Model(name) => gguf_parts(name),
+            Gguf::Unclear(_) => Vec::new(),
+            Gguf::No => wanted(names, folder, files),
+        }
     };
     let folder = hub.snapshot_by(id, wanted, progress)?;
     let names = listed.into_inner();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    match gguf(&names, id.file()) {
+        Gguf::Model(name) => return Ok(folder.join(name)),
+        Gguf::Unclear(known) => {
+            return Err(EngineError::HubGguf {
+                model: id.to_string(),
+                is_named: id.file().is_some(),
+                known: known.into_iter().map(str::to_owned).collect(),
+            });
+        }
+        Gguf::No => {}
+    }
     let trunk = modules(&folder).into_iter().next().unwrap_or_default();
     let is_there = |name: &str| names.contains(&format!("{trunk}{name}").as_str());
     let has_weights = WEIGHTS.iter().any(|name| is_there(name));
@@ -109,6 +131,50 @@ pub fn fetch(
         });
     }
     Ok(folder)
+}
+
+/// The GGUF file of a repository.
+#[derive(Debug, PartialEq, Eq)]
+enum Gguf<'n> {
+    /// The name of its first part.
+    Model(&'n str),
+    /// There is none of the given name, or several and no name is given. The names of all follow.
+    Unclear(Vec<&'n str>),
+    /// The weights are in other files.
+    No,
+}
+
+/// Chooses a GGUF file by its name, or by the end of its name without ending: `Q8_0`. Of several, the shortest name is taken, to which
+/// the others add something.
+fn gguf<'n>(names: &[&'n str], file: Option<&str>) -> Gguf<'n> {
+    let known = gguf_models(names);
+    let Some(file) = file else {
+        return match known.as_slice() {
+            _ if names
+                .iter()
+                .any(|name| WEIGHTS.contains(name) || *name == MODULES) =>
+            {
+                Gguf::No
+            }
+            [] => Gguf::No,
+            [one] => Gguf::Model(one),
+            _ => Gguf::Unclear(known),
+        };
+    };
+    let wanted = file.to_ascii_lowercase();
+    let is_it = |name: &&&str| {
+        let name = name.to_ascii_lowercase();
+        let stem = gguf_stem(&name);
+        let ends = stem.strip_suffix(wanted.as_str());
+        name == wanted || ends.is_some_and(|before| before.ends_with(['-', '.', '/']))
+    };
+    let mut found: Vec<&str> = known.iter().filter(is_it).copied().collect();
+    found.sort_by_key(|name| name.len());
+    match found.as_slice() {
+        [one] => Gguf::Model(one),
+        [one, second, ..] if one.len() < second.len() => Gguf::Model(one),
+        _ => Gguf::Unclear(known),
+    }
 }
 
 /// Returns the names of the files to fetch. Some are known only after `modules.json` and the index of the weights are in the
@@ -291,6 +357,43 @@ mod tests {
                 "2_Dense/model.safetensors",
                 "modules.json",
             ]
+        );
+    }
+
+    #[test]
+    fn a_gguf_file_is_chosen_by_name_or_quantisation() {
+        let names = [
+            "README.md",
+            "a-Q4_K_M.gguf",
+            "a-Q8_0-00001-of-00002.gguf",
+            "a-Q8_0-00002-of-00002.gguf",
+            "a-UD-Q4_K_M.gguf",
+            "config.json",
+            "mmproj-F16.gguf",
+        ];
+        let known = vec![names[1], names[2], names[4]];
+        assert_eq!(gguf(&names, None), Gguf::Unclear(known.clone()));
+        for unclear in ["Q4_K", "F16", "K_M", "mmproj-F16.gguf", "-Q8_0"] {
+            assert_eq!(
+                gguf(&names, Some(unclear)),
+                Gguf::Unclear(known.clone()),
+                "{unclear}"
+            );
+        }
+        for (file, expected) in [
+            ("q4_k_m", names[1]),
+            ("UD-Q4_K_M", names[4]),
+            ("a-ud-q4_k_m.gguf", names[4]),
+            ("Q8_0", names[2]),
+        ] {
+            assert_eq!(gguf(&names, Some(file)), Gguf::Model(expected), "{file}");
+        }
+        assert_eq!(gguf(&names[..2], None), Gguf::Model(names[1]));
+        assert_eq!(gguf(&[names[1], "model.safetensors"], None), Gguf::No);
+        assert_eq!(gguf(&["README.md"], None), Gguf::No);
+        assert_eq!(
+            gguf(&["README.md"], Some("Q8_0")),
+            Gguf::Unclear(Vec::new())
         );
     }
 

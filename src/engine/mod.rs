@@ -103,14 +103,15 @@ impl Engine {
         Builder::new(builder::Start::Named(model.into()))
     }
 
-    /// Starts from a published checkpoint folder. The description is the shipped one for the `model_type` of its config.json.
+    /// Starts from a published checkpoint folder, or from a GGUF file of llama.cpp. The description is the shipped one for the `model_type` of its config.json.
     /// The modules of a sentence-transformers folder that follow the transformer are computed, too. [`Folder`] lists the
     /// files that are read.
     pub fn from_checkpoint(folder: impl Into<PathBuf>) -> Builder {
         Builder::new(builder::Start::Checkpoint).checkpoint(folder)
     }
 
-    /// Fetches a model of the Hugging Face hub, `org/name` or `org/name@revision`, and starts from its folder in the cache. The
+    /// Fetches a model of the Hugging Face hub, `org/name` or `org/name@revision`, and starts from its folder in the cache. The name
+    /// of a GGUF file or its quantisation may follow, as in `org/name:Q8_0`. The
     /// variables of `huggingface_hub`, such as `HF_HOME` and `HF_TOKEN`, apply. [`hub::fetch`] shows progress.
     ///
     /// # Errors

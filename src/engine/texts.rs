@@ -5,7 +5,7 @@ use std::{ops::ControlFlow, sync::OnceLock};
 use super::{Engine, EngineError};
 use crate::{
     Outputs,
-    generate::generation_config,
+    generate::generation_config_of,
     model::EMBEDDING,
     text::{Encoded, Folder, Input, Prompt, StreamDecoder, TextEncoder, TextError},
 };
@@ -69,7 +69,7 @@ impl Engine {
     pub fn generate_text(&self, prompt: &str) -> Result<String, EngineError> {
         let encoder = self.encoder(&self.encoders.prompts, TextEncoder::for_prompts)?;
         let prompts = encoder.prompts(&[prompt])?;
-        let options = generation_config(encoder.folder().trunk())?;
+        let options = generation_config_of(encoder.folder().files())?;
         let generated = self.generate(&prompts, &options, |_, _| ControlFlow::Continue(()))?;
         let generated = generated.into_iter().next().unwrap_or_default();
         if let Some(problem) = generated.problem {

@@ -34,7 +34,7 @@ pub fn open_checkpoint(
     names: &WeightNames,
     program: &Program,
 ) -> Result<Checkpoint, EngineError> {
-    let checkpoint = Checkpoint::open(folder.trunk(), folder.root(), names.clone())?;
+    let checkpoint = Checkpoint::of(folder.files(), folder.root_files(), names.clone())?;
     checkpoint.check(&stored(program))?;
     Ok(checkpoint)
 }

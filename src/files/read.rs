@@ -8,6 +8,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use gemmule_weights::gguf::GgufError;
+
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -92,6 +94,20 @@ pub enum ReadError {
         .file.display(), Size(kind.limit())
     )]
     TooLarge { file: PathBuf, kind: Kind },
+    /// A model of llama.cpp that cannot be read.
+    #[error(transparent)]
+    Gguf(Box<GgufError>),
+    #[error(
+        "`{}` has {} GGUF files: {}; give the path of one of them",
+        .folder.display(), .files.len(), .files.join(", ")
+    )]
+    SeveralGguf { folder: PathBuf, files: Vec<String> },
+}
+
+impl From<GgufError> for ReadError {
+    fn from(error: GgufError) -> Self {
+        Self::Gguf(Box::new(error))
+    }
 }
 
 impl ReadError {

@@ -10,8 +10,9 @@ use serde_json::{Value, json};
 use self::keys::{COMPUTED, IN_CONFIG, Meaning, meaning, similar};
 use super::{SamplingParams, UnsupportedDraw};
 use crate::{
-    files::{self, Kind},
+    files::Kind,
     generate::GenerateError,
+    runtime::weights::ModelFiles,
     search::{Beams, EarlyStopping, Rules},
 };
 
@@ -41,14 +42,21 @@ const MAX_ENDS: usize = 1024;
 /// A file that cannot be read, a key that changes the result and is not supported, an unknown key, and values of a wrong type
 /// or out of range.
 pub fn generation_config(folder: &Path) -> Result<SamplingParams, GenerateError> {
-    let read = |name: &str| -> Result<(PathBuf, Value), GenerateError> {
-        let file = folder.join(name);
-        if !file.is_file() {
-            return Ok((file, json!({})));
-        }
-        let text = files::text(&file, Kind::Config)?;
+    generation_config_of(&ModelFiles::open(folder)?)
+}
+
+/// Reads the generation settings of a model like [`generation_config`].
+///
+/// # Errors
+/// The errors of [`generation_config`].
+pub fn generation_config_of(files: &ModelFiles) -> Result<SamplingParams, GenerateError> {
+    let read = |name: &str| -> Result<(PathBuf, Option<Value>), GenerateError> {
+        let file = files.name(name);
+        let Some(text) = files.text(name, Kind::Config)? else {
+            return Ok((file, None));
+        };
         match serde_json::from_str(&text) {
-            Ok(value) => Ok((file, value)),
+            Ok(value) => Ok((file, Some(value))),
             Err(e) => Err(GenerateError::GenerationConfig {
                 file,
                 problem: format!("it is not JSON: {e}"),
@@ -59,7 +67,8 @@ pub fn generation_config(folder: &Path) -> Result<SamplingParams, GenerateError>
         file: file.to_owned(),
         problem,
     };
-    let (config_file, mut config) = read("config.json")?;
+    let (config_file, config) = read("config.json")?;
+    let mut config = config.unwrap_or_else(|| json!({}));
     if let Some(object) = config.as_object_mut() {
         // transformers writes this value without a user having set it.
         object.retain(|key, value| {
@@ -67,10 +76,10 @@ pub fn generation_config(folder: &Path) -> Result<SamplingParams, GenerateError>
         });
     }
     let (file, own) = read("generation_config.json")?;
-    if !file.is_file() {
+    let Some(own) = own else {
         let read = parse(&config).map_err(|problem| wrong(&config_file, problem));
         return read.map(Parsed::generate);
-    }
+    };
     let mut parsed = parse(&own).map_err(|problem| wrong(&file, problem))?;
     let generate = &mut parsed.generate;
     let in_config = |key: &'static str| {

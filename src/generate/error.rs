@@ -50,7 +50,9 @@ impl From<ReadError> for GenerateError {
     fn from(error: ReadError) -> Self {
         match error {
             ReadError::Io { file, source } => Self::Read { file, source },
-            ReadError::TooLarge { .. } => Self::File(error),
+            ReadError::TooLarge { .. } | ReadError::Gguf(_) | ReadError::SeveralGguf { .. } => {
+                Self::File(error)
+            }
         }
     }
 }

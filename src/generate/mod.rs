@@ -24,7 +24,7 @@ use std::{
 };
 
 pub use admit::Admission;
-pub use config::{MAX_TOKENS, generation_config};
+pub use config::{MAX_TOKENS, generation_config, generation_config_of};
 use device::DeviceRows;
 pub use error::GenerateError;
 use fill::Fills;

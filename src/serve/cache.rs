@@ -11,7 +11,7 @@ use std::{
     collections::{HashMap, hash_map},
     fs,
     io::{self, Read},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -22,7 +22,7 @@ use quick_cache::{Weighter, sync};
 use sha2::{Digest, Sha256};
 
 use super::{Answer, Submit, Text};
-use crate::{Engine, EngineError};
+use crate::{Engine, EngineError, runtime::weights::ModelFiles};
 
 pub(super) use file::FileTier;
 #[cfg(feature = "shared-cache")]
@@ -233,13 +233,13 @@ pub(super) enum Deep {
 /// A file cannot be read.
 pub(super) fn digest(
     engine: &Engine,
-    folder: &Path,
+    files: &ModelFiles,
     output: &str,
     default_prompt: &str,
 ) -> Result<Key, EngineError> {
     let mut digest = Sha256::new();
     let read = |source| EngineError::Read {
-        file: folder.to_owned(),
+        file: files.path().to_owned(),
         source,
     };
     let program = postcard::to_stdvec(engine.program());
@@ -254,18 +254,18 @@ pub(super) fn digest(
         digest.update((part.len() as u64).to_le_bytes());
         digest.update(part);
     }
-    add_folder(&mut digest, folder, 0).map_err(read)?;
+    let added = files
+        .paths()
+        .and_then(|paths| add_files(&mut digest, paths, 0));
+    added.map_err(read)?;
     Ok(digest.finalize().into())
 }
 
-/// Adds the contents of a folder in order of names. Hidden files, such as those of downloads, are skipped.
-fn add_folder(digest: &mut Sha256, folder: &Path, depth: u8) -> io::Result<()> {
-    let mut entries: Vec<PathBuf> = fs::read_dir(folder)?
-        .map(|entry| entry.map(|entry| entry.path()))
-        .collect::<io::Result<_>>()?;
-    entries.sort_unstable();
+/// Adds the contents of files and folders in order of names. Hidden files, such as those of downloads, are skipped.
+fn add_files(digest: &mut Sha256, mut paths: Vec<PathBuf>, depth: u8) -> io::Result<()> {
+    paths.sort_unstable();
     let mut buffer = vec![0; 1 << 20];
-    for path in entries {
+    for path in paths {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if name.starts_with('.') {
             continue;
@@ -274,7 +274,8 @@ fn add_folder(digest: &mut Sha256, folder: &Path, depth: u8) -> io::Result<()> {
         digest.update(name.as_bytes());
         if path.is_dir() {
             if depth < 4 {
-                add_folder(digest, &path, depth + 1)?;
+                let below = fs::read_dir(&path)?.map(|entry| Ok(entry?.path()));
+                add_files(digest, below.collect::<io::Result<_>>()?, depth + 1)?;
             }
             continue;
         }

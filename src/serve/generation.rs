@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     Engine, EngineError,
-    generate::{Admission, GenerateError, Request, SamplingParams, generation_config},
+    generate::{Admission, GenerateError, Request, SamplingParams, generation_config_of},
     schedule::Scheduler,
     search::Sampling,
     text::{ChatOptions, ChatTemplate, Message, TextEncoder, TextError},
@@ -161,8 +161,8 @@ impl GenerationService {
         scheduler: Box<dyn Scheduler>,
         seat: Option<ModelHandle>,
     ) -> Result<Self, EngineError> {
-        let folder = encoder.folder().trunk().to_owned();
-        let defaults = generation_config(&folder)?;
+        let files = encoder.folder().files();
+        let defaults = generation_config_of(files)?;
         let bytes = match cache_bytes {
             Some(bytes) => bytes,
             None => engine.default_cache_bytes(&defaults)?,
@@ -170,7 +170,7 @@ impl GenerationService {
         let generator = engine.generator(bytes)?;
         let checked = generator.check_options(&defaults);
         checked.map_err(|problem| GenerateError::GenerationConfig {
-            file: folder.join("generation_config.json"),
+            file: files.name("generation_config.json"),
             problem: problem.to_string(),
         })?;
         let admission = generator.admission();
@@ -179,7 +179,7 @@ impl GenerationService {
             return Err(GenerateError::NoBlock { bytes, block }.into());
         }
         // A model without a template only completes prompts.
-        let template = ChatTemplate::open(&folder).map_err(|e| match e {
+        let template = ChatTemplate::of(files).map_err(|e| match e {
             // Do not reveal paths to clients.
             TextError::ChatTemplate { problem, .. } => problem,
             other => other.to_string(),

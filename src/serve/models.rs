@@ -276,10 +276,14 @@ impl Model {
         })
     }
 
-    /// Returns the default name of a model: that of its folder.
+    /// Returns the default name of a model: that of its folder, or of its GGUF file without the ending.
     pub fn name_of(folder: &Path) -> String {
         let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
-        let name = folder.file_name().map(|name| name.to_string_lossy());
+        let name = match folder.is_file() {
+            true => folder.file_stem(),
+            false => folder.file_name(),
+        };
+        let name = name.map(|name| name.to_string_lossy());
         name.map_or_else(|| "model".to_owned(), |name| name.into_owned())
     }
 

@@ -119,7 +119,7 @@ impl Service {
                 model: {
                     let folder = encoder.folder();
                     let prompt = folder.prompt(Prompt::Default)?;
-                    digest(engine, folder.root(), output, prompt)?
+                    digest(engine, folder.root_files(), output, prompt)?
                 },
                 joined: Arc::default(),
             }),

@@ -14,6 +14,7 @@ pub use self::{
     message::{ChatOptions, Message, Tool},
 };
 use super::{TextError, contain::contain};
+use crate::runtime::weights::ModelFiles;
 
 /// Limits of one rendering: several times the default maximum body of a server, and about a second of work.
 const LIMITS: Limits = Limits {
@@ -59,7 +60,15 @@ impl ChatTemplate {
     /// # Errors
     /// Files that cannot be read, a folder without a template, and a template with invalid syntax.
     pub fn open(folder: &Path) -> Result<Self, TextError> {
-        let sources = source::Sources::read(folder)?;
+        Self::of(&ModelFiles::open(folder)?)
+    }
+
+    /// Reads the templates of a model.
+    ///
+    /// # Errors
+    /// The errors of [`open`](Self::open).
+    pub fn of(files: &ModelFiles) -> Result<Self, TextError> {
+        let sources = source::Sources::read(files)?;
         let parse = |source: Option<source::Source>| {
             let Some(source::Source { file, text }) = source else {
                 return Ok(None);

@@ -26,7 +26,7 @@ impl Conversation {
             return Ok(None);
         };
         Ok(Some(Self {
-            template: ChatTemplate::open(folder.trunk())?,
+            template: ChatTemplate::of(folder.files())?,
             has_parts: messages.has_parts,
             options: messages
                 .options

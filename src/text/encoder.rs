@@ -15,6 +15,7 @@ use super::{
     folder::cleaned_up, sentencepiece::published, word_cache::WordCache,
 };
 use crate::{
+    files::Kind,
     runtime::batch::{Batch, BatchError},
     tensor::SequenceEnd,
 };
@@ -119,14 +120,15 @@ impl TextEncoder {
     }
 
     fn with(folder: Folder, cuts: bool) -> Result<Self, TextError> {
-        let file = folder.trunk().join("tokenizer.json");
-        if !file.is_file() {
+        const NAME: &str = "tokenizer.json";
+        let file = folder.files().name(NAME);
+        let Some(json) = folder.files().text(NAME, Kind::Tokenizer)? else {
             return Self::of_pieces(folder, cuts);
-        }
+        };
         let inputs = folder.inputs();
         let cut_side = cut_side(&folder)?;
         let settings = folder.tokenizer_settings()?;
-        let tokenizer = loaded(&folder, &file, &settings, inputs.positions, cuts)?;
+        let tokenizer = loaded(&folder, (&file, &json), &settings, inputs.positions, cuts)?;
         let is_bpe = matches!(tokenizer.get_model(), ModelWrapper::BPE(_));
         let words = WordCache::of(&tokenizer).map(Arc::new);
         Ok(Self {
@@ -419,7 +421,7 @@ impl TextEncoder {
         }
         match (input, prompt) {
             (Input::Pair(..), _) if self.writes => Err(TextError::Folder {
-                file: self.folder.trunk().join("config.json"),
+                file: self.folder.files().name("config.json"),
                 problem: "the model generates text, and no modules.json specifies how it scores pairs; expected a LogitScore module and a chat template for a query and a document, which `CrossEncoder(DIR).save(DIR)` of sentence-transformers writes".to_owned(),
             }),
             (Input::Text(text), "") => self.encoded(index, text, true, side),

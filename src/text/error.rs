@@ -99,7 +99,9 @@ impl From<ReadError> for TextError {
     fn from(error: ReadError) -> Self {
         match error {
             ReadError::Io { file, source } => Self::Read { file, source },
-            ReadError::TooLarge { .. } => Self::File(error),
+            ReadError::TooLarge { .. } | ReadError::Gguf(_) | ReadError::SeveralGguf { .. } => {
+                Self::File(error)
+            }
         }
     }
 }

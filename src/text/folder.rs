@@ -5,6 +5,7 @@
 //! file takes precedence follows `SentenceTransformer(DIR)` and `CrossEncoder(DIR)` of version 6.2. A setting that gemmule
 //! does not support is an error that names it.
 
+mod config;
 mod json;
 mod modules;
 mod prompts;
@@ -12,18 +13,21 @@ mod score;
 mod tokenizer;
 mod transformer;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use super::TextError;
 use crate::{
-    files::{self, Kind},
+    files::Kind,
     model::{Description, EMBEDDING, Module},
     program::NEXT_LOGITS,
-    runtime::weights::Found,
+    runtime::weights::ModelFiles,
     tensor::SequenceEnd,
 };
+pub use config::config;
+pub(super) use config::no_config;
+use config::{check_own, parsed};
 use json::Json;
 use modules::{Entry, MAX_WIDTH, dense, dropout, entries, logit_score, normalize, pooling, splade};
 pub use prompts::Prompt;
@@ -34,12 +38,15 @@ pub(super) use tokenizer::{TokenizerSettings, cleaned_up};
 
 /// Folder that sentence-transformers uses for a Pooling after the transformer.
 const POOLING: &str = "1_Pooling";
+const CONFIG: &str = "config.json";
 
 /// A checkpoint folder.
 #[derive(Clone, Debug)]
 pub struct Folder {
-    root: PathBuf,
-    trunk: PathBuf,
+    /// Files of the modules.
+    root: ModelFiles,
+    /// Files of the transformer.
+    trunk: ModelFiles,
     /// `None` without config.json. A compiled model does not need it.
     config: Option<Value>,
     /// `None` in a folder without `modules.json`, or with the transformer as its only module.
@@ -109,30 +116,36 @@ impl Score {
 }
 
 impl Folder {
-    /// Reads the JSON files of a folder.
+    /// Reads the JSON files of a folder, or what a GGUF file has in their place; see [`ModelFiles::open`].
     ///
     /// # Errors
     /// Files that are missing or not JSON, and references to files that do not exist.
     pub fn open(root: &Path) -> Result<Self, TextError> {
-        let listed = Json::optional(root.join("modules.json"))?;
+        Self::of(ModelFiles::open(root)?)
+    }
+
+    /// Reads the JSON files of a model.
+    ///
+    /// # Errors
+    /// The errors of [`open`](Self::open).
+    pub fn of(root: ModelFiles) -> Result<Self, TextError> {
+        let listed = Json::optional(&root, "modules.json")?;
         let listed = listed
             .as_ref()
             .map(entries)
             .transpose()?
             .unwrap_or_default();
         let trunk = match listed.first() {
-            Some(entry) => root.join(&entry.folder),
-            None => root.to_owned(),
+            Some(entry) => root.below(&entry.folder),
+            None => root.clone(),
         };
-        let file = trunk.join("config.json");
-        let config = match file.exists() {
-            true => Some(config(&file)?),
-            false => None,
-        };
+        let text = trunk.text(CONFIG, Kind::Config)?;
+        let config = text.map(|text| parsed(&trunk.name(CONFIG), &text));
+        let own = Json::optional(&root, "config_sentence_transformers.json")?;
         let mut folder = Self {
-            root: root.to_owned(),
+            root,
             trunk,
-            config,
+            config: config.transpose()?,
             modules: None,
             pools_prompt: true,
             lower_case: false,
@@ -145,7 +158,6 @@ impl Folder {
             score: None,
             messages: None,
         };
-        let own = Json::optional(root.join("config_sentence_transformers.json"))?;
         if let Some(own) = &own {
             check_own(own)?;
         }
@@ -161,14 +173,24 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Returns the folder with `config.json`, the transformer's weights and its tokenizer.
+    /// Returns the folder with `config.json`, the transformer's weights and its tokenizer, or the GGUF file that has them.
     pub fn trunk(&self) -> &Path {
+        self.trunk.path()
+    }
+
+    /// Returns the files of the transformer and its tokenizer.
+    pub fn files(&self) -> &ModelFiles {
         &self.trunk
     }
 
-    /// Returns the folder that contains the module folders.
-    pub fn root(&self) -> &Path {
+    /// Returns the files of the modules.
+    pub fn root_files(&self) -> &ModelFiles {
         &self.root
+    }
+
+    /// Returns the folder that contains the module folders, or the GGUF file.
+    pub fn root(&self) -> &Path {
+        self.root.path()
     }
 
     /// Returns the contents of `config.json`.
@@ -178,7 +200,7 @@ impl Folder {
     pub fn config(&self) -> Result<&Value, TextError> {
         match &self.config {
             Some(config) => Ok(config),
-            None => Err(no_config(&self.trunk)),
+            None => Err(no_config(self.trunk.path())),
         }
     }
 
@@ -273,11 +295,11 @@ impl Folder {
 
     /// Returns `tokenizer_config.json` with the settings that take precedence over it; empty if the file does not exist.
     fn tokenizer_config(&self) -> Result<Json, TextError> {
-        let file = self.trunk.join("tokenizer_config.json");
-        let mut json = match Json::optional(file.clone())? {
+        const NAME: &str = "tokenizer_config.json";
+        let mut json = match Json::optional(&self.trunk, NAME)? {
             Some(json) => json,
             None => Json {
-                file,
+                file: self.trunk.name(NAME),
                 value: Value::Object(Map::new()),
             },
         };
@@ -293,7 +315,7 @@ impl Folder {
     /// # Errors
     /// A file that is not a JSON object.
     pub(super) fn tokenizer_settings(&self) -> Result<TokenizerSettings, TextError> {
-        let map = Json::optional(self.trunk.join("special_tokens_map.json"))?;
+        let map = Json::optional(&self.trunk, "special_tokens_map.json")?;
         TokenizerSettings::new(self.tokenizer_config()?, map, self.config.as_ref())
     }
 
@@ -307,9 +329,9 @@ impl Folder {
         let mut modules = Vec::new();
         for entry in &listed[1..] {
             let folder = entry.folder.clone();
-            let file = self.root.join(&entry.folder).join("config.json");
-            let config = || Json::read(file.clone());
-            let optional = || Json::optional(file.clone());
+            let file = format!("{}/{CONFIG}", entry.folder);
+            let config = || Json::read(&self.root, &file);
+            let optional = || Json::optional(&self.root, &file);
             modules.push(match entry.class.as_str() {
                 "Pooling" => {
                     let config = config()?;
@@ -326,7 +348,7 @@ impl Folder {
                 "SpladePooling" => splade(&config()?, folder)?,
                 "LogitScore" => logit_score(&config()?, folder)?,
                 other => {
-                    let file = self.root.join("modules.json");
+                    let file = self.root.name("modules.json");
                     let problem = format!(
                         "the module `{other}` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, Normalize, SpladePooling and LogitScore"
                     );
@@ -350,7 +372,7 @@ impl Folder {
 
     /// Reads the pooling of a folder without `modules.json`, as text-embeddings-inference does.
     fn read_pooling(&mut self) -> Result<(), TextError> {
-        let Some(json) = Json::optional(self.root.join(POOLING).join("config.json"))? else {
+        let Some(json) = Json::optional(&self.root, &format!("{POOLING}/{CONFIG}"))? else {
             return Ok(());
         };
         let embeds = self.config.as_ref().is_some_and(|config| {
@@ -380,22 +402,19 @@ impl Folder {
 
     /// Reads `sentence_bert_config.json`, which has other names in older folders.
     fn read_transformer(&mut self) -> Result<(), TextError> {
-        let entries = std::fs::read_dir(&self.trunk).map_err(|source| TextError::Read {
-            file: self.trunk.clone(),
+        let paths = self.trunk.paths().map_err(|source| TextError::Read {
+            file: self.trunk.path().to_owned(),
             source,
         })?;
-        let is_it = |name: &str| name.starts_with("sentence_") && name.ends_with("_config.json");
-        let mut files: Vec<PathBuf> = entries
-            .filter_map(Result::ok)
-            .filter(|e| e.file_name().to_str().is_some_and(is_it))
-            .map(|e| e.path())
-            .collect();
-        files.sort();
-        let [file] = files.as_slice() else {
+        let is_it = |name: &&str| name.starts_with("sentence_") && name.ends_with("_config.json");
+        let names = paths.iter().filter_map(|path| path.file_name()?.to_str());
+        let mut files: Vec<&str> = names.filter(is_it).collect();
+        files.sort_unstable();
+        let &[file] = files.as_slice() else {
             return match files.as_slice() {
                 [] => Ok(()),
                 [first, ..] => Err(TextError::Folder {
-                    file: first.clone(),
+                    file: self.trunk.name(first),
                     problem: format!(
                         "{} files match `sentence_…_config.json`, so the maximum text length is ambiguous; keep one of them",
                         files.len()
@@ -403,7 +422,7 @@ impl Folder {
                 }),
             };
         };
-        let transformer = Transformer::read(&Json::read(file.clone())?)?;
+        let transformer = Transformer::read(&Json::read(&self.trunk, file)?)?;
         self.max_seq_length = transformer.max_seq_length;
         self.lower_case = transformer.lower_case;
         self.messages = transformer.messages;
@@ -417,7 +436,7 @@ impl Folder {
     /// Returns the activation of a cross-encoder, if a file sets it.
     fn read_score(&self, own: Option<&Json>) -> Result<Option<Score>, TextError> {
         let config = Json {
-            file: self.trunk.join("config.json"),
+            file: self.trunk.name(CONFIG),
             value: self.config.clone().unwrap_or_default(),
         };
         let nested = config.get("sentence_transformers").map(|value| Json {
@@ -441,55 +460,5 @@ impl Folder {
             }));
         }
         Ok(None)
-    }
-}
-
-/// Reads a `config.json`.
-pub fn config(file: &Path) -> Result<Value, TextError> {
-    let text = files::text(file, Kind::Config)?;
-    serde_json::from_str(&text).map_err(|e| TextError::Config {
-        file: file.to_owned(),
-        problem: e.to_string(),
-    })
-}
-
-/// Returns the error for a folder without config.json, which names the weights found instead.
-pub(super) fn no_config(folder: &Path) -> TextError {
-    let file = folder.join("config.json");
-    match Found::in_folder(folder) {
-        Found::Nothing => match config(&file) {
-            Err(error) => error,
-            // The file was written after the folder was listed.
-            Ok(_) => TextError::Folder {
-                file,
-                problem: "the file was just written; try again".to_owned(),
-            },
-        },
-        found => TextError::Folder {
-            file: folder.to_owned(),
-            problem: format!(
-                "there is no config.json; expected a checkpoint folder as published on the Hugging Face hub. It has {found}"
-            ),
-        },
-    }
-}
-
-/// Checks the keys of `config_sentence_transformers.json`.
-fn check_own(own: &Json) -> Result<(), TextError> {
-    own.check_keys(&[
-        "__version__",
-        "activation_fn",
-        "default_prompt_name",
-        "keep_in_fp32_modules",
-        "max_active_dims",
-        "model_type",
-        "prompts",
-        "requirements",
-        "similarity_fn_name",
-        "truncate_dim",
-    ])?;
-    match own.get("max_active_dims") {
-        Some(_) => Err(own.wrong("max_active_dims", "null, as gemmule keeps all weights")),
-        None => Ok(()),
     }
 }

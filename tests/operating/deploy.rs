@@ -75,3 +75,40 @@ fn a_pod_has_no_token_and_a_network_policy() {
         assert!(policy.contains(line), "{line}");
     }
 }
+
+#[test]
+fn the_image_is_that_of_the_pods() {
+    let (image, manifest) = (read("Dockerfile"), read("deploy/kubernetes.yaml"));
+    assert!(image.contains("\nUSER 10001:10001\n"));
+    assert!(manifest.contains("        runAsUser: 10001\n        fsGroup: 10001\n"));
+    assert!(image.contains("    HOME=/home/gemmule "));
+    assert!(image.contains("\nVOLUME /home/gemmule/.cache\n"));
+    assert!(manifest.contains("mountPath: /home/gemmule/.cache }"));
+    assert!(image.contains("\nENTRYPOINT [\"gemmule\"]\n"));
+    assert!(image.contains("--require-hashes") && image.contains("-r /nvrtc.txt"));
+    // The same NVRTC as the tests use.
+    let pin = read("deploy/nvrtc.txt");
+    let pin = pin.split_once("nvidia-cuda-nvrtc==").expect("a pin").1;
+    let tested = read("scripts/requirements.txt");
+    assert!(tested.contains(&format!("nvidia-cuda-nvrtc=={}", pin.trim_end())));
+}
+
+#[test]
+fn workflows_call_targets_of_the_makefile() {
+    let makefile = read("Makefile");
+    for (workflow, targets) in [
+        ("test.yml", &["test", "test-python"][..]),
+        ("release.yml", &["dist", "wheel"]),
+    ] {
+        let text = read(&format!(".github/workflows/{workflow}"));
+        let called = text.match_indices("- run: make ").map(|(at, run)| {
+            let rest = text[at + run.len()..].split_whitespace();
+            rest.clone().next().expect("a target")
+        });
+        assert_eq!(called.collect::<Vec<_>>(), targets, "{workflow}");
+        for target in targets {
+            assert!(makefile.contains(&format!("\n{target}:")), "{target}");
+        }
+        assert!(text.contains("\npermissions:\n  contents: read\n"));
+    }
+}

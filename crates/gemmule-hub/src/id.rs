@@ -13,16 +13,22 @@ const MAX_PART: usize = 96;
 /// Max bytes of a revision.
 const MAX_REVISION: usize = 200;
 
-/// The name of a model, `org/name` or `org/name@revision`.
+/// Max bytes of the name of a file.
+const MAX_FILE: usize = 200;
+
+/// The name of a model, `org/name` or `org/name@revision`. A repository with several models in a file each has the name of one of them
+/// after a colon: `org/name:file`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelId {
     org: String,
     name: String,
     revision: Option<String>,
+    file: Option<String>,
 }
 
 impl ModelId {
-    /// Parses `org/name` or `org/name@revision`, where the revision is a branch, a tag or a commit.
+    /// Parses `org/name` or `org/name@revision`, where the revision is a branch, a tag or a commit, and then `:file`, where the file
+    /// is the name of one, or a part of it.
     ///
     /// # Errors
     /// [`HubError::BadId`] for another form, and for characters that the hub does not allow.
@@ -31,9 +37,13 @@ impl ModelId {
             given: text.to_owned(),
             problem: problem.to_owned(),
         };
-        let (repo, revision) = match text.split_once('@') {
+        let (repo, file) = match text.split_once(':') {
+            Some((repo, file)) if repo.contains('/') => (repo, Some(file)),
+            _ => (text, None),
+        };
+        let (repo, revision) = match repo.split_once('@') {
             Some((repo, revision)) => (repo, Some(revision)),
-            None => (text, None),
+            None => (repo, None),
         };
         let (org, name) = repo
             .split_once('/')
@@ -47,10 +57,14 @@ impl ModelId {
         if let Some(revision) = revision {
             check_revision(revision).map_err(bad)?;
         }
+        if let Some(file) = file {
+            check_file(file).map_err(bad)?;
+        }
         Ok(Self {
             org: org.to_owned(),
             name: name.to_owned(),
             revision: revision.map(str::to_owned),
+            file: file.map(str::to_owned),
         })
     }
 
@@ -69,6 +83,11 @@ impl ModelId {
         self.revision.as_deref().unwrap_or(MAIN)
     }
 
+    /// Returns the name of the file after the colon, or the part of it.
+    pub fn file(&self) -> Option<&str> {
+        self.file.as_deref()
+    }
+
     /// Returns the revision if it is a full commit, which never changes.
     pub(crate) fn commit(&self) -> Option<&str> {
         Some(self.revision()).filter(|revision| is_commit(revision))
@@ -83,8 +102,11 @@ impl ModelId {
 impl fmt::Display for ModelId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.org, self.name)?;
-        match &self.revision {
-            Some(revision) => write!(f, "@{revision}"),
+        if let Some(revision) = &self.revision {
+            write!(f, "@{revision}")?;
+        }
+        match &self.file {
+            Some(file) => write!(f, ":{file}"),
             None => Ok(()),
         }
     }
@@ -137,6 +159,20 @@ fn check_revision(revision: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Checks the name of a file. It is only compared with those that the hub lists.
+fn check_file(file: &str) -> Result<(), &'static str> {
+    if file.is_empty() {
+        return Err("there is no name of a file after the `:`");
+    }
+    if file.len() > MAX_FILE {
+        return Err("the name of the file has more than 200 bytes");
+    }
+    match file.chars().any(|c| c.is_control() || ":\\".contains(c)) {
+        true => Err("the name of the file has characters that no file on the hub has"),
+        false => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,6 +197,9 @@ mod tests {
         let id = ModelId::parse(&format!("a/b@{commit}")).unwrap();
         assert_eq!(id.commit(), Some(commit));
         assert_eq!(ModelId::parse("a/b@0123abc").unwrap().commit(), None);
+        let id = ModelId::parse("a/b@v1:big/c@Q8_0.gguf").unwrap();
+        assert_eq!((id.revision(), id.file()), ("v1", Some("big/c@Q8_0.gguf")));
+        assert_eq!(id.to_string(), "a/b@v1:big/c@Q8_0.gguf");
     }
 
     #[test]
@@ -194,6 +233,10 @@ mod tests {
             "a/b@x\\y",
             "a/b@x@y",
             "a/b@x\u{7f}",
+            "a/b:",
+            "a/b:c:d",
+            "a/b:c\n",
+            "https://hub/a/b",
             long.as_str(),
         ] {
             let error = ModelId::parse(bad).expect_err(bad);

@@ -154,6 +154,11 @@ impl Gguf {
         &self.parts[0].path
     }
 
+    /// Returns the paths of all files.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.parts.iter().map(|part| part.path.as_path())
+    }
+
     /// Returns all values of the metadata by key.
     pub fn metadata(&self) -> &BTreeMap<String, Value> {
         &self.metadata

@@ -9,7 +9,7 @@ use crate::{
 /// Warns if the model computes sentence embeddings and the folder does not specify their pooling.
 pub(super) fn warn_of_pooling(folder: &Folder, graph: &Graph) {
     let name = folder.root().display();
-    if folder.root().join("modules.json").exists() {
+    if folder.root_files().has("modules.json") {
         return;
     }
     let mut outputs = graph.outputs().iter();

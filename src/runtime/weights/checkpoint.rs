@@ -9,11 +9,11 @@ use std::{
 use gemmule_weights::quantized::{Config, Matrix};
 
 use super::{
-    CheckpointError, Found, WeightSource, elements, encode_into,
+    CheckpointError, Found, ModelFiles, WeightSource, elements, encode_into,
     found::WEIGHTS,
     quantized::{self, Rows},
     room,
-    shard::{Place, Shard},
+    shard::{Place, Shard, Stored},
 };
 use crate::{
     files::{self, Kind},
@@ -63,6 +63,19 @@ impl Checkpoint {
     /// # Errors
     /// Returns an error if a file is missing or damaged, or if the index does not match its shards.
     pub fn open(folder: &Path, root: &Path, names: WeightNames) -> Result<Self, CheckpointError> {
+        let files = |folder: &Path| ModelFiles::Folder(folder.to_owned());
+        Self::of(&files(folder), &files(root), names)
+    }
+
+    /// Opens the weights of a model. A GGUF file has the tensors of subfolders, too.
+    ///
+    /// # Errors
+    /// The errors of [`open`](Self::open).
+    pub fn of(
+        trunk: &ModelFiles,
+        root: &ModelFiles,
+        names: WeightNames,
+    ) -> Result<Self, CheckpointError> {
         let mut checkpoint = Self {
             main: PathBuf::new(),
             shards: Vec::new(),
@@ -72,6 +85,16 @@ impl Checkpoint {
             unnamed: BTreeSet::new(),
             unreadable: BTreeMap::new(),
             names: WeightNames::default(),
+        };
+        let (folder, root) = match (trunk, root) {
+            (ModelFiles::Folder(folder), ModelFiles::Folder(root)) => (folder, root),
+            (ModelFiles::Gguf(file), _) | (_, ModelFiles::Gguf(file)) => {
+                let (shard, tensors) = Shard::of_gguf(file);
+                checkpoint.main = shard.file().to_owned();
+                checkpoint.add_shard(shard, tensors, "");
+                checkpoint.names = names;
+                return Ok(checkpoint);
+            }
         };
         // A quantization that is not read is the first error, even in a folder without weights.
         let config = quantized::configured(folder)?;
@@ -117,6 +140,11 @@ impl Checkpoint {
     /// Opens a file and makes all of its tensors available.
     fn add_file(&mut self, file: PathBuf, prefix: &str) -> Result<(), CheckpointError> {
         let (shard, tensors) = Shard::open(file)?;
+        self.add_shard(shard, tensors, prefix);
+        Ok(())
+    }
+
+    fn add_shard(&mut self, shard: Shard, tensors: BTreeMap<String, Stored>, prefix: &str) {
         let at = self.shards.len();
         self.shards.push(shard);
         for (name, stored) in tensors {
@@ -124,7 +152,6 @@ impl Checkpoint {
             let entry = Entry::Stored(place);
             self.entries.insert(format!("{prefix}{name}"), entry);
         }
-        Ok(())
     }
 
     /// Opens a shard and makes the tensors available that the index assigns to it. Other tensors in the shard are not read.

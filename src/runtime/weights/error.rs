@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use gemmule_weights::{quantized::QuantizedError, torch::TorchError};
+use gemmule_weights::{gguf::GgufError, quantized::QuantizedError, torch::TorchError};
 
 use super::found::{Found, INDEX, SINGLE, TORCH_INDEX, TORCH_SINGLE};
 use crate::files::ReadError;
@@ -93,7 +93,15 @@ impl From<ReadError> for CheckpointError {
     fn from(error: ReadError) -> Self {
         match error {
             ReadError::Io { file, source } => Self::Io { file, source },
-            ReadError::TooLarge { .. } => Self::File(error),
+            ReadError::TooLarge { .. } | ReadError::Gguf(_) | ReadError::SeveralGguf { .. } => {
+                Self::File(error)
+            }
         }
+    }
+}
+
+impl From<GgufError> for CheckpointError {
+    fn from(error: GgufError) -> Self {
+        Self::File(error.into())
     }
 }

@@ -108,7 +108,7 @@ impl fmt::Display for Found {
             }
             Self::Gguf { file } => write!(
                 f,
-                "`{}`, a format that gemmule does not read; use the folder that it was converted from, or run transformers.AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME).save_pretrained(NEW) in Python",
+                "`{}`, a whole model of llama.cpp; give the path of this file instead of the folder",
                 name(file)
             ),
             Self::OtherFramework { file } => write!(

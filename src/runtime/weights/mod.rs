@@ -5,6 +5,7 @@
 
 mod checkpoint;
 mod error;
+mod files;
 mod found;
 mod quantized;
 mod random;
@@ -16,6 +17,7 @@ use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 pub use checkpoint::Checkpoint;
 pub use error::CheckpointError;
+pub use files::{ModelFiles, gguf_models, gguf_parts, gguf_stem, is_local};
 pub use found::Found;
 pub use random::RandomWeights;
 

@@ -1,4 +1,4 @@
-//! Reads one file of weights, of safetensors or of PyTorch, in pieces through an open handle. The file is not memory-mapped: if
+//! Reads one file of weights, of safetensors, PyTorch or llama.cpp, in pieces through an open handle. The file is not memory-mapped: if
 //! another process truncates a mapped file, this process receives SIGBUS. A truncated read is an ordinary error.
 
 use std::{
@@ -7,9 +7,14 @@ use std::{
     io,
     ops::Range,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use gemmule_weights::{Element, torch};
+use gemmule_weights::{
+    Element,
+    gguf::{self, folder::Weight},
+    torch,
+};
 use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::Metadata};
 
 use super::{CheckpointError, decode_into, elements, encode_into, room};
@@ -25,7 +30,6 @@ const PIECE: usize = 1 << 20;
 /// An open file of weights.
 pub(super) struct Shard {
     path: PathBuf,
-    file: File,
 }
 
 /// A tensor's entry in the directory of a shard.
@@ -33,10 +37,17 @@ pub(super) struct Stored {
     /// Type of the elements, or the name of one that is unknown.
     pub element: Result<Element, String>,
     pub dims: Vec<u64>,
-    /// Range in the file.
-    bytes: Range<u64>,
-    /// Present if the elements are not in row-major order in the range.
-    view: Option<torch::Tensor>,
+    location: Location,
+}
+
+/// Location of a tensor's elements.
+enum Location {
+    /// Row-major elements in this range of a file.
+    Range(Arc<File>, Range<u64>),
+    /// Elements of a file in another order.
+    View(Arc<File>, torch::Tensor),
+    /// Elements of a file of llama.cpp, which may be quantised. Those are read as f32.
+    Gguf(Arc<gguf::folder::Folder>, Box<Weight>),
 }
 
 /// A tensor's entry in one of several shards.
@@ -99,7 +110,7 @@ impl Shard {
         let opened = File::open(&path).map_err(torch::TorchError::Io);
         let read = opened.and_then(|file| Ok((torch::open(&file)?, file)));
         let (tensors, file) = match read {
-            Ok(read) => read,
+            Ok((tensors, file)) => (tensors, Arc::new(file)),
             Err(torch::TorchError::Io(source)) => {
                 return Err(CheckpointError::Io { file: path, source });
             }
@@ -114,13 +125,32 @@ impl Shard {
             let stored = Stored {
                 element: Ok(tensor.element),
                 dims: tensor.dims.clone(),
-                bytes: tensor.bytes.clone(),
-                view: (!tensor.is_contiguous()).then_some(tensor),
+                location: match tensor.is_contiguous() {
+                    true => Location::Range(Arc::clone(&file), tensor.bytes),
+                    false => Location::View(Arc::clone(&file), tensor),
+                },
             };
             (name, stored)
         });
         let stored = stored.collect();
-        Ok((Self { path, file }, stored))
+        Ok((Self { path }, stored))
+    }
+
+    /// Returns the file and the tensors of a model of llama.cpp.
+    pub fn of_gguf(folder: &Arc<gguf::folder::Folder>) -> (Self, BTreeMap<String, Stored>) {
+        let weights = folder
+            .names()
+            .filter_map(|name| Some((name, folder.weight(name)?)));
+        let stored = weights.map(|(name, weight)| {
+            let stored = Stored {
+                element: Ok(weight.element().unwrap_or(Element::F32)),
+                dims: weight.dims.clone(),
+                location: Location::Gguf(Arc::clone(folder), Box::new(weight.clone())),
+            };
+            (name.to_owned(), stored)
+        });
+        let path = folder.gguf().path().to_owned();
+        (Self { path }, stored.collect())
     }
 
     /// Opens a safetensors file, reads its header and checks it against the file size.
@@ -156,6 +186,7 @@ impl Shard {
             .map_err(|_| io(io::ErrorKind::OutOfMemory.into()))?;
         header.resize(data as usize, 0);
         read_at(&file, &mut header, 0).map_err(io)?;
+        let file = Arc::new(file);
         let metadata: Metadata = serde_json::from_slice(&header[N_LENGTH as usize..])
             // Report the error of the safetensors crate, which is more precise. It also checks for the data, which is not passed
             // here, but only after it has accepted the header.
@@ -173,13 +204,12 @@ impl Shard {
                 let stored = Stored {
                     element: element(info.dtype),
                     dims: info.shape.iter().map(|&d| d as u64).collect(),
-                    bytes: data + start as u64..data + end as u64,
-                    view: None,
+                    location: Location::Range(Arc::clone(&file), data + start as u64..data + end as u64),
                 };
                 (name, stored)
             })
             .collect();
-        Ok((Self { path, file }, tensors))
+        Ok((Self { path }, tensors))
     }
 
     pub fn file(&self) -> &Path {
@@ -229,43 +259,71 @@ impl Shard {
 
     /// Reads the bytes of a tensor's elements in row-major order.
     pub fn bytes(&self, name: &str, stored: &Stored) -> Result<Vec<u8>, CheckpointError> {
-        let mut bytes = room(name, stored.bytes.end - stored.bytes.start)?;
+        let size = match &stored.location {
+            Location::Range(_, bytes) => bytes.end - bytes.start,
+            Location::View(_, view) => elements(&view.dims).saturating_mul(view.element.bytes()),
+            Location::Gguf(_, weight) => elements(&stored.dims)
+                .saturating_mul(weight.element().unwrap_or(Element::F32).bytes()),
+        };
+        let mut bytes = room(name, size)?;
         self.pieces(name, stored, |piece| bytes.extend_from_slice(piece))?;
         Ok(bytes)
     }
 
     /// Passes the bytes of a tensor's elements to `take` in row-major order, in pieces of whole elements. A tensor that is stored in
-    /// another order is one piece.
+    /// another order, or in a file of llama.cpp, is read as a whole.
     fn pieces(
         &self,
         name: &str,
         stored: &Stored,
         mut take: impl FnMut(&[u8]),
     ) -> Result<(), CheckpointError> {
-        let Range { start, end } = stored.bytes;
-        if let Some(view) = &stored.view {
-            let mut span = room(name, end - start)?;
-            span.resize((end - start) as usize, 0);
-            self.read_at(name, &mut span, start)?;
-            let mut gathered = room(name, elements(&view.dims) * view.element.bytes())?;
-            view.gather(&span, &mut gathered);
-            take(&gathered);
-            return Ok(());
-        }
+        let (file, Range { start, end }) = match &stored.location {
+            Location::Range(file, bytes) => (file, bytes.clone()),
+            Location::View(file, view) => {
+                let Range { start, end } = view.bytes;
+                let mut span = room(name, end - start)?;
+                span.resize((end - start) as usize, 0);
+                self.read_at(file, name, &mut span, start)?;
+                let mut gathered = room(name, elements(&view.dims) * view.element.bytes())?;
+                view.gather(&span, &mut gathered);
+                take(&gathered);
+                return Ok(());
+            }
+            Location::Gguf(folder, weight) if weight.element().is_some() => {
+                take(&folder.read_raw(weight)?);
+                return Ok(());
+            }
+            Location::Gguf(folder, weight) => {
+                let mut bytes = Vec::new();
+                for values in folder.read(weight)?.chunks(PIECE) {
+                    bytes.clear();
+                    encode_into(&mut bytes, values, DType::F32);
+                    take(&bytes);
+                }
+                return Ok(());
+            }
+        };
         let mut piece = vec![0; (end - start).min(PIECE as u64) as usize];
         let mut at = start;
         while at < end {
             let n = (end - at).min(PIECE as u64);
             let piece = &mut piece[..n as usize];
-            self.read_at(name, piece, at)?;
+            self.read_at(file, name, piece, at)?;
             take(piece);
             at += n;
         }
         Ok(())
     }
 
-    fn read_at(&self, name: &str, bytes: &mut [u8], at: u64) -> Result<(), CheckpointError> {
-        read_at(&self.file, bytes, at).map_err(|source| match source.kind() {
+    fn read_at(
+        &self,
+        file: &File,
+        name: &str,
+        bytes: &mut [u8],
+        at: u64,
+    ) -> Result<(), CheckpointError> {
+        read_at(file, bytes, at).map_err(|source| match source.kind() {
             io::ErrorKind::UnexpectedEof => CheckpointError::EndedEarly {
                 file: self.path.clone(),
                 tensor: name.to_owned(),

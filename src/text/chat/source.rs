@@ -3,10 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::Json;
-use crate::{
-    files::{self, Kind},
-    text::TextError,
-};
+use crate::{files::Kind, runtime::weights::ModelFiles, text::TextError};
 
 /// The source of a template.
 pub(super) struct Source {
@@ -27,26 +24,22 @@ pub(super) struct Sources {
 impl Sources {
     /// Reads the templates as transformers does: chat_template.jinja and additional_chat_templates/tool_use.jinja, or else
     /// `chat_template` in tokenizer_config.json, which is one template or a list of named ones.
-    pub fn read(folder: &Path) -> Result<Self, TextError> {
-        let config = folder.join("tokenizer_config.json");
+    pub fn read(files: &ModelFiles) -> Result<Self, TextError> {
+        const CONFIG: &str = "tokenizer_config.json";
+        let (folder, config) = (files.path(), files.name(CONFIG));
         let broken = |file: &Path, problem: String| TextError::ChatTemplate {
             file: file.to_owned(),
             problem,
         };
-        let settings = match config.is_file() {
-            true => {
-                let text = files::text(&config, Kind::Config)?;
-                serde_json::from_str(&text)
-                    .map_err(|e| broken(&config, format!("it is not JSON: {e}")))?
-            }
-            false => Json::Null,
+        let settings = match files.text(CONFIG, Kind::Config)? {
+            Some(text) => serde_json::from_str(&text)
+                .map_err(|e| broken(&config, format!("it is not JSON: {e}")))?,
+            None => Json::Null,
         };
         let read = |name: &str| {
-            let file = folder.join(name);
-            match file.is_file() {
-                true => files::text(&file, Kind::Config).map(|text| Some(Source { file, text })),
-                false => Ok(None),
-            }
+            let text = files.text(name, Kind::Config)?;
+            let file = files.name(name);
+            Ok::<_, TextError>(text.map(|text| Source { file, text }))
         };
         let mut default = read("chat_template.jinja")?;
         let mut tool_use = read("additional_chat_templates/tool_use.jinja")?;

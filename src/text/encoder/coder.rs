@@ -8,12 +8,9 @@ use tokenizers::{
     normalizers::{Lowercase, Sequence},
 };
 
-use crate::{
-    files::{self, Kind},
-    text::{
-        Folder, TextError, contain::contain, folder::TokenizerSettings,
-        sentencepiece::SentencePiece, word_cache::WordCache,
-    },
+use crate::text::{
+    Folder, TextError, contain::contain, folder::TokenizerSettings, sentencepiece::SentencePiece,
+    word_cache::WordCache,
 };
 
 /// Side on which a text that is too long is cut.
@@ -120,15 +117,15 @@ fn one_text(input: EncodeInput<'_>) -> tokenizers::Result<String> {
     }
 }
 
-/// Loads the tokenizer.json `file` of a folder. The folder's settings take precedence over the file. `positions` is the
+/// Loads the tokenizer.json of a folder: its path and its text. The folder's settings take precedence over the file. `positions` is the
 /// model's maximum; texts are cut only if `cuts`.
 ///
 /// # Errors
-/// A file that is too large or not a tokenizer, including one on which the tokenizers crate panics, and settings that do not
+/// A file that is not a tokenizer, including one on which the tokenizers crate panics, and settings that do not
 /// apply to it.
 pub(super) fn loaded(
     folder: &Folder,
-    file: &Path,
+    (file, json): (&Path, &str),
     settings: &TokenizerSettings,
     positions: Option<u32>,
     cuts: bool,
@@ -139,13 +136,12 @@ pub(super) fn loaded(
     };
     // The tokenizers crate panics on some invalid settings when they are parsed or applied.
     let panicked = |panic: String| broken(format!("the tokenizers crate panics on it: {panic}"));
-    let bytes = files::bytes(file, Kind::Tokenizer)?;
     let limit = match cuts {
         true => folder.limit(positions)?,
         false => None,
     };
     let direction = cut_side(folder)?.direction();
-    let parsed = contain(|| Tokenizer::from_bytes(&bytes)).map_err(panicked)?;
+    let parsed = contain(|| Tokenizer::from_bytes(json)).map_err(panicked)?;
     let mut tokenizer = parsed.map_err(|e| broken(e.to_string()))?;
     if let ModelWrapper::BPE(model) = tokenizer.get_model()
         && let Some(dropout) = model.dropout.filter(|&dropout| dropout > 0.0)

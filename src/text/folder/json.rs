@@ -4,11 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
-use crate::{
-    files::{self, Kind},
-    names::nearest,
-    text::TextError,
-};
+use crate::{files::Kind, names::nearest, runtime::weights::ModelFiles, text::TextError};
 
 /// The value of a JSON file, with the file's name for error messages.
 pub(super) struct Json {
@@ -18,20 +14,27 @@ pub(super) struct Json {
 
 impl Json {
     /// Returns `None` if the file does not exist.
-    pub(super) fn optional(file: PathBuf) -> Result<Option<Self>, TextError> {
-        match file.exists() {
-            true => Self::read(file).map(Some),
-            false => Ok(None),
+    pub(super) fn optional(files: &ModelFiles, name: &str) -> Result<Option<Self>, TextError> {
+        let text = files.text(name, Kind::Config)?;
+        text.map(|text| Self::parse(files.name(name), &text))
+            .transpose()
+    }
+
+    pub(super) fn read(files: &ModelFiles, name: &str) -> Result<Self, TextError> {
+        match Self::optional(files, name)? {
+            Some(json) => Ok(json),
+            None => Err(files.missing(name).into()),
         }
     }
 
-    pub(super) fn read(file: PathBuf) -> Result<Self, TextError> {
-        let text = files::text(&file, Kind::Config)?;
-        let value = serde_json::from_str(&text).map_err(|e| TextError::Folder {
-            file: file.clone(),
-            problem: format!("it is not JSON: {e}"),
-        })?;
-        Ok(Self { file, value })
+    fn parse(file: PathBuf, text: &str) -> Result<Self, TextError> {
+        match serde_json::from_str(text) {
+            Ok(value) => Ok(Self { file, value }),
+            Err(e) => Err(TextError::Folder {
+                file,
+                problem: format!("it is not JSON: {e}"),
+            }),
+        }
     }
 
     /// Returns the value of a key; `None` if it is missing or null.

@@ -103,7 +103,7 @@ impl Folder {
         match self.pools_prompt || prompt.is_empty() || self.messages.is_some() {
             true => Ok(prompt),
             false => Err(TextError::PromptLeftOut {
-                folder: self.root.clone(),
+                folder: self.root.path().to_owned(),
                 prompt: prompt.to_owned(),
             }),
         }

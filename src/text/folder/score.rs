@@ -84,7 +84,7 @@ impl Folder {
                 Ok(ClassScore::usual(n_labels))
             }
             Some(other) => Err(TextError::Folder {
-                file: self.trunk.join("config.json"),
+                file: self.trunk.name("config.json"),
                 problem: format!(
                     "`problem_type` is {other}; expected regression, single_label_classification or multi_label_classification"
                 ),

@@ -6,6 +6,7 @@
 
 mod arrange;
 mod config;
+mod files;
 mod names;
 mod rope;
 mod settings;

@@ -19,7 +19,7 @@ use crate::{
     cli::simulate::Chosen,
     engine::{Builder, Pipeline},
     files::{self, Kind as File},
-    generate::{SamplingParams, generation_config},
+    generate::{SamplingParams, generation_config_of},
     schedule::{CostTable, scheduler},
     serve::{
         GenerationParams, GenerationService, Kind, Model, ModelChoice, Piece, ServeError, Service,
@@ -155,7 +155,7 @@ fn steps(args: &super::Args, folder: &Path) -> Result<f64, Report> {
     let lens = lens(args, &engine);
     let prompt =
         (lens.iter().map(|&n| u64::from(n)).sum::<u64>() / lens.len().max(1) as u64) as usize;
-    let mut options: SamplingParams = generation_config(folder)?;
+    let mut options: SamplingParams = generation_config_of(Folder::open(folder)?.files())?;
     options.rules.max_new_tokens = args.new as usize;
     options.max_length = None;
     let bytes = engine.cache_bytes_needed(&vec![prompt; batch], &options)?;

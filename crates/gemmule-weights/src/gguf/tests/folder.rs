@@ -115,6 +115,24 @@ fn pooling_is_that_of_sentence_transformers() {
     assert_eq!(pooling("bert"), Some(expected));
 }
 
+#[test]
+fn files_are_those_of_sentence_transformers() {
+    let json = |model, name| folder(model).json(name).expect("it is translated");
+    assert_eq!(
+        json("bert", "config.json").as_ref(),
+        Some(folder("bert").config())
+    );
+    assert_eq!(json("bert", "model.safetensors"), None);
+    assert_eq!(json("llama", "modules.json"), None);
+    assert_eq!(json("bert", "2_Dense/config.json"), None);
+    let expected = json!([
+        {"path": "", "type": "sentence_transformers.models.Transformer"},
+        {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        {"path": "4_Normalize", "type": "sentence_transformers.models.Normalize"},
+    ]);
+    assert_eq!(json("bert", "modules.json"), Some(expected));
+}
+
 /// Returns the error for a file in which one text is replaced by another one of the same length.
 #[track_caller]
 fn error_with(model: &str, from: &str, to: &str) -> String {
@@ -243,7 +261,7 @@ fn no_damaged_folder_panics() {
             _ = folder.tokenizer();
             _ = folder.tokenizer_config();
             _ = folder.generation_config();
-            _ = folder.pooling_config();
+            _ = folder.json("modules.json");
         }
     }
 }

@@ -1,0 +1,232 @@
+//! The files of a model, wherever they come from.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use gemmule_weights::gguf::{Gguf, folder::Folder};
+
+use super::found::WEIGHTS;
+use crate::files::{self, Kind, ReadError, up_to};
+
+/// Ending of the names of llama.cpp's files.
+const ENDING: &str = "gguf";
+/// Beginning of the names of files with a part of a model that reads images or sounds.
+const PROJECTOR: &str = "mmproj";
+/// Maximum number of files of a model.
+const MAX_PARTS: u32 = 1000;
+/// Files of folders that have weights of their own, or name the folder that has them.
+const OWN: [&str; 2] = ["adapter_config.json", "modules.json"];
+
+/// The files of a model by their names in a folder that transformers saves.
+#[derive(Clone, Debug)]
+pub enum ModelFiles {
+    /// A folder. A model of the Hugging Face hub is one, once it is fetched.
+    Folder(PathBuf),
+    /// A file of llama.cpp, which is translated into such a folder.
+    Gguf(Arc<Folder>),
+}
+
+impl ModelFiles {
+    /// Opens a folder, or a GGUF file, which has this ending or begins like one. A folder without other weights may have one GGUF file, which is opened then.
+    ///
+    /// A model that is split into several GGUF files counts as one file, that of its first part.
+    ///
+    /// # Errors
+    /// A GGUF file that cannot be read or translated, and a folder with several.
+    pub fn open(path: &Path) -> Result<Self, ReadError> {
+        if is_gguf(path) && !path.is_dir() || begins_as_gguf(path) {
+            return Self::gguf(path);
+        }
+        let is_there = |name: &&str| path.join(name).is_file();
+        if WEIGHTS.iter().chain(&OWN).any(is_there) {
+            return Ok(Self::Folder(path.to_owned()));
+        }
+        let entries = std::fs::read_dir(path).into_iter().flatten();
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let names: Vec<String> = names.collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        match gguf_models(&names).as_slice() {
+            [] => Ok(Self::Folder(path.to_owned())),
+            [one] => Self::gguf(&path.join(one)),
+            several => Err(ReadError::SeveralGguf {
+                folder: path.to_owned(),
+                files: several.iter().map(|name| format!("`{name}`")).collect(),
+            }),
+        }
+    }
+
+    fn gguf(path: &Path) -> Result<Self, ReadError> {
+        let opened = Gguf::open(path).and_then(Folder::new)?;
+        Ok(Self::Gguf(Arc::new(opened)))
+    }
+
+    /// Returns the path of the folder or of the file.
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Folder(folder) => folder,
+            Self::Gguf(folder) => folder.gguf().path(),
+        }
+    }
+
+    /// Returns the path by which messages name a file. In a GGUF file, no such path exists.
+    pub fn name(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    /// Returns the files of a subfolder. Those of a GGUF file are among its own.
+    #[must_use]
+    pub fn below(&self, folder: &str) -> Self {
+        match self {
+            Self::Folder(root) => Self::Folder(root.join(folder)),
+            Self::Gguf(_) => self.clone(),
+        }
+    }
+
+    /// Reads a text file as a limited number of bytes; `None` if there is none of this name.
+    ///
+    /// # Errors
+    /// A file that cannot be read, and one above the size limit of its kind.
+    pub fn text(&self, name: &str, kind: Kind) -> Result<Option<String>, ReadError> {
+        match self {
+            Self::Folder(folder) => {
+                let file = folder.join(name);
+                let is_there = file.exists();
+                is_there.then(|| files::text(&file, kind)).transpose()
+            }
+            Self::Gguf(folder) => Ok(folder.json(name)?.map(|json| json.to_string())),
+        }
+    }
+
+    /// Returns the error for a file that must be there.
+    pub fn missing(&self, name: &str) -> ReadError {
+        let file = self.name(name);
+        let source = match std::fs::metadata(&file) {
+            Err(error) => error,
+            Ok(_) => io::ErrorKind::NotFound.into(),
+        };
+        ReadError::Io { file, source }
+    }
+
+    /// Returns whether there is a file of this name.
+    pub fn has(&self, name: &str) -> bool {
+        match self {
+            Self::Folder(folder) => folder.join(name).exists(),
+            Self::Gguf(folder) => folder.json(name).is_ok_and(|json| json.is_some()),
+        }
+    }
+
+    /// Returns the paths of what is on disk: files and subfolders of a folder, or the GGUF files.
+    ///
+    /// # Errors
+    /// A folder that cannot be listed.
+    pub fn paths(&self) -> io::Result<Vec<PathBuf>> {
+        match self {
+            Self::Folder(folder) => std::fs::read_dir(folder)?
+                .map(|entry| Ok(entry?.path()))
+                .collect(),
+            Self::Gguf(folder) => Ok(folder.gguf().paths().map(Path::to_owned).collect()),
+        }
+    }
+}
+
+/// Returns whether a path has the ending of llama.cpp's files.
+pub fn is_gguf(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|ending| ending.eq_ignore_ascii_case(ENDING))
+}
+
+/// Returns whether a path is that of a folder or of a GGUF file.
+pub fn is_local(path: &Path) -> bool {
+    path.is_dir() || path.is_file() && is_gguf(path) || begins_as_gguf(path)
+}
+
+/// Returns whether the path is that of a regular file which begins like a GGUF file, such as a blob of Ollama.
+fn begins_as_gguf(path: &Path) -> bool {
+    const MAGIC: &[u8] = b"GGUF";
+    let begins = || up_to(path, 3).is_ok_and(|bytes| bytes == MAGIC);
+    path.is_file() && begins()
+}
+
+/// Returns the names of models among those of files, sorted. A model that is split into several files has the name of the first.
+pub fn gguf_models<'n>(names: &[&'n str]) -> Vec<&'n str> {
+    let is_model = |name: &&str| {
+        let file = name.rsplit('/').next().unwrap_or(name);
+        is_gguf(Path::new(name)) && !file.starts_with(PROJECTOR)
+    };
+    let models = names.iter().copied().filter(is_model);
+    let models = models.filter(|name| split(name).is_none_or(|(_, index, _)| index == 1));
+    models.collect::<BTreeSet<&str>>().into_iter().collect()
+}
+
+/// Returns the names of all files of a model.
+pub fn gguf_parts(name: &str) -> Vec<String> {
+    match split(name) {
+        Some((stem, _, count)) => (1..=count.min(MAX_PARTS))
+            .map(|index| format!("{stem}-{index:05}-of-{count:05}.{ENDING}"))
+            .collect(),
+        None => vec![name.to_owned()],
+    }
+}
+
+/// Returns the name of a file without its ending and without the numbers of a part.
+pub fn gguf_stem(name: &str) -> &str {
+    match split(name) {
+        Some((stem, ..)) => stem,
+        None => name.strip_suffix(".gguf").unwrap_or(name),
+    }
+}
+
+/// Returns the stem of `NAME-00001-of-00003.gguf`, and its numbers.
+fn split(name: &str) -> Option<(&str, u32, u32)> {
+    const DIGITS: usize = 5;
+    let number = |text: &str| match text.len() == DIGITS && text.bytes().all(|b| b.is_ascii_digit())
+    {
+        true => text.parse::<u32>().ok(),
+        false => None,
+    };
+    let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+    let (stem, index) = rest.rsplit_once('-')?;
+    Some((stem, number(index)?, number(count)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_named_by_their_first_file() {
+        let names = [
+            "README.md",
+            "b-Q8_0.gguf",
+            "mmproj-F16.gguf",
+            "big/c-00001-of-00002.gguf",
+            "big/c-00002-of-00002.gguf",
+            "a.GGUF",
+        ];
+        let expected = ["a.GGUF", "b-Q8_0.gguf", "big/c-00001-of-00002.gguf"];
+        assert_eq!(gguf_models(&names), expected);
+        assert_eq!(gguf_parts("big/c-00001-of-00002.gguf"), names[3..5]);
+        assert_eq!(gguf_parts("b-Q8_0.gguf"), ["b-Q8_0.gguf"]);
+    }
+
+    #[test]
+    fn a_folder_with_several_models_is_refused() {
+        let folder = tempfile::tempdir().expect("room for a folder");
+        let write = |name: &str| std::fs::write(folder.path().join(name), "").expect("written");
+        let open = || ModelFiles::open(folder.path());
+        assert!(matches!(open(), Ok(ModelFiles::Folder(_))));
+        write("a.gguf");
+        let error = open().unwrap_err().to_string();
+        assert!(error.contains("a.gguf: it is no GGUF file"), "{error}");
+        write("b.gguf");
+        let error = open().unwrap_err().to_string();
+        let expected = "has 2 GGUF files: `a.gguf`, `b.gguf`; give the path of one of them";
+        assert!(error.contains(expected), "{error}");
+        write("model.safetensors");
+        assert!(matches!(open(), Ok(ModelFiles::Folder(_))));
+    }
+}

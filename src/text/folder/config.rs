@@ -1,0 +1,66 @@
+//! config.json, and the keys of config_sentence_transformers.json.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::json::Json;
+use crate::{
+    files::{self, Kind},
+    runtime::weights::Found,
+    text::TextError,
+};
+
+/// Reads a `config.json`.
+pub fn config(file: &Path) -> Result<Value, TextError> {
+    parsed(file, &files::text(file, Kind::Config)?)
+}
+
+/// Parses the text of a `config.json`.
+pub(super) fn parsed(file: &Path, text: &str) -> Result<Value, TextError> {
+    serde_json::from_str(text).map_err(|e| TextError::Config {
+        file: file.to_owned(),
+        problem: e.to_string(),
+    })
+}
+
+/// Returns the error for a folder without config.json, which names the weights found instead.
+pub(in crate::text) fn no_config(folder: &Path) -> TextError {
+    let file = folder.join("config.json");
+    match Found::in_folder(folder) {
+        Found::Nothing => match config(&file) {
+            Err(error) => error,
+            // The file was written after the folder was listed.
+            Ok(_) => TextError::Folder {
+                file,
+                problem: "the file was just written; try again".to_owned(),
+            },
+        },
+        found => TextError::Folder {
+            file: folder.to_owned(),
+            problem: format!(
+                "there is no config.json; expected a checkpoint folder as published on the Hugging Face hub. It has {found}"
+            ),
+        },
+    }
+}
+
+/// Checks the keys of `config_sentence_transformers.json`.
+pub(super) fn check_own(own: &Json) -> Result<(), TextError> {
+    own.check_keys(&[
+        "__version__",
+        "activation_fn",
+        "default_prompt_name",
+        "keep_in_fp32_modules",
+        "max_active_dims",
+        "model_type",
+        "prompts",
+        "requirements",
+        "similarity_fn_name",
+        "truncate_dim",
+    ])?;
+    match own.get("max_active_dims") {
+        Some(_) => Err(own.wrong("max_active_dims", "null, as gemmule keeps all weights")),
+        None => Ok(()),
+    }
+}
