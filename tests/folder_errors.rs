@@ -442,16 +442,15 @@ fn what_a_folder_has_in_place_of_weights_is_named_with_the_way_out() {
 
 #[test]
 fn what_the_server_has_no_route_for_is_named_by_its_task() {
-    let refused = |name: &str| {
-        let folder = gemmule::text::Folder::open(&published(name)).expect("it is whole");
-        let outputs = gemmule::serve::Model::outputs(&folder, false, false);
-        let root = published("").display().to_string();
-        outputs
-            .expect_err("no route")
-            .to_string()
-            .replace(&root, "[checkpoints]/")
-    };
-    assert_snapshot!(refused("hf-electra-token"), @"`[checkpoints]/hf-electra-token` is a model for token classification (named entities, parts of speech), and the server has no route for that; `gemmule run` and the library's `Session::run` compute its `token_logits`");
+    let folder = copy("hf-clip");
+    let text = std::fs::read_to_string(folder.file("config.json")).expect("it is there");
+    let mut config: Value = serde_json::from_str(&text).expect("it is JSON");
+    config["architectures"] = json!(["CLIPTextModel"]);
+    folder.write("config.json", config.to_string());
+    let opened = gemmule::text::Folder::open(folder.path()).expect("it is whole");
+    let outputs = gemmule::serve::Model::outputs(&opened, false, false);
+    let error = outputs.expect_err("there is no route");
+    assert_snapshot!(folder.text(&error), @"`[dir]` is a model for other tasks than embeddings, scores, text generation, entities and answers, and the server has no route for that; `gemmule run` and the library's `Session::run` compute its `last_hidden_state` and `pooler_output`");
 }
 
 #[test]

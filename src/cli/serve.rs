@@ -36,7 +36,7 @@ pub(super) struct Args {
     /// Models with their devices, names and limits in RON, such as `examples/serve.ron`
     #[arg(long, value_name = "FILE", conflicts_with_all = [
         "model", "weights", "name", "device", "dtype", "invariant", "costs", "write_costs", "all_tokens",
-        "sparse", "default_prompt_name", "default_prompt",
+        "sparse", "fill_mask", "default_prompt_name", "default_prompt",
     ])]
     config: Option<PathBuf>,
     /// Name of a model in requests, one for each --model, then one for each --weights; by default the name of its folder, or on the
@@ -67,6 +67,9 @@ pub(super) struct Args {
     /// Compute weights of tokens for /embed_sparse, with embedding models that support it (BGE-M3); SPLADE always has them
     #[arg(long)]
     sparse: bool,
+    /// Serve a masked language model for /v1/fill-mask instead of embeddings
+    #[arg(long)]
+    fill_mask: bool,
     /// Put the prompt of this name before texts for which a request has no prompt. The model's folder defines it
     #[arg(long, value_name = "NAME")]
     default_prompt_name: Option<String>,
@@ -318,6 +321,7 @@ fn open(
             tokenizers: tokenizers.unwrap_or(cores.clamp(1, 64)),
             all_tokens: config.all_tokens,
             sparse: config.sparse,
+            fill_mask: config.fill_mask,
             default_prompt,
             share: (!is_alone).then(|| (Arc::clone(devices), config.share.unwrap_or(1.0))),
             trace: trace.take(),
@@ -426,6 +430,7 @@ fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
             costs: args.costs.clone(),
             all_tokens: args.all_tokens,
             sparse: args.sparse,
+            fill_mask: args.fill_mask,
             default_prompt_name: args.default_prompt_name.clone(),
             default_prompt: args.default_prompt.clone(),
             ..ModelConfig::default()
@@ -442,6 +447,20 @@ fn example(model: &Model) -> (&'static str, String) {
             format!(
                 r#"{{"model": {name}, "query": "how tall is the tower?", "documents": ["It is 330 m high.", "It rains."]}}"#
             ),
+        ),
+        crate::serve::Kind::Service(service) if service.is_tagging() => (
+            "/v1/token-classification",
+            format!(r#"{{"model": {name}, "inputs": "Ada Lovelace lived in London."}}"#),
+        ),
+        crate::serve::Kind::Service(service) if service.is_answering() => (
+            "/v1/question-answering",
+            format!(
+                r#"{{"model": {name}, "question": "Where did she live?", "context": "She lived in London."}}"#
+            ),
+        ),
+        crate::serve::Kind::Service(service) if service.is_filling() => (
+            "/v1/fill-mask",
+            format!(r#"{{"model": {name}, "inputs": "London is a [MASK]."}}"#),
         ),
         crate::serve::Kind::Service(_) => (
             "/v1/embeddings",

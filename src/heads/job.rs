@@ -7,7 +7,7 @@ use super::{
     entity::{ScoredToken, entities},
     mask, softmax,
 };
-use crate::text::{Encoded, Placed, TextEncoder, TextError};
+use crate::text::{Encoded, Placed, PlacedToken, TextEncoder, TextError};
 
 /// Max number of tokens of a question with a part of its text, unless the options say otherwise.
 const MAX_TOKENS: usize = 384;
@@ -112,6 +112,29 @@ impl TokenJob {
     /// Returns the sequence that the model computes.
     pub fn input(&self) -> &Encoded {
         &self.placed.encoded
+    }
+
+    /// Returns all tokens with their probabilities of labels, or their logits with `are_raw`.
+    ///
+    /// # Errors
+    /// Logits of other labels.
+    pub fn scores(
+        &self,
+        logits: &[f32],
+        n_labels: usize,
+        are_raw: bool,
+    ) -> Result<Vec<(&PlacedToken, Vec<f32>)>, HeadError> {
+        let tokens = &self.placed.tokens;
+        check_logits(logits, tokens.len(), n_labels)?;
+        let rows = tokens.iter().zip(logits.chunks_exact(n_labels));
+        let rows = rows.map(|(token, row)| {
+            let mut scores = row.to_vec();
+            if !are_raw {
+                softmax(&mut scores);
+            }
+            (token, scores)
+        });
+        Ok(rows.collect())
     }
 
     /// Returns the entities of the text from the logits of all tokens.

@@ -22,7 +22,7 @@ pub(super) async fn computed(
 }
 
 /// Like [`computed`], with memory that is already reserved.
-async fn answers(
+pub(super) async fn answers(
     app: &RequestContext<'_>,
     service: &Service,
     inputs: Vec<Text>,

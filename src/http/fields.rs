@@ -70,7 +70,15 @@ const ALL: &[Route] = &[
     Route::Rerank,
     Route::RerankV2,
     Route::EmbedV2,
+    Route::TokenClassification,
+    Route::PredictTokens,
+    Route::FillMask,
+    Route::ZeroShot,
+    Route::QuestionAnswering,
 ];
+const TOKENS: &[Route] = &[Route::TokenClassification, Route::PredictTokens];
+const ZERO_SHOT: &[Route] = &[Route::ZeroShot];
+const QUESTIONS: &[Route] = &[Route::QuestionAnswering];
 const EMBEDDINGS: &[Route] = &[Route::Embeddings];
 const PURPOSE: &[Route] = &[Route::Embeddings, Route::EmbedV2];
 const GENERATION: &[Route] = &[Route::Completions, Route::ChatCompletions];
@@ -95,6 +103,10 @@ const CUT: &[Route] = &[
     Route::TeiRerank,
     Route::Rerank,
     Route::EmbedV2,
+    Route::TokenClassification,
+    Route::PredictTokens,
+    Route::FillMask,
+    Route::ZeroShot,
 ];
 const PROMPTED: &[Route] = &[
     Route::Embeddings,
@@ -119,6 +131,10 @@ const INPUTS: &[Route] = &[
     Route::Predict,
     Route::Similarity,
     Route::Tokenize,
+    Route::TokenClassification,
+    Route::PredictTokens,
+    Route::FillMask,
+    Route::ZeroShot,
 ];
 const RANKING: &[Route] = &[Route::TeiRerank, Route::Rerank, Route::RerankV2];
 /// Routes that `POST /` forwards to.
@@ -162,7 +178,10 @@ pub(super) const FIELDS: &[Field] = &[
     computed("ids", &[Route::Decode]),
     computed_or("skip_special_tokens", &[Route::Decode], "[true]"),
     // Scores.
-    computed("raw_scores", &[Route::Predict, Route::TeiRerank]),
+    computed(
+        "raw_scores",
+        &[Route::Predict, Route::TeiRerank, Route::PredictTokens],
+    ),
     computed("query", RANKING),
     computed("texts", &[Route::TeiRerank, Route::EmbedV2]),
     computed("return_text", &[Route::TeiRerank]),
@@ -170,6 +189,25 @@ pub(super) const FIELDS: &[Field] = &[
     computed("top_n", &[Route::Rerank, Route::RerankV2]),
     computed("return_documents", &[Route::Rerank]),
     computed("max_tokens_per_doc", &[Route::RerankV2]),
+    // Heads.
+    computed("aggregation_strategy", TOKENS),
+    computed("ignore_labels", TOKENS),
+    computed("targets", &[Route::FillMask]),
+    computed("candidate_labels", ZERO_SHOT),
+    computed("hypothesis_template", ZERO_SHOT),
+    computed("multi_label", ZERO_SHOT),
+    computed("question", QUESTIONS),
+    computed_or("context", QUESTIONS, "[[]]"),
+    computed("max_answer_len", QUESTIONS),
+    computed("max_seq_len", QUESTIONS),
+    computed("doc_stride", QUESTIONS),
+    computed("handle_impossible_answer", QUESTIONS),
+    computed("align_to_words", QUESTIONS),
+    computed_or(
+        "top_k",
+        &[Route::FillMask, Route::QuestionAnswering],
+        "[-1, 0]",
+    ),
     // Generation.
     computed("prompt", PROMPT),
     computed("messages", CHAT),
@@ -261,14 +299,12 @@ pub(super) const FIELDS: &[Field] = &[
     refused("system", r#"[""]"#),
     refused("template", r#"[""]"#),
     refused("raw", "[false]"),
-    refused("context", "[[]]"),
     refused("options", "[{}]"),
     refused("images", "[[]]"),
     refused("image_data", "[[]]"),
     refused("mm_processor_kwargs", "[{}]"),
     refused("media_io_kwargs", "[{}]"),
     // Sampling.
-    refused("top_k", "[-1, 0]"),
     refused("top_a", "[0]"),
     refused("min_p", "[0]"),
     refused("typical_p", "[1]"),

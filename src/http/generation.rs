@@ -57,6 +57,7 @@ pub(super) async fn completions(
         let service = holds.generation()?;
         let ids = prompts.into_iter().map(|prompt| match prompt {
             Text::Ids(ids) => Ok(ids),
+            Text::Encoded(encoded) => Ok(encoded.ids),
             Text::One(text) | Text::Prompted(_, text) | Text::Pair(text, _) => {
                 Ok(service.prompts(&[&text])?.pop().unwrap_or_default())
             }

@@ -9,6 +9,7 @@
 //! | `POST /` | the TEI route that fits the model and the body |
 //! | `POST /v2/embed` | Cohere's request and response format |
 //! | `POST /v1/rerank`, `/v2/rerank` | Jina's and Cohere's request and response formats |
+//! | `POST /v1/token-classification`, `/v1/fill-mask`, `/v1/zero-shot-classification`, `/v1/question-answering`, `/predict_tokens` | tasks of heads |
 //! | `GET /v1/models`, `/v1/models/{model}`, `/health`, `/ready`, `/metrics`, `/openapi.json` | |
 //! | `GET /`, `/status.json` | the status page and its data |
 //!
@@ -25,6 +26,7 @@ mod error;
 mod fields;
 mod generation;
 mod gzip;
+mod heads;
 mod health;
 mod host;
 mod metrics;
@@ -395,6 +397,11 @@ impl<'a> RequestContext<'a> {
             Route::TeiRerank => tei::rerank(self, fields, submit).await,
             Route::RerankV2 => openai::rerank_v2(self, fields, submit).await,
             Route::EmbedV2 => cohere::embed(self, fields, submit).await,
+            Route::TokenClassification => heads::entities(self, fields, submit).await,
+            Route::PredictTokens => heads::predict_tokens(self, fields, submit).await,
+            Route::FillMask => heads::fill_mask(self, fields, submit).await,
+            Route::ZeroShot => heads::zero_shot(self, fields, submit).await,
+            Route::QuestionAnswering => heads::answer(self, fields, submit).await,
             Route::Base => tei::base(self, fields, submit).await,
             _ => openai::rerank(self, fields, submit).await,
         }

@@ -3,6 +3,7 @@
 //! The schemas are written by hand, because most bodies are unions (a text, a list, ids) that a derive macro cannot express. Tests
 //! compare the fields of bodies with those that are read, and send requests that the document allows or forbids (schemathesis).
 
+mod heads;
 mod schema;
 
 use std::collections::BTreeMap;
@@ -424,6 +425,11 @@ fn described(route: Route) -> Described {
                 }),
             )),
         ),
+        Route::TokenClassification
+        | Route::PredictTokens
+        | Route::FillMask
+        | Route::ZeroShot
+        | Route::QuestionAnswering => heads::described(route),
         Route::Base => of(
             "The TEI route that fits the model and the body",
             Some({

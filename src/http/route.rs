@@ -30,6 +30,11 @@ pub(super) enum Route {
     Rerank,
     RerankV2,
     EmbedV2,
+    TokenClassification,
+    PredictTokens,
+    FillMask,
+    ZeroShot,
+    QuestionAnswering,
     Info,
     Models,
     Model,
@@ -44,7 +49,7 @@ pub(super) enum Route {
 }
 
 impl Route {
-    pub(super) const ALL: [(Route, &'static str, Method); 24] = [
+    pub(super) const ALL: [(Route, &'static str, Method); 29] = [
         (Route::Embeddings, "/v1/embeddings", Method::POST),
         (Route::Completions, "/v1/completions", Method::POST),
         (Route::ChatCompletions, "/v1/chat/completions", Method::POST),
@@ -59,6 +64,23 @@ impl Route {
         (Route::Rerank, "/v1/rerank", Method::POST),
         (Route::RerankV2, "/v2/rerank", Method::POST),
         (Route::EmbedV2, "/v2/embed", Method::POST),
+        (
+            Route::TokenClassification,
+            "/v1/token-classification",
+            Method::POST,
+        ),
+        (Route::PredictTokens, "/predict_tokens", Method::POST),
+        (Route::FillMask, "/v1/fill-mask", Method::POST),
+        (
+            Route::ZeroShot,
+            "/v1/zero-shot-classification",
+            Method::POST,
+        ),
+        (
+            Route::QuestionAnswering,
+            "/v1/question-answering",
+            Method::POST,
+        ),
         (Route::Info, "/info", Method::GET),
         (Route::Models, "/v1/models", Method::GET),
         (Route::Model, "/v1/models/{model}", Method::GET),
@@ -115,6 +137,7 @@ impl Route {
             | Self::EmbedAll
             | Self::EmbedSparse
             | Self::Predict
+            | Self::PredictTokens
             | Self::TeiRerank
             | Self::Similarity
             | Self::Tokenize

@@ -81,7 +81,7 @@ async fn embedded(
 }
 
 /// Adds the number of tokens as a header, for responses whose bodies have no field for it.
-fn with_tokens(mut response: Response<Body>, tokens: usize) -> Response<Body> {
+pub(super) fn with_tokens(mut response: Response<Body>, tokens: usize) -> Response<Body> {
     let value = HeaderValue::from(tokens as u64);
     response.headers_mut().insert("x-compute-tokens", value);
     response
@@ -194,7 +194,7 @@ pub(super) async fn tokenize(app: &RequestContext<'_>, mut fields: Fields) -> Ha
         .into_iter()
         .map(|input| match input {
             Text::One(text) => Ok(format!("{prompt}{text}")),
-            Text::Prompted(..) | Text::Pair(..) | Text::Ids(_) => {
+            Text::Prompted(..) | Text::Pair(..) | Text::Ids(_) | Text::Encoded(_) => {
                 let problem = "`inputs` has token ids; expected a text or a list of texts";
                 Err(Failure::invalid("inputs", problem.to_owned()))
             }
@@ -283,7 +283,7 @@ pub(super) async fn decode(app: &RequestContext<'_>, mut fields: Fields) -> Hand
         .into_iter()
         .map(|input| match input {
             Text::Ids(ids) => Ok(ids),
-            Text::Prompted(..) | Text::Pair(..) | Text::One(_) => {
+            Text::Prompted(..) | Text::Pair(..) | Text::One(_) | Text::Encoded(_) => {
                 let problem = "`ids` has texts; expected token ids or a list of lists of them";
                 Err(Failure::invalid("ids", problem.to_owned()))
             }
@@ -426,6 +426,10 @@ pub(super) fn info(models: &Models) -> HandlerResult {
         Kind::Service(service) if service.is_scoring() => {
             (json!({"reranker": {}}), service.max_text_tokens())
         }
+        Kind::Service(service) if service.is_tagging() => (
+            json!({"token_classification": {}}),
+            service.max_text_tokens(),
+        ),
         Kind::Service(service) => (json!({"embedding": {}}), service.max_text_tokens()),
         Kind::Generation(service) => (json!({"writer": {}}), service.max_prompt_tokens()),
     };

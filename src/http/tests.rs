@@ -209,7 +209,8 @@ fn small(name: &str) -> Model {
     let costs = CostTable::parse(include_str!("../../examples/costs.ron")).unwrap();
     Model::open(ModelChoice {
         folder: root.join("tests/checkpoints").join(name),
-        name: name.to_owned(),
+        // A model of another folder has a path.
+        name: name.rsplit('/').next().unwrap().to_owned(),
         devices: vec![DeviceChoice::Cpu],
         dtype: None,
         invariant: false,
@@ -221,6 +222,7 @@ fn small(name: &str) -> Model {
         tokenizers: 1,
         all_tokens: true,
         sparse: false,
+        fill_mask: name.ends_with("-mlm"),
         default_prompt: Default::default(),
         share: None,
         previous: None,

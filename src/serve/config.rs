@@ -46,6 +46,9 @@ pub struct ModelConfig {
     pub all_tokens: bool,
     #[serde(default)]
     pub sparse: bool,
+    /// Whether a masked language model fills masks instead of embedding texts.
+    #[serde(default)]
+    pub fill_mask: bool,
     /// Name of the folder's prompt that is put before texts without their own.
     #[serde(default)]
     pub default_prompt_name: Option<String>,

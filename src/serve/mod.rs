@@ -14,11 +14,13 @@ mod costs;
 mod device_lock;
 mod error;
 mod generation;
+mod heads;
 mod memory;
 mod metrics;
 mod models;
 mod service;
 mod submit;
+mod tasks;
 mod tokenize;
 mod trace;
 
@@ -36,4 +38,8 @@ pub use submit::{Answer, OutputKind, Submit};
 pub use tokenize::Text;
 pub use trace::Recorder;
 
+pub use crate::heads::{
+    Aggregation, AnswerOptions, EntityOptions, MaskJob, MaskOptions, QuestionJob, TokenJob,
+    ZeroShotJob, ZeroShotOptions,
+};
 pub use crate::text::{ChatOptions, ClassScore, CutSide, Json, Message, TextToken, Tool};

@@ -18,13 +18,11 @@ use super::{
 };
 use crate::{
     DType, DeviceChoice, Engine, EngineError,
+    heads::{MASK_LOGITS, TOKEN_LOGITS},
     model::{Description, EMBEDDING, computed},
     schedule::{CostTable, Scheduler},
     text::{Folder, Prompt, TextEncoder, TextToken},
 };
-
-/// Output of models that classify tokens.
-const TOKEN_LOGITS: &str = "token_logits";
 
 /// Options of a served model.
 pub struct ModelChoice {
@@ -49,6 +47,8 @@ pub struct ModelChoice {
     pub all_tokens: bool,
     /// Whether an embedding model also computes sparse weights of tokens, as BGE-M3 does.
     pub sparse: bool,
+    /// Whether a masked language model fills masks instead of embedding texts.
+    pub fill_mask: bool,
     /// Prompt before texts without their own.
     pub default_prompt: DefaultPrompt,
     /// Share of the devices' time relative to other models; `None` if the model has its devices to itself.
@@ -184,7 +184,10 @@ impl Model {
                 config,
             });
         }
-        let outputs = Self::outputs(&folder, choice.all_tokens, choice.sparse)?;
+        let outputs = match choice.fill_mask {
+            true => vec![MASK_LOGITS],
+            false => Self::outputs(&folder, choice.all_tokens, choice.sparse)?,
+        };
         let engines = devices.iter().map(|&device| match outputs.as_slice() {
             [] => builder(device).build(),
             outputs => builder(device).outputs(outputs.iter().copied()).build(),
@@ -259,13 +262,9 @@ impl Model {
             }
             (None, Some(_)) => Vec::new(),
             (None, None) => {
-                let first = ROWS.into_iter().find(|name| usual.contains(name));
-                let does = match usual.contains(&TOKEN_LOGITS) {
-                    true => "is a model for token classification (named entities, parts of speech)",
-                    false => {
-                        "is a model for other tasks than embeddings, scores and text generation"
-                    }
-                };
+                let known = ROWS.into_iter().chain([TOKEN_LOGITS]);
+                let first = known.into_iter().find(|name| usual.contains(name));
+                let does = "is a model for other tasks than embeddings, scores, text generation, entities and answers";
                 let first = first.ok_or_else(|| EngineError::NotServed {
                     folder: folder.root().to_owned(),
                     does,
@@ -369,12 +368,15 @@ impl Model {
         match &self.kind {
             Kind::Service(service) if service.is_scoring() => "scores pairs of texts",
             Kind::Service(service) if service.is_embedding() => "embeds texts",
+            Kind::Service(service) if service.is_tagging() => "labels tokens",
+            Kind::Service(service) if service.is_answering() => "answers questions about texts",
+            Kind::Service(service) if service.is_filling() => "fills masks",
             Kind::Service(_) => "computes sparse embeddings",
             Kind::Generation(_) => "generates text",
         }
     }
 
-    fn unsupported(&self, asked: &'static str) -> ServeError {
+    pub(super) fn unsupported(&self, asked: &'static str) -> ServeError {
         ServeError::UnsupportedTask {
             model: self.name.clone(),
             does: self.does(),
@@ -520,60 +522,5 @@ impl Models {
             name: name.unwrap_or_default().to_owned(),
             known: models.iter().map(|model| model.name.clone()).collect(),
         })
-    }
-
-    /// Returns a model that embeds.
-    ///
-    /// # Errors
-    /// There is no model of this name, or it has another task.
-    pub fn embedding(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
-        let is =
-            |model: &Model| matches!(&model.kind, Kind::Service(service) if service.is_embedding());
-        let model = self.named(name, is)?;
-        match is(&model) {
-            true => Ok(model),
-            false => Err(model.unsupported("embeddings")),
-        }
-    }
-
-    /// Returns a model that computes sparse embeddings.
-    ///
-    /// # Errors
-    /// Same as [`embedding`](Self::embedding).
-    pub fn sparse(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
-        let is =
-            |model: &Model| matches!(&model.kind, Kind::Service(service) if service.has_sparse());
-        let model = self.named(name, is)?;
-        match is(&model) {
-            true => Ok(model),
-            false => Err(model.unsupported("sparse embeddings")),
-        }
-    }
-
-    /// Returns a model that scores.
-    ///
-    /// # Errors
-    /// Same as [`embedding`](Self::embedding).
-    pub fn scoring(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
-        let is =
-            |model: &Model| matches!(&model.kind, Kind::Service(service) if service.is_scoring());
-        let model = self.named(name, is)?;
-        match is(&model) {
-            true => Ok(model),
-            false => Err(model.unsupported("scores")),
-        }
-    }
-
-    /// Returns a model that generates text.
-    ///
-    /// # Errors
-    /// Same as [`embedding`](Self::embedding).
-    pub fn writing(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
-        let is = |model: &Model| matches!(&model.kind, Kind::Generation(_));
-        let model = self.named(name, is)?;
-        match is(&model) {
-            true => Ok(model),
-            false => Err(model.unsupported("text generation")),
-        }
     }
 }

@@ -32,6 +32,7 @@ use super::{
 use crate::{
     Batch, Engine, EngineError,
     engine::{LOGITS, Pipeline},
+    heads::{MASK_LOGITS, TOKEN_LOGITS},
     model::EMBEDDING,
     schedule::{CostTable, Scheduler, SchedulerState},
     text::{ClassScore, Prompt, TextEncoder},
@@ -51,6 +52,9 @@ pub const SPARSE: &str = "sparse";
 
 /// Outputs with a row for each sequence, in order of preference. A service returns the first one that the model has.
 pub(super) const ROWS: [&str; 3] = [EMBEDDING, LOGITS, SPARSE];
+
+/// Outputs of heads with a row for each token.
+const HEADS: [&str; 2] = [TOKEN_LOGITS, MASK_LOGITS];
 
 /// Reason for refusing requests after the device has failed permanently.
 pub(super) const LOST: &str = "its device was lost, and it is shutting down";
@@ -107,7 +111,8 @@ impl Service {
                 .iter()
                 .map(|(name, _)| name.as_str())
         };
-        let output = ROWS.into_iter().find(|name| names().any(|n| n == *name));
+        let known = ROWS.into_iter().chain(HEADS);
+        let output = known.into_iter().find(|name| names().any(|n| n == *name));
         let output = output.ok_or_else(|| EngineError::NoOutput {
             name: EMBEDDING.to_owned(),
             known: names().map(str::to_owned).collect(),
@@ -132,7 +137,10 @@ impl Service {
         let session = sessions.first_mut().expect("there is an engine");
         let ids = (0..4).map(|i| engine.limits().token_id(i + 1)).collect();
         let outputs = session.run(&Batch::from_packed(ids, &[4])?)?;
-        let width = outputs.get(output)?.values.len();
+        let width = match HEADS.contains(&output) {
+            true => outputs.get(output)?.values.len() / 4,
+            false => outputs.get(output)?.values.len(),
+        };
         let vocabulary = engine.limits().vocabulary as usize;
         let weights = match outputs.get(SPARSE).map(|output| output.values.len()) {
             Ok(n) if n == vocabulary => Some(Weights::OfEntries),
@@ -144,7 +152,11 @@ impl Service {
             let folder = encoder.folder();
             folder.score(width as u64)
         });
-        let labels = encoder.folder().labels(width);
+        let labels = match output {
+            MASK_LOGITS => Vec::new(),
+            _ => encoder.folder().labels(width),
+        };
+        let mask = encoder.named_token("mask_token")?;
         let class_score = match output == LOGITS {
             true => encoder.folder().class_score(width)?,
             false => ClassScore::Identity,
@@ -187,6 +199,7 @@ impl Service {
                 output,
                 score,
                 weights: weights.clone(),
+                mask: mask.filter(|_| output == MASK_LOGITS),
                 bytes: choice.batch_bytes,
             };
             collectors.push((collect, results));
@@ -231,6 +244,21 @@ impl Service {
     /// Returns whether the model scores pairs or texts by label, as cross-encoders and classifiers do.
     pub fn is_scoring(&self) -> bool {
         self.output == LOGITS
+    }
+
+    /// Returns whether the model labels tokens.
+    pub fn is_tagging(&self) -> bool {
+        self.output == TOKEN_LOGITS && !self.is_answering()
+    }
+
+    /// Returns whether the model answers questions about a text.
+    pub fn is_answering(&self) -> bool {
+        self.output == TOKEN_LOGITS && self.encoder().folder().answers_questions()
+    }
+
+    /// Returns whether the model fills masks.
+    pub fn is_filling(&self) -> bool {
+        self.output == MASK_LOGITS
     }
 
     /// Number of values in an answer: the width of an embedding, or the number of labels.
@@ -300,7 +328,7 @@ impl Service {
     /// Returns the bytes that inputs take until they are answered. Includes answers whose size is known beforehand.
     pub fn memory(&self, inputs: usize, wanted: OutputKind) -> u64 {
         let answer = match wanted {
-            OutputKind::AllTokens | OutputKind::Sparse => 0,
+            OutputKind::AllTokens | OutputKind::Sparse | OutputKind::Tokens => 0,
             OutputKind::Usual | OutputKind::Logits if self.is_scoring() => {
                 SCORE * self.width as u64
             }
@@ -361,7 +389,7 @@ impl Service {
         }
         let is_deep = shared.kept.as_ref().is_some_and(|k| k.cache.is_deep());
         let is_short = |text: &Text| match text {
-            Text::Ids(_) => text.bytes() < SHORT_IDS,
+            Text::Ids(_) | Text::Encoded(_) => text.bytes() < SHORT_IDS,
             Text::One(_) | Text::Prompted(..) | Text::Pair(..) => text.bytes() < SHORT,
         };
         let is_short = left.len() <= FEW && left.iter().all(|(text, ..)| is_short(text));
@@ -493,7 +521,7 @@ impl Service {
                     format!("input {index} is an empty text; expected at least one character");
                 return Err(ServeError::invalid("input", problem));
             }
-            Text::One(_) | Text::Prompted(..) | Text::Pair(..) => return Ok(()),
+            Text::One(_) | Text::Prompted(..) | Text::Pair(..) | Text::Encoded(_) => return Ok(()),
         };
         let limits = self.shared.limits;
         let wrong = |at: usize, problem: String| {

@@ -14,6 +14,8 @@ pub enum OutputKind {
     AllTokens,
     /// The sparse embedding: vocabulary entries with nonzero weights.
     Sparse,
+    /// The output of a head with a row for each token, concatenated: labels of all tokens, or vocabulary entries of masks.
+    Tokens,
     /// Scores before the activation function that the model's folder names.
     Logits,
 }
@@ -67,6 +69,7 @@ impl Answer {
         match wanted {
             OutputKind::Usual | OutputKind::Logits => 0,
             OutputKind::AllTokens => VALUE * self.values.len() as u64,
+            OutputKind::Tokens => 2 * size_of::<f32>() as u64 * self.values.len() as u64,
             OutputKind::Sparse => ENTRY * self.values.len() as u64,
         }
     }

@@ -22,6 +22,8 @@ pub enum Text {
     Pair(String, String),
     /// Token ids, used unchanged.
     Ids(Vec<u32>),
+    /// Tokens of the model's own tokenizer.
+    Encoded(Encoded),
 }
 
 impl Text {
@@ -31,6 +33,7 @@ impl Text {
             Self::Prompted(prompt, text) => prompt.len() + text.len(),
             Self::Pair(a, b) => a.len() + b.len(),
             Self::Ids(ids) => 4 * ids.len(),
+            Self::Encoded(encoded) => 8 * encoded.ids.len(),
         }
     }
 }
@@ -178,6 +181,7 @@ pub(super) fn encode(
             encoder.encode_cut(Input::Text(text), Prompt::Text(prompt), side)
         }
         Text::Pair(a, b) => encoder.encode_cut(Input::Pair(a, b), prompt, side),
+        Text::Encoded(encoded) => Ok(encoded.clone()),
         Text::Ids(ids) => {
             let limit = limit.map_or(usize::MAX, |limit| limit as usize);
             let is_cut = ids.len() > limit;

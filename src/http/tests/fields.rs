@@ -127,6 +127,9 @@ fn sound(route: Route) -> Value {
         Route::Rerank => json!({"query": "x", "documents": ["x"]}),
         Route::RerankV2 => json!({"model": "ce-one", "query": "x", "documents": ["x"]}),
         Route::EmbedV2 => json!({"model": "st-mean", "texts": ["x"]}),
+        Route::FillMask => json!({"inputs": "x [MASK]"}),
+        Route::ZeroShot => json!({"model": "ce-nli", "inputs": "x", "candidate_labels": ["x"]}),
+        Route::QuestionAnswering => json!({"question": "x", "context": "x"}),
         Route::Decode => json!({"ids": [5]}),
         Route::Similarity => json!({"inputs": {"source_sentence": "x", "sentences": ["x"]}}),
         _ => json!({"inputs": "x"}),
@@ -135,7 +138,17 @@ fn sound(route: Route) -> Value {
 
 #[test]
 fn each_computed_field_is_read_and_an_invalid_value_is_an_error_that_names_it() {
-    let models = ["st-mean", "ce-one", "writer", "st-splade"].map(small);
+    let models = [
+        "st-mean",
+        "ce-one",
+        "writer",
+        "st-splade",
+        "ce-nli",
+        "hf-electra-mlm",
+        "../pipelines/ner",
+        "../pipelines/qa",
+    ];
+    let models = models.map(small);
     let bodies = Bodies::new(Models::new(models.into())).unwrap();
     let told = |route: Route, body: &Value| {
         let (status, bytes) = bodies.post(route.name(), body.to_string().as_bytes());

@@ -234,6 +234,8 @@ pub(super) struct Collect {
     pub(super) output: &'static str,
     pub(super) score: Option<crate::text::Score>,
     pub(super) weights: Option<Weights>,
+    /// The mask token of a model that fills masks, whose answers are the rows of masks.
+    pub(super) mask: Option<u32>,
     /// Memory limit of a batch in bytes, unless the device has run out of memory.
     pub(super) bytes: u64,
 }
@@ -425,6 +427,18 @@ impl Collect {
             match (entry.lead.submit().wanted, &self.weights) {
                 (OutputKind::AllTokens, _) => {
                     answer.values = outputs.sequence(STATES, at)?.to_vec()
+                }
+                (OutputKind::Tokens, _) => {
+                    let own = outputs.sequence(self.output, at)?;
+                    answer.values = match self.mask {
+                        None => own.to_vec(),
+                        Some(mask) => {
+                            let width = own.len() / ids.len().max(1);
+                            let rows = ids.iter().zip(own.chunks_exact(width.max(1)));
+                            let rows = rows.filter(|(id, _)| **id == mask);
+                            rows.flat_map(|(_, row)| row.iter().copied()).collect()
+                        }
+                    };
                 }
                 (OutputKind::Sparse, Some(weights)) => {
                     let own = outputs.sequence(SPARSE, at)?;

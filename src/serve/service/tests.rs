@@ -42,6 +42,7 @@ fn collect(service: &Service, engine: &Engine, bytes: u64) -> Collect {
         output: EMBEDDING,
         score: None,
         weights: None,
+        mask: None,
         bytes,
     }
 }

@@ -118,6 +118,7 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, Offline), Report> {
         tokenizers: inside.tokenizers.unwrap_or(cores.clamp(1, 64)),
         all_tokens: false,
         sparse: false,
+        fill_mask: false,
         default_prompt: Default::default(),
         share: None,
         previous: None,

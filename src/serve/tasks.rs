@@ -1,0 +1,90 @@
+//! Models by their tasks.
+
+use std::sync::Arc;
+
+use super::{Kind, Model, Models, ServeError, Service};
+
+impl Models {
+    /// Returns a model that embeds.
+    ///
+    /// # Errors
+    /// There is no model of this name, or it has another task.
+    pub fn embedding(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
+        self.serving(name, "embeddings", Service::is_embedding)
+    }
+
+    /// Returns a model that computes sparse embeddings.
+    ///
+    /// # Errors
+    /// Same as [`embedding`](Self::embedding).
+    pub fn sparse(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
+        self.serving(name, "sparse embeddings", Service::has_sparse)
+    }
+
+    /// Returns a model that scores.
+    ///
+    /// # Errors
+    /// Same as [`embedding`](Self::embedding).
+    pub fn scoring(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
+        self.serving(name, "scores", Service::is_scoring)
+    }
+
+    /// Returns a model that labels tokens.
+    ///
+    /// # Errors
+    /// Same as [`embedding`](Self::embedding).
+    pub fn tagging(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
+        self.serving(name, "labels of tokens", Service::is_tagging)
+    }
+
+    /// Returns a model that answers questions about a text.
+    ///
+    /// # Errors
+    /// Same as [`embedding`](Self::embedding).
+    pub fn answering(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
+        self.serving(name, "answers to questions", Service::is_answering)
+    }
+
+    /// Returns a model that fills masks.
+    ///
+    /// # Errors
+    /// Same as [`embedding`](Self::embedding).
+    pub fn filling(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
+        self.serving(name, "filled masks", Service::is_filling)
+    }
+
+    /// Returns a model that generates text.
+    ///
+    /// # Errors
+    /// Same as [`embedding`](Self::embedding).
+    pub fn writing(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
+        self.with_task(name, "text generation", |model| {
+            matches!(&model.kind, Kind::Generation(_))
+        })
+    }
+
+    fn serving(
+        &self,
+        name: Option<&str>,
+        asked: &'static str,
+        does: impl Fn(&Service) -> bool,
+    ) -> Result<Arc<Model>, ServeError> {
+        self.with_task(name, asked, |model| match &model.kind {
+            Kind::Service(service) => does(service),
+            Kind::Generation(_) => false,
+        })
+    }
+
+    fn with_task(
+        &self,
+        name: Option<&str>,
+        asked: &'static str,
+        does: impl Fn(&Model) -> bool,
+    ) -> Result<Arc<Model>, ServeError> {
+        let model = self.named(name, &does)?;
+        match does(&model) {
+            true => Ok(model),
+            false => Err(model.unsupported(asked)),
+        }
+    }
+}
