@@ -6,6 +6,7 @@
 
 mod arguments;
 mod arrays;
+mod command;
 mod embedder;
 mod engine;
 mod error;
@@ -43,5 +44,6 @@ fn _gemmule(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<generator::Generator>()?;
     module.add_class::<reranker::Reranker>()?;
     module.add_class::<stream::TextStream>()?;
-    module.add_class::<translator::Translator>()
+    module.add_class::<translator::Translator>()?;
+    module.add_function(wrap_pyfunction!(command::_run_command, module)?)
 }

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -88,3 +89,16 @@ def test_nothing_is_printed():
 @pytest.mark.parametrize("kind", ["Embedder", "Engine", "Generator", "Reranker", "Translator"])
 def test_classes_belong_to_the_package(kind):
     assert getattr(gemmule, kind).__module__ == "gemmule"
+
+
+def test_the_command_is_installed():
+    command = Path(sys.executable).with_name("gemmule")
+    for start in [[command], [sys.executable, "-m", "gemmule"]]:
+        ran = subprocess.run([*start, "--version"], capture_output=True, text=True, timeout=60)
+        assert (ran.returncode, ran.stdout) == (0, f"gemmule {gemmule.__version__}\n")
+        ran = subprocess.run([*start, "run", "--no-such-option"], capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 2 and "--no-such-option" in ran.stderr
+    args = ["run", "--weights", checkpoint("st-mean"), "--text", "a test", "--device", "cpu", "--json"]
+    found = json.loads(run("-m", "gemmule", *args))["outputs"]
+    vector = gemmule.Embedder(str(checkpoint("st-mean")), device="cpu").encode("a test")
+    assert "sentence_embedding" in json.dumps(found) and str(vector.shape[0]) in json.dumps(found)

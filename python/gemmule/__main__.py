@@ -1,0 +1,5 @@
+"""`python -m gemmule` is the command `gemmule`."""
+
+from ._command import main
+
+main()
