@@ -204,7 +204,10 @@ impl Shard {
                 let stored = Stored {
                     element: element(info.dtype),
                     dims: info.shape.iter().map(|&d| d as u64).collect(),
-                    location: Location::Range(Arc::clone(&file), data + start as u64..data + end as u64),
+                    location: Location::Range(
+                        Arc::clone(&file),
+                        data + start as u64..data + end as u64,
+                    ),
                 };
                 (name, stored)
             })

@@ -70,7 +70,7 @@ pub fn representative() -> Vec<KernelSpec> {
         for (at, weight) in odd_formats().enumerate() {
             let packed = |gemm| GemmStream { weight, ..gemm };
             let few = dtype != DType::F16;
-            add(packed(of(1000, 328, dtype, gelu)), few);
+            add(packed(of(1000, 328, dtype, gelu)), few || at > 0);
             add(packed(of(5003, 136, dtype, bias)), true);
             add(packed(of(8, 8, dtype, plain)), true);
             add(packed(of(2056, 1096, dtype, plain.with_residual())), true);
