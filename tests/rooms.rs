@@ -46,7 +46,7 @@ const FORBIDDEN: [(&str, &[&str]); 19] = [
         "http",
         &[
             "kernels", "graph", "passes", "plan", "codegen", "select", "program", "jit", "runtime",
-            "text", "generate", "engine",
+            "text", "heads", "generate", "engine",
         ],
     ),
     ("codegen", &["graph", "model", "passes", "plan"]),
