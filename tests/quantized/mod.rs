@@ -7,8 +7,8 @@ use std::{
 
 use gemmule::{
     Batch, DType, DeviceChoice, Engine,
-    graph::WeightNames,
-    runtime::weights::{Checkpoint, WeightSource, encode},
+    graph::{WeightExpr, WeightNames},
+    runtime::weights::{Checkpoint, WeightSource, encode, evaluate},
 };
 use insta::assert_snapshot;
 use serde_json::{Value, json};
@@ -186,4 +186,26 @@ fn a_wrong_shape_of_a_quantized_weight_is_an_error_with_both_shapes() {
     let parts: [(&str, _, &[usize]); 2] =
         [("weight", F8_E4M3, &[8, 16]), ("weight_scale", F32, &[])];
     assert_snapshot!(with_query(Some(config), &parts).load_error(), @"`[dir]/model.safetensors`: the tensor `encoder.layer.0.attention.self.query.weight` is [8, 16], but the model needs [16, 16]; does the config.json belong to this checkpoint?");
+}
+
+#[test]
+fn a_quantized_matrix_is_not_transposed() {
+    use safetensors::Dtype::{F8_E4M3, F32};
+    let config = json!({"quant_method": "fp8"});
+    let parts: [(&str, _, &[usize]); 2] =
+        [("weight", F8_E4M3, &[16, 16]), ("weight_scale", F32, &[])];
+    let folder = with_query(Some(config), &parts);
+    let (name, dims) = (format!("{QUERY}.weight"), vec![16, 16]);
+    let stored = WeightExpr::Stored {
+        name: name.clone(),
+        dims: dims.clone(),
+    };
+    let source = open(folder.path());
+    assert_eq!(evaluate(&stored, &source).expect("it is there").len(), 256);
+    let error = evaluate(&WeightExpr::Transposed { name, dims }, &source).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("query.weight` is quantized as the weight of a linear layer"),
+        "{text}"
+    );
 }

@@ -357,6 +357,17 @@ impl WeightSource for Checkpoint {
         Ok(values)
     }
 
+    fn read_to_transpose(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError> {
+        // The shape of a square matrix does not tell its order: quantized layouts store the weights of linear layers.
+        match self.checked(name, dims)? {
+            (tensor, Entry::Quantized(..)) => {
+                let file = self.main.clone();
+                Err(CheckpointError::QuantizedTranspose { file, tensor })
+            }
+            (_, Entry::Stored(_)) => self.read(name, dims),
+        }
+    }
+
     fn read_as(&self, name: &str, dims: &[u64], dtype: DType) -> Result<Vec<u8>, CheckpointError> {
         let (full, entry) = self.checked(name, dims)?;
         let (bytes, n_bad) = match entry {

@@ -34,6 +34,14 @@ pub trait WeightSource: Send + Sync {
     /// Reads the tensor `name` with dimensions `dims` in row-major order.
     fn read(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError>;
 
+    /// Reads a matrix that the model uses as its transpose. The elements are in the stored order, as those of [`read`](Self::read).
+    ///
+    /// # Errors
+    /// Returns the errors of [`read`](Self::read), and an error for a matrix whose layout determines the order.
+    fn read_to_transpose(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError> {
+        self.read(name, dims)
+    }
+
     /// Reads a tensor like [`read`](Self::read) and encodes it as `dtype`, little-endian. A source of files converts a piece at a
     /// time, so that its memory is that of the result.
     ///
@@ -90,7 +98,7 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
     match expr {
         WeightExpr::Stored { name, dims } => source.read(name, dims),
         WeightExpr::Transposed { name, dims } => {
-            let stored = source.read(name, dims)?;
+            let stored = source.read_to_transpose(name, dims)?;
             let columns = dims.last().map_or(0, |&n| n as usize);
             let mut out = room(name, stored.len() as u64)?;
             for column in 0..columns {
