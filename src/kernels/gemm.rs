@@ -163,8 +163,12 @@ impl Kernel for Gemm {
         // On tensor cores a lane stores at most four neighbouring columns, in 8 bytes.
         let store = if self.on_tensor_cores() { 8 } else { 16 };
         let activation = self.epilogue.activation;
-        // For a classifier's few columns, ptxas might otherwise spill registers to fit more CTAs.
-        let min_ctas = if self.n < 8 { ", 1" } else { "" };
+        // For a classifier's few columns, and with a weight that is converted, ptxas might otherwise spill registers to fit more CTAs.
+        let min_ctas = if self.n < 8 || !self.is_plain() {
+            ", 1"
+        } else {
+            ""
+        };
         Constants::from([
             ("storage", self.dtype.name().into()),
             ("n", self.n.into()),

@@ -543,7 +543,7 @@ fn the_base_address_answers_as_the_tei_route_that_fits() {
     let told = told["error"].as_str().unwrap();
     assert_eq!(
         told,
-        "`raw_scores` is not a field of /embed, but of /predict, /rerank; leave it out"
+        "`raw_scores` is not a field of /embed, but of /predict, /rerank, /predict_tokens; leave it out"
     );
     let (status, told) = post(to, "/", &json!({"inputs": "x", "model": "writer"}));
     assert_eq!(

@@ -24,6 +24,7 @@ impl GemmStream {
             ));
         }
         let is_centred = self.input_norm().is_some_and(|(_, centred)| centred);
+        let mma_n = tile.rows.saturating_add(if is_centred { 8 } else { 0 });
         // Two CTAs of 224 threads with accumulators of 136 rows would spill.
         let has_registers = match self.packed() {
             None => {
@@ -32,11 +33,11 @@ impl GemmStream {
                     && !(tile.per_sm > 1 && is_centred && tile.rows > 64)
             }
             // Two blocks of the converted weight are in registers, too.
-            Some(_) => match tile.groups * tile.per_sm {
+            Some(_) => match tile.groups.saturating_mul(tile.per_sm) {
                 1 => true,
                 2 => tile.per_sm == 1 || tile.rows <= 64,
-                3 => tile.rows <= 32,
-                4 => tile.rows <= 32 && (tile.per_sm < 4 || self.multiplies_by_warps()),
+                3 => mma_n <= 32,
+                4 => mma_n <= 32 && (tile.per_sm < 4 || self.multiplies_by_warps()),
                 _ => false,
             },
         };
