@@ -1,7 +1,8 @@
 #!/bin/bash
 # Runs compute-sanitizer's tools over every kernel of the catalogue, each on its smallest cases, by several processes
 # on each GPU; prints what was not clean, and fails if anything was not. With --changed only kernels whose source the
-# ledger does not have, with --exemplars one of each class, which are those in snapshots/cuda (docs/testing.md).
+# ledger does not have, with --exemplars one of each class and one with each rendering of a partial, which are those that files in
+# snapshots/cuda are named after (docs/testing.md).
 #
 #   GEMMULE=target/release/gemmule scripts/sanitize.sh [--changed|--exemplars] [racecheck] [memcheck] …
 #
@@ -10,7 +11,7 @@ set -u
 only="" exemplars=""
 case "${1:-}" in
   --changed) only=--changed; shift ;;
-  --exemplars) exemplars=$(cd "$(dirname "$0")/../snapshots/cuda" && ls -- *.snap); shift ;;
+  --exemplars) exemplars=$(cd "$(dirname "$0")/../snapshots/cuda" && { ls -- *.snap; (cd partials && ls -- *.*.snap | sed 's/^[^.]*\.//'); } | sort -u); shift ;;
 esac
 tools=${*:-racecheck memcheck}
 export GEMMULE=${GEMMULE:-target/release/gemmule} LOGS=${LOGS:-$(mktemp -d)} RAYON_NUM_THREADS=1

@@ -16,7 +16,7 @@ use std::{
     sync::LazyLock,
 };
 
-use class::classes;
+use class::{Class, classes, joined};
 use gemmule::{
     codegen::{Codegen, Marks},
     engine::emit,
@@ -41,6 +41,33 @@ fn render() -> Vec<Source> {
     let kernels: Vec<KernelSpec> = EMITTED.iter().map(|e| e.kernel.clone()).collect();
     emit(&kernels).expect("every kernel renders")
 }
+
+/// Sources of one [`skeleton`](class::skeleton), with the texts of their partials.
+static CLASSES: LazyLock<Vec<Class<'static>>> = LazyLock::new(|| classes(&EMITTED, &SOURCES));
+
+/// The exemplar of each of them with its partials marked.
+static MARKED: LazyLock<Vec<Source>> = LazyLock::new(|| {
+    let by_symbol: HashMap<&str, &KernelSpec> = SOURCES
+        .iter()
+        .zip(EMITTED.iter())
+        .map(|(source, emitted)| (source.symbol.as_str(), &emitted.kernel))
+        .collect();
+    let codegen = Codegen::marking_partials(Marks::DEFAULT).expect("the templates parse");
+    let exemplars = CLASSES.iter().map(|class| {
+        let kernel = by_symbol[class.exemplar().symbol.as_str()];
+        codegen.source(kernel.as_kernel()).expect("it renders")
+    });
+    exemplars.collect()
+});
+
+/// Classes of sources with one outline. Their exemplars are reviewed, and compiled in every run.
+static REVIEWED: LazyLock<Vec<Class<'static>>> = LazyLock::new(|| {
+    let marked: HashMap<&str, &Source> = MARKED.iter().map(|s| (s.symbol.as_str(), s)).collect();
+    joined(&CLASSES, |source| {
+        let text = &marked[source.symbol.as_str()].text;
+        Rendered::parse(text, Marks::DEFAULT).outline(&source.symbol)
+    })
+});
 
 #[test]
 fn every_source_is_cuda_without_headers_or_directives() {
@@ -124,61 +151,47 @@ fn rendering_gives_the_same_bytes_every_time() {
     assert_eq!(render(), *SOURCES);
 }
 
-/// Compares one source of each class, the exemplar, with its reviewed snapshot. A class is all sources of one template with
-/// one [`skeleton`](class::skeleton): they differ in symbol, numbers and storage type alone. The snapshot is named after
-/// the exemplar's symbol and names the partials, whose texts are snapshots in a folder of their own. The ledger and the
-/// record have the digest of every source.
+/// Compares one source of each class, the exemplar, with its reviewed snapshot. The sources of a class differ in symbol, numbers,
+/// storage type and the renderings of partials alone. The snapshot is named after the exemplar's symbol and names the partials. Each
+/// rendering of a partial is a snapshot in a folder of their own. The ledger and the record have the digest of every source.
 #[test]
 fn every_source_is_as_its_exemplar_was_reviewed() {
     const RENEW: &str =
         "`INSTA_UPDATE=always cargo test --test sources` renews exemplars; then read the diff";
-    let classes = classes(&EMITTED, &SOURCES);
-    let by_symbol: HashMap<&str, &KernelSpec> = SOURCES
-        .iter()
-        .zip(EMITTED.iter())
-        .map(|(source, emitted)| (source.symbol.as_str(), &emitted.kernel))
-        .collect();
     let marks = Marks::DEFAULT;
-    let codegen = Codegen::marking_partials(marks).expect("the templates parse");
-    let marked: Vec<Source> = classes
-        .iter()
-        .map(|class| {
-            let kernel = by_symbol[class.exemplar().symbol.as_str()];
-            codegen.source(kernel.as_kernel()).expect("it renders")
-        })
-        .collect();
-    let rendered: Vec<Rendered> = marked
+    let rendered: Vec<Rendered> = MARKED
         .iter()
         .map(|source| Rendered::parse(&source.text, marks))
         .collect();
-    for (class, rendered) in classes.iter().zip(&rendered) {
+    for (class, rendered) in CLASSES.iter().zip(&rendered) {
         assert_eq!(rendered.text(), class.exemplar().text);
     }
     let named = || {
-        let symbols = marked.iter().map(|source| source.symbol.as_str());
+        let symbols = MARKED.iter().map(|source| source.symbol.as_str());
         symbols.zip(&rendered)
     };
     let folder = class::folder();
     let existing = snapshots_in(&folder.join("partials"));
     let partials = Partials::of(named(), existing);
 
-    let exemplars = classes
-        .iter()
-        .zip(&rendered)
-        .map(|(class, rendered)| (class.exemplar().symbol.clone(), partials.shown(rendered)));
+    let by_symbol: HashMap<&str, &Rendered> = named().collect();
+    let exemplars = REVIEWED.iter().map(|class| {
+        let symbol = &class.exemplar().symbol;
+        (symbol.clone(), partials.shown(by_symbol[symbol.as_str()]))
+    });
     let mut wrong = differences(&folder, &exemplars.collect());
     let partials = partials.snapshots(named());
     wrong.extend(differences(&folder.join("partials"), &partials));
 
     // The exemplar of every source, to look it up.
-    let listed: BTreeMap<&str, &str> = classes
+    let listed: BTreeMap<&str, &str> = REVIEWED
         .iter()
         .flat_map(|class| {
             let exemplar = class.exemplar().symbol.as_str();
             class
                 .members
                 .iter()
-                .map(move |s| (s.symbol.as_str(), exemplar))
+                .map(move |m| (m.source.symbol.as_str(), exemplar))
         })
         .collect();
     assert_eq!(listed.len(), SOURCES.len(), "each source is of one class");
@@ -276,8 +289,7 @@ fn every_source_compiles_for_every_target_without_spills() {
             missing.len()
         );
     }
-    let sample = classes(&EMITTED, &SOURCES);
-    let exemplars: HashMap<&str, usize> = sample
+    let exemplars: HashMap<&str, usize> = REVIEWED
         .iter()
         .enumerate()
         .map(|(nth, class)| (class.exemplar().symbol.as_str(), nth))

@@ -1,9 +1,9 @@
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
-use miette::{IntoDiagnostic, miette};
+use miette::IntoDiagnostic;
 use serde_json::json;
 
-use super::{Outcome, align_right, input::Source, model::Runnable, print, print_json, table};
+use super::{Outcome, align_right, input::OnlyTexts, model::Runnable, print, print_json, table};
 use crate::{
     engine::LOGITS,
     heads::{Aggregation, EntityOptions, LabelScore, TOKEN_LOGITS, ZeroShotOptions},
@@ -13,17 +13,8 @@ use crate::{
 pub(super) struct Args {
     #[command(flatten)]
     model: Runnable,
-    /// A text (several times for several)
-    #[arg(
-        long = "text",
-        value_name = "TEXT",
-        required_unless_present = "texts_file",
-        allow_hyphen_values = true
-    )]
-    texts: Vec<String>,
-    /// A file with one text per line
-    #[arg(long, value_name = "FILE", conflicts_with = "texts")]
-    texts_file: Option<PathBuf>,
+    #[command(flatten)]
+    input: OnlyTexts,
     /// Label tokens instead of texts, such as named entities
     #[arg(long)]
     tokens: bool,
@@ -53,11 +44,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let (texts, _) = Source::texts("text", &args.texts, args.texts_file.as_deref())?;
-    if let (true, Some(file)) = (texts.is_empty(), &args.texts_file) {
-        let file = file.display();
-        return Err(miette!("`{file}` has no text; expected one per line"));
-    }
+    let (texts, _) = args.input.read()?;
     let output = match args.tokens {
         true => TOKEN_LOGITS,
         false => LOGITS,

@@ -1,25 +1,19 @@
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
-use miette::{IntoDiagnostic, miette};
+use miette::IntoDiagnostic;
 
-use super::{Outcome, align_right, input::Source, model::Runnable, print, print_json, table};
+use super::{Outcome, align_right, input::OnlyTexts, model::Runnable, print, print_json, table};
 use crate::heads::{MASK_LOGITS, MaskOptions};
 
 #[derive(clap::Args)]
+#[command(mut_arg("texts", |text| {
+    text.help("A text with the model's mask token, such as [MASK] (several times for several)")
+}))]
 pub(super) struct Args {
     #[command(flatten)]
     model: Runnable,
-    /// A text with the model's mask token, such as [MASK] (several times for several)
-    #[arg(
-        long = "text",
-        value_name = "TEXT",
-        required_unless_present = "texts_file",
-        allow_hyphen_values = true
-    )]
-    texts: Vec<String>,
-    /// A file with one text per line
-    #[arg(long, value_name = "FILE", conflicts_with = "texts")]
-    texts_file: Option<PathBuf>,
+    #[command(flatten)]
+    input: OnlyTexts,
     /// Number of tokens for each mask
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = super::generate::up_to(1000))]
     top_k: usize,
@@ -32,11 +26,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let (texts, _) = Source::texts("text", &args.texts, args.texts_file.as_deref())?;
-    if let (true, Some(file)) = (texts.is_empty(), &args.texts_file) {
-        let file = file.display();
-        return Err(miette!("`{file}` has no text; expected one per line"));
-    }
+    let (texts, _) = args.input.read()?;
     let options = MaskOptions {
         top_k: args.top_k,
         targets: args.target,

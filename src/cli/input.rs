@@ -48,6 +48,41 @@ pub(super) struct Input {
     prompt: Option<String>,
 }
 
+/// Texts, of commands that read nothing else.
+#[derive(clap::Args)]
+#[group(skip)]
+pub(super) struct OnlyTexts {
+    /// A text (several times for several)
+    #[arg(
+        long = "text",
+        value_name = "TEXT",
+        required_unless_present = "texts_file",
+        allow_hyphen_values = true
+    )]
+    texts: Vec<String>,
+    /// A file with one text per line
+    #[arg(long, value_name = "FILE", conflicts_with = "texts")]
+    texts_file: Option<PathBuf>,
+}
+
+impl OnlyTexts {
+    /// Reads the texts.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or without a text.
+    pub(super) fn read(&self) -> Result<(Vec<String>, Source), Report> {
+        let file = self.texts_file.as_deref();
+        let (texts, source) = Source::texts("text", &self.texts, file)?;
+        match file {
+            Some(file) if texts.is_empty() => Err(miette!(
+                "`{}` has no text; expected one per line",
+                file.display()
+            )),
+            _ => Ok((texts, source)),
+        }
+    }
+}
+
 /// Inputs that were read.
 pub(super) struct Read {
     pub(super) texts: Texts,

@@ -1,11 +1,10 @@
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
-use miette::miette;
 use serde_json::json;
 
 use super::{
     Outcome, align_right,
-    input::{self, Source},
+    input::{self, OnlyTexts},
     model::Runnable,
     print, print_json, say, table,
 };
@@ -20,16 +19,8 @@ use crate::{
 pub(super) struct Args {
     #[command(flatten)]
     model: Runnable,
-    /// A text (several times for several)
-    #[arg(
-        long = "text",
-        value_name = "TEXT",
-        required_unless_present = "texts_file"
-    )]
-    texts: Vec<String>,
-    /// A file with one text per line
-    #[arg(long, value_name = "FILE", conflicts_with = "texts")]
-    texts_file: Option<PathBuf>,
+    #[command(flatten)]
+    input: OnlyTexts,
     /// Max tokens of a batch; the logits of all tokens are in memory at once
     #[arg(long, value_name = "N", default_value_t = 1024)]
     batch_tokens: usize,
@@ -55,11 +46,7 @@ fn checked(ids: Vec<u32>, limits: &Limits) -> Result<Vec<u32>, String> {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let (texts, source) = Source::texts("text", &args.texts, args.texts_file.as_deref())?;
-    if let (true, Some(file)) = (texts.is_empty(), &args.texts_file) {
-        let file = file.display();
-        return Err(miette!("`{file}` has no text; expected one per line"));
-    }
+    let (texts, source) = args.input.read()?;
     let folder = args.model.tokenizer_folder("texts")?;
     let encoder = TextEncoder::for_prompts(Folder::open(folder)?)?;
     let engine = Runnable::build(

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use hyper::StatusCode;
+use hyper::{Response, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::{
-    HandlerResult, RequestContext, embeddings::answers, error::Failure, fields::kind, json,
+    Body, HandlerResult, RequestContext, embeddings::answers, error::Failure, fields::kind, json,
     on_thread, request::Fields, tei::with_tokens,
 };
 use crate::serve::{
@@ -83,6 +83,11 @@ async fn computed<J: Send + 'static, R: Send + 'static>(
     Ok((done, tokens))
 }
 
+/// Returns the response with results and the number of their tokens.
+fn respond((rows, tokens): (Vec<Value>, usize), is_list: bool) -> Response<Body> {
+    with_tokens(json(StatusCode::OK, &unlisted(rows, is_list)), tokens)
+}
+
 /// Reads `truncate`, and asks for the output of a head.
 fn wanted(fields: &mut Fields, submit: Submit, wanted: OutputKind) -> Result<Submit, Failure> {
     Ok(Submit {
@@ -92,6 +97,7 @@ fn wanted(fields: &mut Fields, submit: Submit, wanted: OutputKind) -> Result<Sub
     })
 }
 
+/// Returns the length of texts in bytes.
 fn length(texts: &[String]) -> usize {
     texts.iter().map(String::len).sum()
 }
@@ -139,9 +145,8 @@ pub(super) async fn entities(
         });
         rows.collect::<Result<Vec<Value>, ServeError>>()
     };
-    let (rows, tokens) = computed(app, &model, submit, size, begin, finish).await?;
-    let response = json(StatusCode::OK, &unlisted(rows, is_list));
-    Ok(with_tokens(response, tokens))
+    let found = computed(app, &model, submit, size, begin, finish).await?;
+    Ok(respond(found, is_list))
 }
 
 /// Returns all tokens with the scores of all labels, or entities, in the format of TEI's `/predict_tokens`.
@@ -244,9 +249,8 @@ pub(super) async fn fill_mask(
         });
         rows.collect::<Result<Vec<Value>, ServeError>>()
     };
-    let (rows, tokens) = computed(app, &model, submit, size, begin, finish).await?;
-    let response = json(StatusCode::OK, &unlisted(rows, is_list));
-    Ok(with_tokens(response, tokens))
+    let found = computed(app, &model, submit, size, begin, finish).await?;
+    Ok(respond(found, is_list))
 }
 
 /// Scores labels for texts by a model of natural language inference.
@@ -308,9 +312,8 @@ pub(super) async fn zero_shot(
         });
         Ok(rows.collect::<Vec<Value>>())
     };
-    let (rows, tokens) = computed(app, &model, submit, size, begin, finish).await?;
-    let response = json(StatusCode::OK, &unlisted(rows, is_list));
-    Ok(with_tokens(response, tokens))
+    let found = computed(app, &model, submit, size, begin, finish).await?;
+    Ok(respond(found, is_list))
 }
 
 /// Max number of sequences that are computed for a question.
@@ -357,7 +360,6 @@ pub(super) async fn answer(
             .map(|answer| json!(answer))
             .collect::<Vec<Value>>())
     };
-    let (rows, tokens) = computed(app, &model, submit, size, begin, finish).await?;
-    let response = json(StatusCode::OK, &unlisted(rows, top_k.is_some()));
-    Ok(with_tokens(response, tokens))
+    let found = computed(app, &model, submit, size, begin, finish).await?;
+    Ok(respond(found, top_k.is_some()))
 }

@@ -1,5 +1,6 @@
 //! Types of the values of embeddings in responses.
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Serialize;
 
 use super::error::Failure;
@@ -129,20 +130,8 @@ fn signs(vector: &[f32]) -> impl Iterator<Item = u8> {
 }
 
 /// Encodes bytes in base64 (RFC 4648, section 4).
-pub(super) fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for three in bytes.chunks(3) {
-        let at = |i: usize| u32::from(three.get(i).copied().unwrap_or(0));
-        let bits = at(0) << 16 | at(1) << 8 | at(2);
-        for digit in 0..4 {
-            match digit <= three.len() {
-                true => text.push(char::from(DIGITS[(bits >> (18 - 6 * digit) & 63) as usize])),
-                false => text.push('='),
-            }
-        }
-    }
-    text
+fn base64(bytes: &[u8]) -> String {
+    STANDARD.encode(bytes)
 }
 
 #[cfg(test)]

@@ -135,10 +135,13 @@ impl Service {
             sessions.push(session_of(engine, &choice.costs, choice.batch_bytes)?);
         }
         let session = sessions.first_mut().expect("there is an engine");
-        let ids = (0..4).map(|i| engine.limits().token_id(i + 1)).collect();
-        let outputs = session.run(&Batch::from_packed(ids, &[4])?)?;
+        const N: u32 = 4;
+        let ids = (0..N)
+            .map(|i| engine.limits().token_id(u64::from(i) + 1))
+            .collect();
+        let outputs = session.run(&Batch::from_packed(ids, &[N])?)?;
         let width = match HEADS.contains(&output) {
-            true => outputs.get(output)?.values.len() / 4,
+            true => outputs.get(output)?.values.len() / N as usize,
             false => outputs.get(output)?.values.len(),
         };
         let vocabulary = engine.limits().vocabulary as usize;

@@ -1,10 +1,13 @@
 //! E4M3, the 8-bit floating-point type of fp8 weights: 4 exponent bits with a bias of 7, 3 mantissa bits, no infinities
 //! (Micikevicius et al. 2022, "FP8 Formats for Deep Learning").
 
+pub(super) use gemmule_weights::quantized::e4m3 as decode;
+
 /// Largest magnitude.
 pub(super) const MAX: f32 = 448.0;
 
-/// Returns the code of the nearest value, with ties to even mantissas. Larger magnitudes than [`MAX`] become `MAX`.
+/// Returns the code of the nearest value, with ties to even mantissas. Larger magnitudes than [`MAX`] become `MAX`, so no
+/// code is that of NaN.
 pub(super) fn encode(value: f32) -> u8 {
     let magnitude = value.abs().min(MAX);
     // Below 2⁻⁶ the distance of two values is 2⁻⁹.
@@ -16,21 +19,6 @@ pub(super) fn encode(value: f32) -> u8 {
         (rounded - ((127 - 7) << 3)) as u8
     };
     code | u8::from(value.is_sign_negative()) << 7
-}
-
-/// Returns the value of a code. The two codes of NaN are not written by [`encode`].
-pub(super) fn decode(code: u8) -> f32 {
-    let (exponent, mantissa) = (code >> 3 & 15, f32::from(code & 7));
-    let magnitude = match (exponent, code & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => mantissa / 512.0,
-        (_, _) => (1.0 + mantissa / 8.0) * (f32::from(exponent) - 7.0).exp2(),
-    };
-    if code >> 7 == 1 {
-        -magnitude
-    } else {
-        magnitude
-    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,9 @@
         const auto advance = [&](Place& place) {
             if (++place.step == steps) place.step = 0, place.tile += clusters;
         };
+{%- if packed %}
+{% include "partials/gemm_stream_packed_loads.cu" -%}
+{%- else %}
         const auto load_weight = [&](int stage) {
             const unsigned int to = ring + stage * STAGE_BYTES, barrier = full + stage * 8;
             const int column = (first + at.step) * BLOCK_K, tile = at.tile / row_tiles;
@@ -20,6 +23,7 @@
             load_box(ring + stage * STAGE_BYTES + WEIGHT_BYTES, x, (first + of_x.step) * BLOCK_K, of_x.tile % row_tiles * ROWS, full + stage * 8);
             advance(of_x);
         };
+{%- endif %}
         if (lane == 0) {
             prefetch_map(x);
 #pragma unroll
@@ -34,8 +38,13 @@
                 const unsigned int owned = octets > static_cast<int>(rank) ? (octets - rank + SPLITS - 1) / SPLITS : 0;
                 barrier_arrive_expecting(arrived, owned * SPLITS * PARTIAL_BYTES{% if centred %} + SPLITS * (PARTIAL_BYTES / 4){% endif %});
             }
+{%- if packed %}
+        }
+        __syncwarp();
+        {
+{%- endif %}
             // The ring's first weights do not depend on the previous kernel.
-#pragma unroll
+#pragma unroll{% if packed %} 1{% endif %}
             for (int stage = 0; stage < STAGES; ++stage)
                 if (at.tile < tiles) load_weight(stage);
         }
@@ -44,8 +53,8 @@
         if (EARLY) griddepcontrol_launch_dependents();
         griddepcontrol_wait();
         if (!EARLY) griddepcontrol_launch_dependents();
-        if (lane == 0) {
-#pragma unroll
+        {% if not packed %}if (lane == 0) {% endif %}{{ "{" }}
+#pragma unroll{% if packed %} 1{% endif %}
             for (int stage = 0; stage < STAGES; ++stage)
                 if (of_x.tile < tiles) load_x(stage);
             int stage = 0;

@@ -116,11 +116,25 @@ fn push_without_repeats(line: &str, out: &mut String) {
 }
 
 /// Sources of one skeleton.
+#[derive(Clone)]
 pub struct Class<'a> {
     pub template: &'static str,
     /// Those of [`representative`] before those that only a model brings about, which come and go;
     /// then the shortest symbol first: a plain kernel in f16.
-    pub members: Vec<&'a Source>,
+    pub members: Vec<Member<'a>>,
+}
+
+/// A source in a class.
+#[derive(Clone, Copy)]
+pub struct Member<'a> {
+    goes: bool,
+    pub source: &'a Source,
+}
+
+impl<'a> Member<'a> {
+    fn order(&self) -> (bool, usize, &'a str) {
+        (self.goes, self.source.symbol.len(), &self.source.symbol)
+    }
 }
 
 /// All classes of `sources`, by template.
@@ -129,18 +143,30 @@ pub fn classes<'a>(emitted: &[Emitted], sources: &'a [Source]) -> Vec<Class<'a>>
         .iter()
         .map(|kernel| kernel.as_kernel().symbol())
         .collect();
-    let mut found: BTreeMap<(&'static str, String), Vec<(bool, &Source)>> = BTreeMap::new();
+    let mut found: BTreeMap<(&'static str, String), Vec<Member<'a>>> = BTreeMap::new();
     for (emitted, source) in emitted.iter().zip(sources) {
         let template = emitted.kernel.as_kernel().template();
         let members = found.entry((template, skeleton(source))).or_default();
-        members.push((!stays.contains(&source.symbol), source));
+        let goes = !stays.contains(&source.symbol);
+        members.push(Member { goes, source });
     }
-    let class = |((template, _), mut members): ((_, String), Vec<(bool, &'a Source)>)| {
-        members.sort_by_key(|(goes, source)| (*goes, source.symbol.len(), &source.symbol));
-        Class {
-            template,
-            members: members.into_iter().map(|(_, source)| source).collect(),
-        }
+    sorted(found)
+}
+
+/// Joins classes whose exemplars have one outline: they differ in the renderings of partials, which are reviewed by themselves.
+pub fn joined<'a>(classes: &[Class<'a>], outline: impl Fn(&Source) -> String) -> Vec<Class<'a>> {
+    let mut found: BTreeMap<(&'static str, String), Vec<Member<'a>>> = BTreeMap::new();
+    for class in classes {
+        let members = found.entry((class.template, outline(class.exemplar())));
+        members.or_default().extend(&class.members);
+    }
+    sorted(found)
+}
+
+fn sorted<'a>(found: BTreeMap<(&'static str, String), Vec<Member<'a>>>) -> Vec<Class<'a>> {
+    let class = |((template, _), mut members): ((_, String), Vec<Member<'a>>)| {
+        members.sort_by_key(Member::order);
+        Class { template, members }
     };
     found.into_iter().map(class).collect()
 }
@@ -154,13 +180,17 @@ impl<'a> Class<'a> {
     }
 
     fn exemplar_of(&self, has_snapshot: impl Fn(&str) -> bool) -> &'a Source {
-        let there = self.members.iter().find(|s| has_snapshot(&s.symbol));
-        there.unwrap_or(&self.members[0])
+        let there = self.members.iter().find(|m| has_snapshot(&m.source.symbol));
+        there.unwrap_or(&self.members[0]).source
     }
 
     /// The class for messages: its template, how many sources it has, and some of them.
     pub fn described(&self) -> String {
-        let some: Vec<&str> = self.members.iter().map(|s| s.symbol.as_str()).collect();
+        let some: Vec<&str> = self
+            .members
+            .iter()
+            .map(|m| m.source.symbol.as_str())
+            .collect();
         let (shown, more) = some.split_at(some.len().min(3));
         let more = match more.len() {
             0 => String::new(),
@@ -170,7 +200,7 @@ impl<'a> Class<'a> {
     }
 }
 
-fn skeleton_of(symbol: &str, text: &str) -> String {
+pub fn skeleton_of(symbol: &str, text: &str) -> String {
     skeleton(&Source {
         symbol: symbol.to_owned(),
         text: text.to_owned(),
@@ -237,4 +267,26 @@ fn a_class_keeps_its_exemplar_and_else_takes_the_plainest_that_stays() {
     for there in ["add_f16_w64", "add_bf16_w1003"] {
         assert_eq!(class.exemplar_of(|symbol| symbol == there).symbol, there);
     }
+}
+
+#[test]
+fn classes_of_one_outline_are_joined() {
+    let source = |symbol: &str, text: &str| Source {
+        symbol: symbol.to_owned(),
+        text: text.to_owned(),
+    };
+    let sources = [source("one", "a"), source("two", "b"), source("three", "c")];
+    let classes = sources.each_ref().map(|source| Class {
+        template: "t",
+        members: vec![Member {
+            goes: false,
+            source,
+        }],
+    });
+    let all = joined(&classes, |source| {
+        let outline = if source.text == "b" { "B" } else { "rest" };
+        outline.to_owned()
+    });
+    let described: Vec<String> = all.iter().map(Class::described).collect();
+    assert_eq!(described, ["t: two", "t: one, three"]);
 }

@@ -2,10 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gemmule::{
-    codegen::{Marks, tidy},
-    jit::Source,
-};
+use gemmule::codegen::{Marks, tidy};
 
 /// A rendered template or partial.
 #[derive(Debug, PartialEq)]
@@ -60,10 +57,13 @@ impl<'a> Rendered<'a> {
 
     /// The text without numbers and storage types, as for [classes](super::class::skeleton) of sources.
     fn skeleton(&self) -> String {
-        super::class::skeleton(&Source {
-            symbol: String::new(),
-            text: self.flat(),
-        })
+        super::class::skeleton_of("", &self.flat())
+    }
+
+    /// The skeleton of a source with the name of each partial instead of its text.
+    pub fn outline(&self, symbol: &str) -> String {
+        let named = self.joined(&|partial| format!("/* {} */", stem(partial.name)));
+        super::class::skeleton_of(symbol, &tidy(&named))
     }
 
     fn flat(&self) -> String {

@@ -23,7 +23,7 @@ pub use config::Config;
 pub use error::QuantizedError;
 pub use matrix::Matrix;
 pub use modules::{Matrices, check_plain};
-pub use values::{Groups, Quantized, Values, Zeros};
+pub use values::{Groups, Quantized, Values, Zeros, e4m3};
 
 use crate::Element;
 

@@ -142,8 +142,8 @@ static E4M3: [f32; 256] = {
     values
 };
 
-/// Returns the value of a code: a sign, 4 bits of exponent with bias 7, and 3 bits of mantissa.
-const fn e4m3(code: u8) -> f32 {
+/// Returns the value of a code of E4M3 without infinities: a sign, 4 bits of exponent with bias 7, and 3 bits of mantissa.
+pub const fn e4m3(code: u8) -> f32 {
     let sign = (code as u32 >> 7) << 31;
     let exponent = (code as u32 >> 3) & 15;
     let mantissa = code as u32 & 7;
