@@ -1,6 +1,6 @@
 use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, str::FromStr, time::Instant};
 
-use miette::{IntoDiagnostic, Report, miette};
+use miette::{IntoDiagnostic, miette};
 use rayon::prelude::*;
 
 use super::{
@@ -15,7 +15,7 @@ use crate::{
     engine::emit,
     jit::{Jit, Target},
     kernels::{KernelSpec, trial::Trial},
-    measure::catalogue,
+    measure::{Emitted, catalogue},
     runtime::cuda::{Device, check_kernel},
 };
 
@@ -98,10 +98,9 @@ enum Nothing {
     Part { part: Part, kernels: usize },
 }
 
-/// Returns the kernels of the catalogue that these texts select, or all if there is no text. A full symbol selects only its kernel;
+/// Returns the kernels of a catalogue that these texts select, or all if there is no text. A full symbol selects only its kernel;
 /// any other text selects all kernels whose symbol contains it.
-fn named(only: &[String]) -> Result<Vec<KernelSpec>, Report> {
-    let all = catalogue()?;
+fn named(all: &BTreeMap<String, Emitted>, only: &[String]) -> Result<Vec<KernelSpec>, Nothing> {
     let known = all.len();
     let names = |text: &str, symbol: &str| match all.contains_key(text) {
         true => symbol == text,
@@ -112,7 +111,7 @@ fn named(only: &[String]) -> Result<Vec<KernelSpec>, Report> {
         .find(|text| !all.keys().any(|symbol| names(text, symbol)))
     {
         let only = unknown.clone();
-        return Err(Nothing::Named { only, known }).into_diagnostic();
+        return Err(Nothing::Named { only, known });
     }
     let asked = |symbol: &str| only.is_empty() || only.iter().any(|text| names(text, symbol));
     let kernels = all.iter().filter(|(symbol, _)| asked(symbol));
@@ -171,10 +170,12 @@ fn check(args: Args) -> Outcome {
             "kernels are checked on a CUDA device; give --device cuda:N"
         ));
     };
-    let named = without(named(&args.only)?, &args.skip).into_diagnostic()?;
+    let all = catalogue()?;
+    let selected = named(&all, &args.only).and_then(|named| without(named, &args.skip));
+    let selected = selected.into_diagnostic()?;
     let device = Device::open(ordinal).into_diagnostic()?;
     let target = device.target().into_diagnostic()?;
-    let mut kernels = launchable(named, target)
+    let mut kernels = launchable(selected, target)
         .and_then(|kernels| of_part(kernels, args.part))
         .into_diagnostic()?;
     // Put kernels that share references next to each other.
@@ -198,7 +199,7 @@ fn check(args: Args) -> Outcome {
         .into_diagnostic()?;
     let compiled = began.elapsed();
     // Kernels that have not run yet are in the ledger with the reason, so that an interrupted run keeps its results.
-    ledger.deferred = deferred(&device, target, &kernels)?;
+    ledger.deferred = deferred(&device, target, &all, &kernels);
     let mut failures = table(&[
         "kernel",
         "case",
@@ -329,20 +330,21 @@ fn check(args: Args) -> Outcome {
 fn deferred(
     device: &Device,
     target: Target,
+    all: &BTreeMap<String, Emitted>,
     kernels: &[KernelSpec],
-) -> Result<BTreeMap<String, String>, Report> {
+) -> BTreeMap<String, String> {
     let mut deferred = BTreeMap::new();
-    for (symbol, emitted) in catalogue()? {
+    for (symbol, emitted) in all {
         if !target.has(emitted.kernel.as_kernel().instructions()) {
             let why = format!("{} lacks the instructions for it", device.info().name);
-            deferred.insert(symbol, why);
+            deferred.insert(symbol.clone(), why);
         }
     }
     for kernel in kernels {
         let why = "the run that was to check it was interrupted before".to_owned();
         deferred.insert(kernel.as_kernel().symbol(), why);
     }
-    Ok(deferred)
+    deferred
 }
 
 #[cfg(test)]
@@ -350,16 +352,24 @@ mod tests {
     use super::*;
     use crate::kernels::representative;
 
-    /// Returns kernels that need no model. That is faster than searching all that [`named`] searches.
+    /// Returns the part of the catalogue that needs no model, which is built faster.
+    fn without_models() -> BTreeMap<String, Emitted> {
+        let kernels = representative().into_iter().chain(KernelSpec::runtime());
+        kernels
+            .map(|kernel| {
+                let models = Vec::new();
+                (kernel.as_kernel().symbol(), Emitted { kernel, models })
+            })
+            .collect()
+    }
+
     fn some(has: &str) -> Vec<KernelSpec> {
-        let mut some = representative();
-        some.retain(|kernel| kernel.as_kernel().symbol().contains(has));
-        some
+        named(&without_models(), &[has.to_owned()]).unwrap()
     }
 
     #[test]
     fn parts_cover_every_kernel_once_and_none_is_empty() {
-        let all: Vec<KernelSpec> = named(&["mean_pool_f16".to_owned()]).unwrap();
+        let all = some("mean_pool_f16");
         assert!(all.len() > 2, "{}", all.len());
         let part = |text: &str| of_part(all.clone(), Some(text.parse().unwrap()));
         let mut found = [part("1/2").unwrap(), part("2/2").unwrap()].concat();
@@ -381,9 +391,10 @@ mod tests {
 
     #[test]
     fn a_symbol_selects_one_kernel_and_other_texts_all_that_contain_them() {
+        let all = without_models();
         let symbols = |only: &[&str]| -> Vec<String> {
             let only: Vec<String> = only.iter().map(|&text| text.to_owned()).collect();
-            let kernels = named(&only).unwrap();
+            let kernels = named(&all, &only).unwrap();
             kernels
                 .iter()
                 .map(|kernel| kernel.as_kernel().symbol())
@@ -396,7 +407,7 @@ mod tests {
             symbols(&["mean_pool_f16", "advance", &pools[0]]).len(),
             pools.len() + 1
         );
-        let error = named(&["advance".to_owned(), "no such".to_owned()]).unwrap_err();
+        let error = named(&all, &["advance".to_owned(), "no such".to_owned()]).unwrap_err();
         assert!(
             error
                 .to_string()

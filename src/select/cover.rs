@@ -82,8 +82,8 @@ impl SelectionInput<'_> {
         kernels.keep(&is_kept);
         let grid = kernels.times_on(&fine_rows());
         edges
-            .iter()
-            .map(|edges| covered(edges, &kernels, &grid, &is_kept))
+            .into_iter()
+            .map(|edges| covered(&edges.with_only(&is_kept), &kernels, &grid))
             .collect()
     }
 
@@ -93,10 +93,9 @@ impl SelectionInput<'_> {
     pub fn alternatives(&self, rows: u64, more: f64) -> Vec<Alternative> {
         let (kernels, all) = self.edges();
         let (_, times) = kernels.times_on(&[rows]).remove(0);
-        let every = vec![true; times.len()];
         let mut alternatives: Vec<Alternative> = Vec::new();
         for edges in &all {
-            let Some((least, best)) = edges.cheapest(&times, &every) else {
+            let Some((least, best)) = edges.cheapest(&times, |_| true) else {
                 continue;
             };
             let of = |cover: &Cover| -> Vec<usize> {
@@ -112,7 +111,7 @@ impl SelectionInput<'_> {
                 // A negative time forces the kernel into the cheapest cover.
                 let mut forced = times.clone();
                 forced[kernel] = -1e12;
-                let Some((_, cover)) = edges.cheapest(&forced, &every) else {
+                let Some((_, cover)) = edges.cheapest(&forced, |_| true) else {
                     continue;
                 };
                 let in_cover = of(&cover);
@@ -196,17 +195,12 @@ fn fine_rows() -> Vec<u64> {
 const CHANGE: f64 = 0.0005;
 
 /// Returns the launches of one chain: the partition of rows among its covers with the minimum loss.
-fn covered(
-    edges: &Edges,
-    kernels: &Kernels,
-    grid: &[(u64, Vec<f64>)],
-    is_kept: &[bool],
-) -> Vec<ChosenLaunch> {
+fn covered(edges: &Edges, kernels: &Kernels, grid: &[(u64, Vec<f64>)]) -> Vec<ChosenLaunch> {
     let mut covers: Vec<Cover> = Vec::new();
     let mut index: HashMap<Cover, usize> = HashMap::new();
     let mut best = Vec::new();
     for (_, times) in grid {
-        let found = edges.cheapest(times, is_kept);
+        let found = edges.cheapest(times, |_| true);
         best.push(found.as_ref().map_or(f64::INFINITY, |(cycles, _)| *cycles));
         if let Some((_, cover)) = found
             && !index.contains_key(&cover)

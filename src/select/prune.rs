@@ -86,13 +86,12 @@ impl<'a> Kernels<'a> {
 pub(super) fn prune(edges: &[Edges], kernels: &Kernels) -> Vec<bool> {
     let n = kernels.candidates.len();
     let samples = kernels.times_on(&coarse_rows());
-    let all = vec![true; n];
     let mut is_kept = vec![false; n];
     let mut best = Vec::new();
     for (_, times) in &samples {
         let mut sum = 0.0;
         for edges in edges {
-            if let Some((cycles, cover)) = edges.cheapest(times, &all) {
+            if let Some((cycles, cover)) = edges.cheapest(times, |_| true) {
                 sum += cycles * edges.times as f64;
                 edges
                     .near(&cover, times, NEAR)
@@ -190,7 +189,8 @@ impl Pruning<'_> {
     fn cheapest(&self, at: usize, edges: &Edges) -> (f64, Cover) {
         let (_, times) = &self.samples[at];
         let none = || (f64::INFINITY, Vec::new());
-        edges.cheapest(times, &self.is_kept).unwrap_or_else(none)
+        let found = edges.cheapest(times, |k| self.is_kept[k]);
+        found.unwrap_or_else(none)
     }
 
     /// Returns the mean loss without a kernel, over all samples.
@@ -209,7 +209,10 @@ impl Pruning<'_> {
                 .map(|(edges, (cycles, cover))| {
                     let mut used = cover.iter().flat_map(|(_, kernels)| kernels);
                     match used.any(|&k| k == kernel) {
-                        true => self.cheapest(at, edges).0,
+                        true => {
+                            let (_, times) = &self.samples[at];
+                            edges.least(times, |k| self.is_kept[k])
+                        }
                         false => *cycles,
                     }
                 });
