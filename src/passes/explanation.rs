@@ -131,7 +131,7 @@ fn write_entry(f: &mut fmt::Formatter<'_>, entry: &Entry, n: usize) -> fmt::Resu
         ),
         Entry::Quantized { pass, at, format } => writeln!(
             f,
-            "quantized `{at}` by {pass}{times}\n    its weight is stored in {format}, and its products are computed in {format}"
+            "quantized `{at}` by {pass}{times}\n    its weight is stored in {format}"
         ),
     }
 }

@@ -106,6 +106,7 @@ impl<'a> Lowering<'a> {
         let node = self.graph.node(id);
         let tensor = match &node.op {
             Op::Input(meta) => self.meta(*meta),
+            Op::Weight(_) if !self.is_read(id) => return Ok(()),
             Op::Weight(expr) => self.tensor(
                 &node.name,
                 self.dtype,
@@ -135,6 +136,14 @@ impl<'a> Lowering<'a> {
         };
         self.tensor_of.insert(id, tensor);
         Ok(())
+    }
+
+    /// Whether a weight is read as it is. If it is only read in other formats, it needs no memory in this one.
+    fn is_read(&self, weight: NodeId) -> bool {
+        let readers = self.graph.consumers(weight);
+        let is_output = self.graph.outputs().iter().any(|&(_, id)| id == weight);
+        let quantizes = |id| matches!(self.graph.op(id), Op::Quantize(_));
+        is_output || readers.into_iter().any(|id| !quantizes(id))
     }
 
     fn compute(&mut self, id: NodeId, op: &Op) -> Result<TensorIndex, LowerError> {

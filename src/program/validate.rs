@@ -3,7 +3,9 @@
 //! Executors trust a program: they index, multiply and launch with its values. A program from
 //! [`lower`](super::lower()) is valid by construction. Any other program is checked here first.
 
-use super::{Program, Step, Storage, lower::meta_layout};
+use std::collections::HashSet;
+
+use super::{Program, Step, Storage, TensorIndex, lower::meta_layout};
 
 use crate::{
     graph::WeightExpr,
@@ -24,7 +26,8 @@ const MAX_DISPATCH: usize = 1024;
 impl Program {
     /// Checks everything that an executor relies on. Kernels accept all sizes, and indices are in
     /// range. The tensors of a step match its kernels' types and sizes. For every batch, each
-    /// tensor is written once before it is read.
+    /// tensor is written once before it is read. Each weight is read, so that none takes memory in
+    /// vain.
     ///
     /// # Errors
     /// Returns a description of the first problem.
@@ -48,6 +51,14 @@ impl Program {
         };
         if let Some((_, tensor)) = self.tensors.iter().enumerate().find(idle) {
             return Err(format!("no step computes `{}`", tensor.name));
+        }
+        let operands = self.steps.iter().flat_map(|step| &step.operands);
+        let read: HashSet<TensorIndex> = operands.copied().collect();
+        let unread = |(i, t): &(usize, &super::Tensor)| {
+            matches!(t.place, Storage::Weight(_)) && !read.contains(i)
+        };
+        if let Some((_, weight)) = self.tensors.iter().enumerate().find(unread) {
+            return Err(format!("no step reads the weight `{}`", weight.name));
         }
         for (name, tensor) in &self.outputs {
             if !Batches::ALL.is_covered_by(&written[*tensor]) {
