@@ -13,12 +13,28 @@ __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], unsign
                  : "l"(weight), "l"(x), "r"(accumulate));
 }
 {%- endif %}
+
+// Like load_box, for a whole warp, of which one lane issues the copy. Arguments that are equal in all lanes stay in uniform registers.
+// In a branch for one lane, each copy would be a loop over lanes.
+__device__ __forceinline__ void warp_load_box(unsigned int to, const TensorMap& from, int column, int row, unsigned int barrier) {
+    asm volatile("{\n"
+                 ".reg .pred elected;\n"
+                 "elect.sync _|elected, 0xffffffff;\n"
+                 "@elected cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, { %2, %3 }], [%4];\n"
+                 "}" ::"r"(to), "l"(&from), "r"(column), "r"(row), "r"(barrier)
+                 : "memory");
+}
 {%- if gated and not packed %}
 
-// Like load_box, for eight rows of the first half of a matrix alternating with the same eight rows of the second half.
-__device__ __forceinline__ void load_halves(unsigned int to, const TensorMap& from, int column, int eight_rows, unsigned int barrier) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-                 " [%0], [%1, { %2, %3, %3, %4 }], [%5];" ::"r"(to), "l"(&from), "r"(column), "r"(0), "r"(eight_rows), "r"(barrier)
+// Like warp_load_box, for eight rows of the first half of a matrix alternating with the same eight rows of the second half.
+__device__ __forceinline__ void warp_load_halves(unsigned int to, const TensorMap& from, int column, int eight_rows, unsigned int barrier) {
+    asm volatile("{\n"
+                 ".reg .pred elected;\n"
+                 "elect.sync _|elected, 0xffffffff;\n"
+                 "@elected cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, { %2, %3, %3, %4 }], [%5];\n"
+                 "}" ::"r"(to), "l"(&from), "r"(column), "r"(0), "r"(eight_rows), "r"(barrier)
                  : "memory");
 }
 {%- endif %}

@@ -5,18 +5,6 @@ constexpr unsigned int VALUE_BYTES = 2 * BLOCK_N * ROW_BYTES;
 constexpr unsigned int STAGE_BYTES = X_BYTES + (VALUE_BYTES + SCALES * BLOCK_N * 4 + 1023) / 1024 * 1024;
 constexpr size_t ALL_VALUES = static_cast<size_t>(K_STAGES) * 2 * PADDED_ROWS * ROW_BYTES;  // bytes before the scales of the weight
 
-// Like load_box, for a whole warp, of which one lane issues the copy. Arguments that are equal in all lanes stay in uniform registers.
-// In a branch for one lane, each copy would be a loop over lanes.
-__device__ __forceinline__ void warp_load_box(unsigned int to, const TensorMap& from, int column, int row, unsigned int barrier) {
-    asm volatile("{\n"
-                 ".reg .pred elected;\n"
-                 "elect.sync _|elected, 0xffffffff;\n"
-                 "@elected cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-                 " [%0], [%1, { %2, %3 }], [%4];\n"
-                 "}" ::"r"(to), "l"(&from), "r"(column), "r"(row), "r"(barrier)
-                 : "memory");
-}
-
 // Copies bytes in multiples of 16 from global to shared memory, like warp_load_box.
 __device__ __forceinline__ void warp_copy_bulk(unsigned int to, const unsigned char* from, unsigned int bytes, unsigned int barrier) {
     asm volatile("{\n"

@@ -1,4 +1,3 @@
-        // The whole warp runs the loops, so that the arguments of copies are in uniform registers: see warp_load_box.
         const auto load_weight = [&](int stage) {
             const unsigned int to = ring + stage * STAGE_BYTES + X_BYTES, barrier = full + stage * 8;
             const int k_stage = first + at.step, row = at.tile / row_tiles * TILE_COLUMNS;
