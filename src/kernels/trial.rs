@@ -1,6 +1,8 @@
 //! Checks of one kernel on one batch: random inputs according to its parameters, and the comparison of results with the
 //! reference. Every executor uses these checks.
 
+use std::sync::Arc;
+
 use super::{Case, Fill, HostTensor, Kernel, Role, Tolerance, cache::BLOCK};
 use crate::{
     ops::BatchInput,
@@ -11,7 +13,7 @@ use crate::{
 pub struct Trial {
     pub extents: Extents,
     /// Tensors of the `Read` parameters, in the order of the signature, with their element types.
-    pub reads: Vec<(Element, HostTensor)>,
+    pub reads: Vec<(Element, Arc<HostTensor>)>,
     /// Expected tensors of the `Write` parameters, in order, with element types and names.
     pub writes: Vec<(Element, &'static str, HostTensor)>,
 }
@@ -30,14 +32,17 @@ pub struct Difference {
 }
 
 impl Trial {
-    /// Creates one trial for each of the kernel's cases that has at most `max_tokens` tokens.
+    /// Creates one trial for each of the kernel's cases that has at most `max_tokens` tokens. They share the tensors that do not
+    /// depend on the batch, such as weights.
     pub fn all(
         kernel: &dyn Kernel,
         seed: u64,
         max_tokens: u64,
     ) -> Result<Vec<(Case, Self)>, LengthsError> {
         let tokens = |case: &Case| case.lens.iter().map(|&len| u64::from(len)).sum::<u64>();
-        let trial = |case: Case| Self::new(kernel, &case, seed).map(|trial| (case, trial));
+        let mut shared = vec![None; kernel.params().len()];
+        let trial =
+            |case: Case| Self::sharing(kernel, &case, seed, &mut shared).map(|trial| (case, trial));
         let cases = kernel.cases().into_iter();
         cases
             .filter(|case| tokens(case) <= max_tokens)
@@ -47,22 +52,42 @@ impl Trial {
 
     /// Creates random inputs and the reference's results. Inputs are not zero, because zeros would hide unwritten outputs.
     pub fn new(kernel: &dyn Kernel, case: &Case, seed: u64) -> Result<Self, LengthsError> {
+        let mut shared = vec![None; kernel.params().len()];
+        Self::sharing(kernel, case, seed, &mut shared)
+    }
+
+    /// Like [`Self::new`]. `shared` has the tensors that do not depend on the batch, by parameter, and gets those that are missing.
+    fn sharing(
+        kernel: &dyn Kernel,
+        case: &Case,
+        seed: u64,
+        shared: &mut [Option<Arc<HostTensor>>],
+    ) -> Result<Self, LengthsError> {
         let batch = case.extents()?.with_sources(&case.lens, &case.sources);
         let extents = batch.with_rows(kernel.check_rows(&batch));
         let mut reads = Vec::new();
         let mut state = seed;
-        for param in kernel.params() {
+        for (param, shared) in kernel.params().into_iter().zip(shared) {
             if let Role::Read {
                 element,
                 shape,
                 fill,
             } = param.role
             {
-                let n = shape.elements().eval(&extents).unwrap_or(0) as usize;
-                reads.push((element, fill.make(element, n, case, &mut state)));
+                let size = shape.elements();
+                let n = size.eval(&extents).unwrap_or(0) as usize;
+                let is_shared = size.as_constant().is_some() && !fill.depends_on_case();
+                let tensor = match shared {
+                    Some(known) if is_shared => Arc::clone(known),
+                    _ => Arc::new(fill.make(element, n, case, &mut state)),
+                };
+                if is_shared {
+                    *shared = Some(Arc::clone(&tensor));
+                }
+                reads.push((element, tensor));
             }
         }
-        let borrowed: Vec<&HostTensor> = reads.iter().map(|(_, tensor)| tensor).collect();
+        let borrowed: Vec<&HostTensor> = reads.iter().map(|(_, tensor)| &**tensor).collect();
         let results = kernel.reference(&extents, &borrowed);
         let written = kernel.params().into_iter().filter_map(|p| match p.role {
             Role::Write { element, .. } => Some((element, p.name)),
@@ -130,6 +155,16 @@ impl Case {
 }
 
 impl Fill {
+    /// Whether elements depend on the batch, besides their number.
+    fn depends_on_case(self) -> bool {
+        match self {
+            Fill::Normal { .. } | Fill::Below(_) | Fill::Logits { .. } | Fill::Chosen { .. } => {
+                false
+            }
+            Fill::BatchInput(_) | Fill::Choices { .. } | Fill::Known | Fill::Beams(_) => true,
+        }
+    }
+
     /// Creates `n` elements for a batch.
     pub fn make(self, element: Element, n: usize, case: &Case, state: &mut u64) -> HostTensor {
         match self {

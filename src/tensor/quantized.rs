@@ -12,7 +12,7 @@
 use half::f16;
 use rayon::prelude::*;
 
-use super::{Group, Scaled, Values, e4m3};
+use super::{DType, Group, Scaled, Values, e4m3};
 
 /// Columns of a block of values.
 const BLOCK: usize = 64;
@@ -173,6 +173,20 @@ impl Scaled {
 impl Quantized {
     /// Returns the matrix.
     pub fn values(&self) -> Vec<f32> {
+        self.values_rounded(|scale| scale)
+    }
+
+    /// Returns the matrix as the operand of an MMA of `dtype`: scales of groups of columns, and the elements, which are integers
+    /// times a scale, are rounded to `dtype`. Scales of rows are applied to sums, so that their elements are not rounded.
+    pub fn values_in(&self, dtype: DType) -> Vec<f32> {
+        match self.format.group {
+            Group::Row => self.values(),
+            Group::Columns(_) => self.values_rounded(|value| dtype.round(value)),
+        }
+    }
+
+    /// Returns the matrix, with scales and elements rounded by `round`.
+    fn values_rounded(&self, round: impl Fn(f32) -> f32 + Copy + Sync) -> Vec<f32> {
         let width = self.format.width(self.columns);
         let rows = self.codes.par_chunks(self.columns);
         let per_row = self.columns.div_ceil(width);
@@ -180,7 +194,8 @@ impl Quantized {
             .flat_map_iter(|(codes, groups)| {
                 let of_groups = groups.iter().zip(codes.chunks(width));
                 of_groups.flat_map(move |(&(scale, zero), codes)| {
-                    let value = move |&code| self.format.value(code, zero) * scale;
+                    let scale = round(scale);
+                    let value = move |&code| round(self.format.value(code, zero) * scale);
                     codes.iter().map(value)
                 })
             })

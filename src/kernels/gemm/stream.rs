@@ -290,14 +290,9 @@ impl GemmStream {
             .map(|name| read(name, self.dtype, width.clone(), Fill::ACTIVATION))
             .collect()
     }
-}
 
-impl Kernel for GemmStream {
-    fn symbol(&self) -> String {
-        format!("{}_{}", self.definition(), self.tile.name())
-    }
-
-    fn definition(&self) -> String {
+    /// Returns the symbol without the tile.
+    fn name(&self) -> String {
         let kind = |centred| if centred { "layernorm" } else { "rms_norm" };
         // With gamma and beta after its rows, the kernel is defined for one tile of rows, and has its own cases.
         let before = match self.norm {
@@ -323,6 +318,21 @@ impl Kernel for GemmStream {
             Format::Scaled(scaled) => format!("_weight_{}", scaled.name()),
         };
         format!("{before}{gate}{plain}{after}_{dtype}{weight}_n{n}_k{k}")
+    }
+}
+
+impl Kernel for GemmStream {
+    fn symbol(&self) -> String {
+        format!("{}_{}", self.name(), self.tile.name())
+    }
+
+    fn definition(&self) -> String {
+        let name = self.name();
+        // Such tiles do not round the elements of the weight.
+        match self.multiplies_by_warps() {
+            true => format!("{name}_by_warps"),
+            false => name,
+        }
     }
 
     fn template(&self) -> &'static str {

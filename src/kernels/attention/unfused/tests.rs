@@ -245,7 +245,7 @@ fn both_forms_have_one_definition_and_the_cases_reach_several_tiles() {
     let (simt, tensor) = (scores(2, 16, DType::F32), scores(2, 16, DType::F16));
     let case = &simt.cases()[2];
     let trial = Trial::new(&tensor, case, 3).expect("a batch");
-    let reads: Vec<_> = trial.reads.iter().map(|(_, tensor)| tensor).collect();
+    let reads: Vec<_> = trial.reads.iter().map(|(_, tensor)| &**tensor).collect();
     let want = simt.reference(&trial.extents, &reads);
     assert_eq!(trial.writes[0].2, want[0]);
     for kernel in super::representative(DType::F16) {

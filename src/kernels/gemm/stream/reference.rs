@@ -35,7 +35,9 @@ impl GemmStream {
             _ => 0,
         };
         of_product.truncate(more.min(of_product.len()) - vectors);
-        let out = self.plain().reference(extents, &of_product).remove(0);
+        let converts = !self.multiplies_by_warps();
+        let mut products = self.plain().on_host(extents, &of_product, converts);
+        let out = products.remove(0);
         let out = match self.gate() {
             Some(gate) => gate.reference(extents, &[&out]).remove(0),
             None => out,
