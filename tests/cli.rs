@@ -626,12 +626,14 @@ fn unknown_names_are_answered_with_known_ones() {
 #[test]
 fn a_text_that_no_kernel_has_is_no_check_of_nothing() {
     let cli = Cli::new();
-    let check = |only| cli.error(&["kernels", "check", "--only", only]);
-    let known = cli.ok(&["kernels", "list"]).lines().count();
     // Before a device is looked for, so that it is told on any machine.
-    assert!(check("layer_norm").contains(&format!(
-        "no kernel has `layer_norm` in its symbol; expected a part of one of the {known} symbols that `gemmule kernels list` prints"
-    )), "{}", check("layer_norm"));
+    let error = cli.error(&["kernels", "check", "--only", "layer_norm"]);
+    let known = error
+        .split("no kernel has `layer_norm` in its symbol; expected a part of one of the ")
+        .nth(1)
+        .and_then(|rest| rest.split_once(" symbols that `gemmule kernels list` prints"));
+    let known: usize = known.and_then(|(n, _)| n.parse().ok()).expect(&error);
+    assert!(known > 4000, "{error}");
 }
 
 #[test]
@@ -943,7 +945,7 @@ fn an_invariant_model_gives_a_sequence_the_same_values_in_every_batch() {
 #[test]
 fn a_reader_that_closes_the_pipe_ends_the_program_quietly() {
     let mut program = Command::new(env!("CARGO_BIN_EXE_gemmule"))
-        .args(["kernels", "list"])
+        .arg("models")
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())
         .spawn()

@@ -28,8 +28,7 @@ pub struct CompileOptions {
     /// Modules after the transformer in a sentence-transformers folder; empty for other folders.
     pub modules: Vec<Module>,
     pub dtype: DType,
-    /// Format that the weights of linear layers are stored in; `None` for the storage type. Only a CPU computes with a
-    /// format other than the storage type.
+    /// Format that the weights of linear layers are stored in; `None` for the storage type.
     pub quantize: Option<Format>,
     /// Measured kernel times, which correct the cost model.
     pub timings: Option<Timings>,

@@ -1,8 +1,9 @@
 //! The catalogue of tested kernels: those of the shipped models at common published sizes, fused and unfused, in every
 //! storage type, and representative instances for odd sizes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use rayon::prelude::*;
 use serde_json::Value;
 
 use crate::{
@@ -108,76 +109,122 @@ pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
         }
     };
     let machines = answered_for()?;
+    let mut sizes = Vec::new();
     for (name, description, config) in shipped_configs()? {
-        let Some(description) = Description::shipped(description) else {
-            continue;
-        };
-        let description = description?;
-        let mut outputs: Vec<String> = Vec::new();
-        for output in description.outputs_without_source() {
-            // Skips outputs that need files which few checkpoints of these sizes have.
-            let model = description.build(&config, Some(&[output]))?;
-            if !model.weight_names.reads_other_files() {
-                outputs.push(output.to_owned());
-            }
+        if let Some(description) = Description::shipped(description) {
+            sizes.push(Published::new(name, description?, config)?);
         }
-        for dtype in [DType::F32, DType::F16, DType::BF16] {
-            for (fused, machine) in [true, false].into_iter().flat_map(|fused| {
-                let fitted = machines.iter().map(move |machine| (fused, machine));
-                fitted.collect::<Vec<_>>()
-            }) {
-                if FUSED_ONLY.contains(&name) && (!fused || dtype == DType::F32) {
-                    continue;
-                }
-                let mut options = CompileOptions {
-                    outputs: Some(Vec::clone(&outputs)),
-                    ..CompileOptions::new(dtype, (*machine).clone())
-                };
-                if !fused {
-                    options.without = passes::all().iter().map(|p| p.name().to_owned()).collect();
-                }
-                let compiled = compile(&description, &config, &options)?;
-                let kernels = compiled.program.kernels.into_iter();
-                kernels.for_each(|kernel| add(kernel, Some(name)));
-                if !fused {
-                    continue;
-                }
-                // Programs that are only compiled on request.
-                let mut others = vec![CompileOptions {
-                    invariant: true,
-                    ..options.clone()
-                }];
-                // Programs of a single output: values that no other output reads are fused, or computed for fewer rows.
-                if dtype != DType::F32 {
-                    others.extend(outputs.iter().map(|output| CompileOptions {
-                        outputs: Some(vec![output.clone()]),
-                        ..options.clone()
-                    }));
-                }
-                if attends_in_full(&compiled.graph) {
-                    others.push(CompileOptions {
-                        attention: AttentionChoice::Grouped,
-                        ..options.clone()
-                    });
-                }
-                let writes = description.output_names().contains(&NEXT_LOGITS);
-                if compiled.model.graph.has_caches() || writes {
-                    others.push(CompileOptions {
-                        outputs: Some(vec![NEXT_LOGITS.to_owned()]),
-                        cached: true,
-                        ..options
-                    });
-                }
-                for options in others {
-                    let compiled = compile(&description, &config, &options)?;
-                    let kernels = compiled.program.kernels.into_iter();
-                    kernels.for_each(|kernel| add(kernel, Some(name)));
-                }
-            }
-        }
+    }
+    let each = sizes.iter().flat_map(|size| {
+        let options = size.options(&machines);
+        options.into_iter().map(move |options| (size, options))
+    });
+    let each: Vec<(&Published, CompileOptions)> = each.collect();
+    let kernels = each
+        .into_par_iter()
+        .map(|(size, options)| Ok((size.name, size.kernels(options)?)));
+    for (name, kernels) in kernels.collect::<Result<Vec<_>, EngineError>>()? {
+        kernels
+            .into_iter()
+            .for_each(|kernel| add(kernel, Some(name)));
     }
     for kernel in representative().into_iter().chain(KernelSpec::runtime()) {
         add(kernel, None);
     }
     Ok(found)
+}
+
+/// A model of a published size.
+struct Published {
+    name: &'static str,
+    description: Description,
+    config: Value,
+    /// Names of outputs that need no files which few checkpoints of these sizes have.
+    outputs: Vec<String>,
+}
+
+impl Published {
+    fn new(
+        name: &'static str,
+        description: Description,
+        config: Value,
+    ) -> Result<Self, EngineError> {
+        let mut outputs: Vec<String> = Vec::new();
+        for output in description.outputs_without_source() {
+            let model = description.build(&config, Some(&[output]))?;
+            if !model.weight_names.reads_other_files() {
+                outputs.push(output.to_owned());
+            }
+        }
+        Ok(Self {
+            name,
+            description,
+            config,
+            outputs,
+        })
+    }
+
+    /// Returns the options of the programs that are compiled by default, fused and unfused.
+    fn options(&self, machines: &[Machine]) -> Vec<CompileOptions> {
+        let fused_only = FUSED_ONLY.contains(&self.name);
+        let mut all = Vec::new();
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for fused in [true, false] {
+                if fused_only && (!fused || dtype == DType::F32) {
+                    continue;
+                }
+                all.extend(machines.iter().map(|machine| CompileOptions {
+                    outputs: Some(self.outputs.clone()),
+                    without: match fused {
+                        true => BTreeSet::new(),
+                        false => passes::all().iter().map(|p| p.name().to_owned()).collect(),
+                    },
+                    ..CompileOptions::new(dtype, machine.clone())
+                }));
+            }
+        }
+        all
+    }
+
+    /// Returns the kernels of the program with these options, and if it is fused, of programs that are only compiled on request.
+    fn kernels(&self, options: CompileOptions) -> Result<Vec<KernelSpec>, EngineError> {
+        let compiled = compile(&self.description, &self.config, &options)?;
+        let mut kernels = compiled.program.kernels;
+        if !options.without.is_empty() {
+            return Ok(kernels);
+        }
+        let mut others = vec![CompileOptions {
+            invariant: true,
+            ..options.clone()
+        }];
+        // Programs of a single output: values that no other output reads are fused, or computed for fewer rows.
+        if options.dtype != DType::F32 {
+            others.extend(self.outputs.iter().map(|output| CompileOptions {
+                outputs: Some(vec![output.clone()]),
+                ..options.clone()
+            }));
+        }
+        if attends_in_full(&compiled.graph) {
+            others.push(CompileOptions {
+                attention: AttentionChoice::Grouped,
+                ..options.clone()
+            });
+        }
+        let writes = self.description.output_names().contains(&NEXT_LOGITS);
+        if compiled.model.graph.has_caches() || writes {
+            others.push(CompileOptions {
+                outputs: Some(vec![NEXT_LOGITS.to_owned()]),
+                cached: true,
+                ..options
+            });
+        }
+        for options in others {
+            kernels.extend(
+                compile(&self.description, &self.config, &options)?
+                    .program
+                    .kernels,
+            );
+        }
+        Ok(kernels)
+    }
 }

@@ -2,8 +2,6 @@
 //! path over the chain's sites. Over all numbers of rows, the covers are chosen that lose least
 //! with few kernels and few changes.
 
-use std::collections::HashMap;
-
 use super::{
     Dispatch, Timings,
     edges::{Cover, Edge, Edges, MAX_ROWS},
@@ -197,15 +195,14 @@ const CHANGE: f64 = 0.0005;
 /// Returns the launches of one chain: the partition of rows among its covers with the minimum loss.
 fn covered(edges: &Edges, kernels: &Kernels, grid: &[(u64, Vec<f64>)]) -> Vec<ChosenLaunch> {
     let mut covers: Vec<Cover> = Vec::new();
-    let mut index: HashMap<Cover, usize> = HashMap::new();
     let mut best = Vec::new();
     for (_, times) in grid {
         let found = edges.cheapest(times, |_| true);
         best.push(found.as_ref().map_or(f64::INFINITY, |(cycles, _)| *cycles));
         if let Some((_, cover)) = found
-            && !index.contains_key(&cover)
+            // Most are the last one.
+            && !covers.iter().rev().any(|known| *known == cover)
         {
-            index.insert(cover.clone(), covers.len());
             covers.push(cover);
         }
     }

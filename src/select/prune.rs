@@ -105,13 +105,7 @@ pub(super) fn prune(edges: &[Edges], kernels: &Kernels) -> Vec<bool> {
         .iter()
         .map(|edges| edges.clone().with_only(&is_kept))
         .collect();
-    let mut pruning = Pruning {
-        edges: &edges,
-        samples: &samples,
-        best: &best,
-        is_kept,
-        covers: Vec::new(),
-    };
+    let mut pruning = Pruning::new(&edges, &samples, &best, is_kept);
     pruning.run();
     pruning.is_kept
 }
@@ -123,13 +117,32 @@ struct Pruning<'a> {
     is_kept: Vec<bool>,
     /// Cheapest covers with the kept kernels, by sample and chain.
     covers: Vec<Vec<(f64, Cover)>>,
+    /// Whether these covers use each kernel, by sample.
+    uses: Vec<Vec<bool>>,
 }
 
-impl Pruning<'_> {
+impl<'a> Pruning<'a> {
+    fn new(
+        edges: &'a [Edges],
+        samples: &'a [(u64, Vec<f64>)],
+        best: &'a [f64],
+        is_kept: Vec<bool>,
+    ) -> Self {
+        let mut pruning = Self {
+            edges,
+            samples,
+            best,
+            covers: vec![Vec::new(); samples.len()],
+            uses: vec![vec![false; is_kept.len()]; samples.len()],
+            is_kept,
+        };
+        (0..samples.len()).for_each(|at| pruning.cover(at));
+        pruning
+    }
+
     /// Removes kernels greedily. Unused kernels stay until the end, because they may replace
     /// removed ones.
     fn run(&mut self) {
-        self.covers = (0..self.samples.len()).map(|at| self.cover(at)).collect();
         // The loss without each kernel, and whether it is up to date. Removing kernels increases
         // the loss without their substitutes, so that a known loss is a lower bound (lazy greedy).
         // The loss without kernels of the same covers may decrease, so that its bound is reset to
@@ -152,13 +165,13 @@ impl Pruning<'_> {
             }
             self.is_kept[kernel] = false;
             for at in 0..self.samples.len() {
-                if !self.uses(at, kernel) {
+                if !self.uses[at][kernel] {
                     continue;
                 }
                 for &beside in kernels_of(&self.covers[at]) {
                     losses[beside] = (0.0, false);
                 }
-                self.covers[at] = self.cover(at);
+                self.cover(at);
                 for &used in kernels_of(&self.covers[at]) {
                     losses[used].1 = false;
                 }
@@ -176,14 +189,14 @@ impl Pruning<'_> {
         used
     }
 
-    fn uses(&self, at: usize, kernel: usize) -> bool {
-        kernels_of(&self.covers[at]).any(|&used| used == kernel)
-    }
-
-    /// Returns the cheapest cover of each chain at a sample.
-    fn cover(&self, at: usize) -> Vec<(f64, Cover)> {
+    /// Sets the cheapest cover of each chain at a sample.
+    fn cover(&mut self, at: usize) {
         let each = self.edges.iter().map(|edges| self.cheapest(at, edges));
-        each.collect()
+        self.covers[at] = each.collect();
+        self.uses[at].fill(false);
+        for &kernel in kernels_of(&self.covers[at]) {
+            self.uses[at][kernel] = true;
+        }
     }
 
     fn cheapest(&self, at: usize, edges: &Edges) -> (f64, Cover) {
@@ -198,7 +211,7 @@ impl Pruning<'_> {
         self.is_kept[kernel] = false;
         let mut lost = 0.0;
         for (at, covers) in self.covers.iter().enumerate() {
-            if !self.uses(at, kernel) {
+            if !self.uses[at][kernel] {
                 continue;
             }
             // Covers of chains that do not use the kernel do not change.

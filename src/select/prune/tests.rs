@@ -6,23 +6,6 @@ use crate::{
     tensor::DType,
 };
 
-fn pruning_of<'a>(
-    edges: &'a [Edges],
-    samples: &'a [(u64, Vec<f64>)],
-    best: &'a [f64],
-    is_kept: Vec<bool>,
-) -> Pruning<'a> {
-    let mut pruning = Pruning {
-        edges,
-        samples,
-        best,
-        is_kept,
-        covers: Vec::new(),
-    };
-    pruning.covers = (0..samples.len()).map(|at| pruning.cover(at)).collect();
-    pruning
-}
-
 /// Returns the cycles of a run at a sample.
 fn total(edges: &[Edges], covers: &[(f64, Cover)]) -> f64 {
     let each = edges.iter().zip(covers);
@@ -50,9 +33,9 @@ fn every_kept_kernel_is_worth_it_and_the_total_loss_is_small() {
         let samples = kernels.times_on(&coarse_rows());
         let all = vec![true; is_kept.len()];
         let none = vec![1.0; samples.len()];
-        let everything = pruning_of(&edges, &samples, &none, all);
+        let everything = Pruning::new(&edges, &samples, &none, all);
         let best: Vec<f64> = everything.covers.iter().map(|c| total(&edges, c)).collect();
-        let mut pruning = pruning_of(&edges, &samples, &best, is_kept.clone());
+        let mut pruning = Pruning::new(&edges, &samples, &best, is_kept.clone());
         // Each kept kernel is used at some number of rows.
         assert_eq!(pruning.used(), is_kept);
         let mut useless = Vec::new();
