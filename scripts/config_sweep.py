@@ -20,6 +20,8 @@ USUAL = dict(hidden_size=24, num_attention_heads=3, num_hidden_layers=2, interme
 ROTARY = dict(USUAL, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
 TRANSLATOR = dict(d_model=24, encoder_layers=2, decoder_layers=2, encoder_attention_heads=3, decoder_attention_heads=3, encoder_ffn_dim=20,
                   decoder_ffn_dim=28, pad_token_id=1, bos_token_id=0, eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=None)
+T5 = dict(d_model=24, d_kv=8, num_layers=2, num_decoder_layers=2, num_heads=3, d_ff=20, relative_attention_num_buckets=8,
+          relative_attention_max_distance=20, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
 SPECIALS = dict(pad_token_id=0, bos_token_id=1, cls_token_id=1, eos_token_id=2, sep_token_id=2)
 
 # The description, the config's class and sizes, and the class of each output.
@@ -69,6 +71,8 @@ FAMILIES = {
     "phi3_window": family("phi3", "Phi3", dict(USUAL, num_attention_heads=3, num_key_value_heads=1, pad_token_id=0, sliding_window=4), *WRITES),
     "phi3_tokens": family("phi3", "Phi3", dict(USUAL, num_attention_heads=3, num_key_value_heads=1, pad_token_id=0), CLASSIFIES[1], keys=["num_labels"]),
     "olmo2": family("olmo2", "Olmo2", dict(ROTARY, pad_token_id=0), *WRITES),
+    "olmo3": family("olmo3", "Olmo3", dict(ROTARY, num_hidden_layers=4, sliding_window=4, pad_token_id=0), *WRITES),
+    "eurobert": family("eurobert", "EuroBert", dict(ROTARY, pad_token_id=0), *CLASSIFIES),
     "starcoder2": family("starcoder2", "Starcoder2", dict(USUAL, num_attention_heads=3, num_key_value_heads=1, pad_token_id=0), *WRITES),
     "starcoder2_tokens": family("starcoder2", "Starcoder2", dict(USUAL, num_attention_heads=3, num_key_value_heads=1, pad_token_id=0), CLASSIFIES[1], keys=["num_labels"]),
     "stablelm": family("stablelm", "StableLm", dict(USUAL, num_attention_heads=3, num_key_value_heads=1, pad_token_id=0), *WRITES),
@@ -85,16 +89,18 @@ FAMILIES = {
     "bart": family("bart", "Bart", TRANSLATOR, *TRANSLATES, trunk="ForConditionalGeneration", states="encoder_last_hidden_state"),
     "mbart": family("mbart", "MBart", TRANSLATOR, *TRANSLATES, trunk="ForConditionalGeneration", states="encoder_last_hidden_state"),
     "m2m_100": family("m2m_100", "M2M100", TRANSLATOR, *TRANSLATES, trunk="ForConditionalGeneration", states="encoder_last_hidden_state"),
-    "t5": family("t5", "T5", dict(d_model=24, d_kv=8, num_layers=2, num_decoder_layers=2, num_heads=3, d_ff=20, relative_attention_num_buckets=8,
-                                  relative_attention_max_distance=20, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0),
-                 *TRANSLATES, trunk="ForConditionalGeneration", states="encoder_last_hidden_state"),
+    "pegasus": family("pegasus", "Pegasus", TRANSLATOR | dict(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0), *TRANSLATES,
+                      trunk="ForConditionalGeneration", states="encoder_last_hidden_state"),
+    "t5": family("t5", "T5", T5, *TRANSLATES, trunk="ForConditionalGeneration", states="encoder_last_hidden_state"),
+    "mt5": family("t5", "MT5", T5, *TRANSLATES, trunk="ForConditionalGeneration", states="encoder_last_hidden_state"),
+    "umt5": family("t5", "UMT5", T5, *TRANSLATES, trunk="ForConditionalGeneration", states="encoder_last_hidden_state"),
 }
 
 # Keys that change nothing here: names and versions, what a loader or a trainer reads, and how results are returned.
 SKIPPED = {"model_type", "architectures", "transformers_version", "dtype", "torch_dtype", "_name_or_path", "return_dict", "output_attentions", "output_hidden_states",
            "_attn_implementation", "attn_implementation", "id2label", "label2id", "task_specific_params", "_commit_hash", "quantization_config"}
 # Keys whose effect depends on more than config.json: where a text ends, and whether a checkpoint has a head of its own.
-UNDECIDED = {("eos_token_id", "clip_text"), ("tie_word_embeddings", "t5")}
+UNDECIDED = {("eos_token_id", "clip_text"), ("tie_word_embeddings", "t5"), ("tie_word_embeddings", "mt5"), ("tie_word_embeddings", "umt5")}
 SCALED = {"rope_type": "linear", "factor": 2.0}
 EXTRA = {
     "is_causal": [False, True], "use_bidirectional_attention": [True, False], "sliding_window": [4, 1000], "use_sliding_window": [True, False], "max_window_layers": [1],
@@ -110,7 +116,7 @@ EXTRA = {
     "logit_scale": [2.0], "logits_scaling": [2.0], "residual_multiplier": [0.5], "embedding_multiplier": [2.0], "attention_multiplier": [0.5], "use_qk_norm": [True], "qk_layernorm": [True],
     "num_experts": [2], "n_ctx": [30], "rotary_pct": [0.5], "use_parallel_residual": [True], "torchscript": [True], "tie_encoder_decoder": [True], "rescale_every": [1],
     "feed_forward_proj": ["relu", "gated-gelu", "gated-silu", "gated-relu", "gelu"],
-    "classifier_pooling": ["mean", "cls"], "conv_kernel_size": [3], "summary_type": ["mean", "first", "cls_index"], "pooler_hidden_act": ["relu", "gelu"],
+    "classifier_pooling": ["mean", "cls", "bos", "late"], "conv_kernel_size": [3], "summary_type": ["mean", "first", "cls_index"], "pooler_hidden_act": ["relu", "gelu"],
 }
 ACTIVATIONS = ["relu", "gelu", "gelu_new", "silu", "tanh", "quick_gelu", "gelu_pytorch_tanh", "gelu_fast", "sigmoid", "mish"]
 

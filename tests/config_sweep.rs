@@ -285,6 +285,7 @@ sweeps!(
     mpnet,
     deberta_v2,
     modernbert,
+    eurobert,
     gemma3_text,
     gemma3_writer,
     gemma,
@@ -304,6 +305,7 @@ sweeps!(
     phi3_window,
     phi3_tokens,
     olmo2,
+    olmo3,
     starcoder2,
     starcoder2_tokens,
     stablelm,
@@ -320,7 +322,10 @@ sweeps!(
     bart,
     mbart,
     m2m_100,
-    t5
+    pegasus,
+    t5,
+    mt5,
+    umt5
 );
 
 /// Keys that published code of these families reads or writes besides those of the stored configurations, with their defaults.

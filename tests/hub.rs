@@ -307,6 +307,32 @@ fn a_model_in_other_formats_is_refused() {
 }
 
 #[test]
+fn a_model_that_cannot_run_is_refused_before_its_weights_are_fetched() {
+    let error = |config: &[u8]| {
+        let (server, _) = server::hub(Files::from([
+            ("config.json".to_owned(), config.to_vec()),
+            ("model.safetensors".to_owned(), b"x".to_vec()),
+            ("tokenizer.json".to_owned(), b"{}".to_vec()),
+        ]));
+        let hub = Hub {
+            hub: server.clone(),
+            cdn: server,
+            home: Folder::new(),
+        };
+        let error = hub.error(&["run", MODEL, "--text", "x"]);
+        assert_eq!(hub.fetched(), ["config.json"]);
+        error
+    };
+    insta::assert_snapshot!(error(br#"{"model_type": "mamba"}"#), @"× no shipped description supports the `model_type` `mamba` of config.json help: `gemmule models` lists the descriptions; give one, or the path of a RON file, as MODEL");
+    let error =
+        error(br#"{"model_type": "llama", "quantization_config": {"quant_method": "hqq"}}"#);
+    assert!(
+        error.contains("weights are quantized with the method `hqq`, which is not read"),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_gguf_file_is_fetched_by_its_name_or_quantisation() {
     let stored = [
         ("tiny-F16.gguf", Stored::F16),

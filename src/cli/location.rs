@@ -110,7 +110,7 @@ pub(super) fn checked(folder: &Path) -> Result<&Path, EngineError> {
 pub(super) fn fetch(id: &ModelId, files: Files) -> Result<PathBuf, EngineError> {
     let shown = Shown::default();
     let hub = Hub::from_env()?;
-    hub::fetch(&hub, id, files, &|event| shown.show(event))
+    hub::fetch_described(&hub, id, files, &|event| shown.show(event))
 }
 
 /// Fetches of fewer bytes are not shown.

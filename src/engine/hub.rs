@@ -10,7 +10,8 @@ use serde_json::Value;
 use super::EngineError;
 use crate::{
     files::{self, Kind},
-    runtime::weights::{gguf_models, gguf_parts, gguf_stem},
+    model::Description,
+    runtime::weights::{check_quantization, gguf_models, gguf_parts, gguf_stem},
 };
 
 pub use gemmule_hub::{ENDPOINT, Event, Hub, HubError, ModelId, Network, Progress, Proxies, Token};
@@ -88,23 +89,66 @@ pub enum Files {
 /// that of the file.
 ///
 /// # Errors
-/// The errors of the hub, a model without weights that gemmule reads, and a name of no or of several GGUF files.
+/// The errors of the hub, a model without weights that gemmule reads, and a name of no or of several GGUF files. A quantization
+/// that is not read is refused before the weights are fetched.
 pub fn fetch(
     hub: &Hub,
     id: &ModelId,
     files: Files,
     progress: Progress<'_>,
 ) -> Result<PathBuf, EngineError> {
+    fetch_checked(hub, id, files, &|_| Ok(()), progress)
+}
+
+/// Like [`fetch`], for a model that is described by its `model_type`.
+///
+/// # Errors
+/// The errors of [`fetch`], and a `model_type` without a description, which is refused before the weights are fetched.
+pub(crate) fn fetch_described(
+    hub: &Hub,
+    id: &ModelId,
+    files: Files,
+    progress: Progress<'_>,
+) -> Result<PathBuf, EngineError> {
+    let check = |config: &Value| Ok(Description::for_config(config).map(|_| ())?);
+    fetch_checked(hub, id, files, &check, progress)
+}
+
+/// Fetches the files of a model. Its config.json is checked first.
+fn fetch_checked(
+    hub: &Hub,
+    id: &ModelId,
+    files: Files,
+    check: &dyn Fn(&Value) -> Result<(), EngineError>,
+    progress: Progress<'_>,
+) -> Result<PathBuf, EngineError> {
     let listed = RefCell::new(Vec::new());
+    let refused = RefCell::new(None);
     let wanted = |names: &[&str], folder: &Path| {
         *listed.borrow_mut() = names.iter().map(|&name| name.to_owned()).collect();
         match gguf(names, id.file()) {
             Gguf::Model(name) => gguf_parts(name),
             Gguf::Unclear(_) => Vec::new(),
+            Gguf::No if files == Files::All => {
+                let first = wanted(names, folder, Files::Config);
+                if first.iter().any(|name| !folder.join(name).is_file()) {
+                    return first;
+                }
+                match check_config(names, folder, check) {
+                    Ok(()) => wanted(names, folder, files),
+                    Err(error) => {
+                        *refused.borrow_mut() = Some(error);
+                        first
+                    }
+                }
+            }
             Gguf::No => wanted(names, folder, files),
         }
     };
     let folder = hub.snapshot_by(id, wanted, progress)?;
+    if let Some(error) = refused.into_inner() {
+        return Err(error);
+    }
     let names = listed.into_inner();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     match gguf(&names, id.file()) {
@@ -131,6 +175,26 @@ pub fn fetch(
         });
     }
     Ok(folder)
+}
+
+/// Checks the config.json of a model, and its quantization. A file that is damaged is reported by those who read it later.
+fn check_config(
+    names: &[&str],
+    folder: &Path,
+    check: &dyn Fn(&Value) -> Result<(), EngineError>,
+) -> Result<(), EngineError> {
+    let trunk = modules(folder).into_iter().next().unwrap_or_default();
+    let has = |name: &str| names.contains(&format!("{trunk}{name}").as_str());
+    let folder = folder.join(&trunk);
+    // An adapter belongs to another model.
+    if has("config.json")
+        && !has("adapter_config.json")
+        && let Some(config) = json(&folder.join("config.json"), Kind::Config)
+    {
+        check(&config)?;
+        check_quantization(&folder)?;
+    }
+    Ok(())
 }
 
 /// The GGUF file of a repository.

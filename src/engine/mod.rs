@@ -119,7 +119,7 @@ impl Engine {
     #[cfg(feature = "hub")]
     pub fn from_hub(name: &str) -> Result<Builder, EngineError> {
         let id = hub::ModelId::parse(name)?;
-        let folder = hub::fetch(
+        let folder = hub::fetch_described(
             &hub::Hub::from_env()?,
             &id,
             hub::Files::All,

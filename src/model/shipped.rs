@@ -28,6 +28,7 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "gte",
     "deberta_v2",
     "modernbert",
+    "eurobert",
     "gemma",
     "gemma3_text",
     "clip_text",
@@ -37,6 +38,7 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "qwen3",
     "phi3",
     "olmo2",
+    "olmo3",
     "starcoder2",
     "stablelm",
     "phi",
@@ -49,6 +51,7 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "bart",
     "mbart",
     "m2m_100",
+    "pegasus",
     "t5",
     "vae"
 ];

@@ -22,7 +22,7 @@ fn config() -> Value {
 }
 
 /// Descriptions of decoder-only models: name, prefix of weight names, and launches per layer.
-const WRITERS: [(&str, &str, usize); 15] = [
+const WRITERS: [(&str, &str, usize); 16] = [
     ("bloom", "transformer.", 7),
     ("gemma", "model.", 10),
     ("gpt2", "transformer.", 7),
@@ -30,6 +30,7 @@ const WRITERS: [(&str, &str, usize); 15] = [
     ("granite", "model.", 14),
     ("llama", "model.", 10),
     ("olmo2", "model.", 14),
+    ("olmo3", "model.", 14),
     ("opt", "model.", 7),
     ("phi", "model.", 8),
     ("phi3", "model.", 10),
@@ -41,14 +42,15 @@ const WRITERS: [(&str, &str, usize); 15] = [
 ];
 
 /// Descriptions of encoder-decoder models.
-const TRANSLATORS: [&str; 6] = ["marian", "bart", "mbart", "m2m_100", "t5", "vae"];
+const TRANSLATORS: [&str; 7] = ["marian", "bart", "mbart", "m2m_100", "pegasus", "t5", "vae"];
 
 /// Descriptions whose weight name prefixes do not follow from their names.
-const PREFIXES: [(&str, &[&str]); 10] = [
+const PREFIXES: [(&str, &[&str]); 11] = [
     ("vae", &[""]),
     ("t5", &[""]),
     ("nomic_bert", &["", "bert."]),
     ("modernbert", &["", "model."]),
+    ("eurobert", &["", "model."]),
     ("jina_bert", &["", "bert."]),
     ("xlm_roberta_xl", &["", "roberta."]),
     ("gte", &["", "new.", "gte."]),
@@ -58,9 +60,10 @@ const PREFIXES: [(&str, &[&str]); 10] = [
 ];
 
 /// Descriptions whose layers differ from the usual launches: counts of the first two layers.
-const OTHER_LAYERS: [(&str, [usize; 2]); 7] = [
+const OTHER_LAYERS: [(&str, [usize; 2]); 8] = [
     ("nomic_bert", [10, 10]),
     ("modernbert", [9, 10]),
+    ("eurobert", [10, 10]),
     ("jina_bert", [8, 8]),
     ("gte", [10, 10]),
     ("deberta_v2", [17, 17]),
@@ -302,9 +305,14 @@ fn a_checkpoint_is_described_by_its_model_type() {
         ("deberta-v2", "deberta_v2"),
         ("electra", "electra"),
         ("gpt2", "gpt2"),
+        ("olmo3", "olmo3"),
+        ("eurobert", "eurobert"),
         ("marian", "marian"),
         ("m2m_100", "m2m_100"),
+        ("pegasus", "pegasus"),
         ("t5", "t5"),
+        ("mt5", "t5"),
+        ("umt5", "t5"),
     ] {
         let found = Description::for_config(&json!({"model_type": model_type}));
         assert_eq!(found.expect("it is shipped").name(), name);

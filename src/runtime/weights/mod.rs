@@ -26,6 +26,15 @@ use crate::{
     tensor::DType,
 };
 
+/// Checks the quantization that the config.json of a folder describes. No weights are needed.
+///
+/// # Errors
+/// A quantization that is not read.
+#[cfg(feature = "hub")]
+pub(crate) fn check_quantization(folder: &std::path::Path) -> Result<(), CheckpointError> {
+    quantized::configured(folder).map(|_| ())
+}
+
 /// Elements that are converted at once.
 const PIECE: usize = 1024;
 

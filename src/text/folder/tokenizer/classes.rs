@@ -159,10 +159,12 @@ const MODEL_CLASSES: &[(&str, &str)] = &[
     ("mistral", GENERIC),
     ("modernbert", GENERIC),
     ("mpnet", "MPNetTokenizer"),
+    ("mt5", "T5Tokenizer"),
     ("nomic_bert", "BertTokenizer"),
     ("qwen3", "Qwen2Tokenizer"),
     ("roberta", "RobertaTokenizer"),
     ("t5", "T5Tokenizer"),
+    ("umt5", GENERIC),
     ("xlm-roberta", "XLMRobertaTokenizer"),
     ("xlm-roberta-xl", GENERIC),
 ];
