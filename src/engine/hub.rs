@@ -129,20 +129,18 @@ fn fetch_checked(
         match gguf(names, id.file()) {
             Gguf::Model(name) => gguf_parts(name),
             Gguf::Unclear(_) => Vec::new(),
-            Gguf::No if files == Files::All => {
-                let first = wanted(names, folder, Files::Config);
-                if first.iter().any(|name| !folder.join(name).is_file()) {
-                    return first;
+            Gguf::No => {
+                let config = wanted(names, folder, Files::Config);
+                let is_absent = |name: &String| !folder.join(name).is_file();
+                if files == Files::Config || config.iter().any(is_absent) {
+                    return config;
                 }
-                match check_config(names, folder, check) {
-                    Ok(()) => wanted(names, folder, files),
-                    Err(error) => {
-                        *refused.borrow_mut() = Some(error);
-                        first
-                    }
+                if let Err(error) = check_config(names, folder, check) {
+                    *refused.borrow_mut() = Some(error);
+                    return config;
                 }
+                wanted(names, folder, files)
             }
-            Gguf::No => wanted(names, folder, files),
         }
     };
     let folder = hub.snapshot_by(id, wanted, progress)?;

@@ -139,7 +139,7 @@ struct Published {
     name: &'static str,
     description: Description,
     config: Value,
-    /// Names of outputs that need no files which few checkpoints of these sizes have.
+    /// Names of the outputs whose weights are all in the checkpoint's main file.
     outputs: Vec<String>,
 }
 
@@ -219,11 +219,8 @@ impl Published {
             });
         }
         for options in others {
-            kernels.extend(
-                compile(&self.description, &self.config, &options)?
-                    .program
-                    .kernels,
-            );
+            let compiled = compile(&self.description, &self.config, &options)?;
+            kernels.extend(compiled.program.kernels);
         }
         Ok(kernels)
     }

@@ -156,6 +156,10 @@ mod tests {
             }
             // Each layer is quantized or refused.
             assert_eq!(report.entries.len() - fusions.entries.len(), layers.len());
+            let is_quantized =
+                |entry: &&super::Entry| matches!(entry, super::Entry::Quantized { .. });
+            let n_quantized = report.entries.iter().filter(is_quantized).count();
+            assert_eq!(n_quantized, layers.len() - n_kept);
             let got = evaluate(&graph, &batch);
             for &(_, output) in plain.outputs() {
                 let name = &plain.node(output).name;
