@@ -125,7 +125,7 @@ fn a_device_computes_what_the_cpu_does() {
                         // The CPU rounds activations to int8, too.
                         let bound = match format {
                             Format::INT8 => bound + 4e-2,
-                            Format::Plain(_) | Format::Scaled(_) => bound,
+                            Format::Plain(_) | Format::Scaled(_) | Format::E4m3 => bound,
                         };
                         println!("{} {format} {dtype} {lens:?}: {error:.2e}", model.0);
                         assert!(
@@ -134,6 +134,66 @@ fn a_device_computes_what_the_cpu_does() {
                             model.0
                         );
                     }
+                }
+            }
+        }
+    }
+}
+
+/// Returns a model's config with these sizes in place of its own.
+fn resized(
+    (model, mut config, outputs): (&'static str, Value, &'static [&'static str]),
+    sizes: &[(&str, u32)],
+) -> (&'static str, Value, &'static [&'static str]) {
+    for &(name, size) in sizes {
+        config[name] = size.into();
+    }
+    (model, config, outputs)
+}
+
+/// On Hopper the inputs of products are in E4M3, too, where widths are multiples of 16. Their error is about as large as that of the
+/// weights, so that both together have at most twice the error.
+#[test]
+#[ignore = "needs a CUDA device with Hopper's instructions and NVRTC"]
+fn products_in_fp8_on_a_device_have_the_error_of_the_format() {
+    let sizes = [
+        ("hidden_size", 160),
+        ("num_attention_heads", 5),
+        ("intermediate_size", 464),
+    ];
+    let gated = [
+        sizes[0],
+        ("intermediate_size", 336),
+        ("num_attention_heads", 5),
+        ("num_key_value_heads", 5),
+        ("head_dim", 32),
+    ];
+    for model in [resized(encoder(), &sizes), resized(writer(), &gated)] {
+        let on_cpu = || builder(model.clone()).device(DeviceChoice::Cpu);
+        let exact = on_cpu().build().expect("an engine");
+        let weights = on_cpu().quantize(Format::FP8).build().expect("an engine");
+        for dtype in [DType::F16, DType::BF16] {
+            for invariant in [false, true] {
+                let cuda = builder(model.clone())
+                    .device(DeviceChoice::Cuda(0))
+                    .dtype(dtype)
+                    .quantize(Format::FP8)
+                    .invariant(invariant);
+                let cuda = cuda.build().expect("an engine");
+                for lens in [&[1][..], &[3, 9], &[5, 1, 130, 40], &[300, 211, 64]] {
+                    let want = values(&exact, lens);
+                    let rounded = error(&values(&weights, lens), &want);
+                    let got = error(&values(&cuda, lens), &want);
+                    println!(
+                        "{} {dtype} {lens:?}: {got:.2e}, weights alone {rounded:.2e}",
+                        model.0
+                    );
+                    // Without the rounding of inputs, the error would be that of the weights.
+                    assert!(
+                        got > 1.05 * rounded && got < 2.0 * rounded,
+                        "{} {dtype} {lens:?}: {got}, weights alone {rounded}",
+                        model.0
+                    );
                 }
             }
         }

@@ -4,7 +4,7 @@ use miette::IntoDiagnostic;
 
 use super::{
     Outcome,
-    model::{Card, Model},
+    model::{Card, Model, Quantize},
     print, write_file,
 };
 use crate::{
@@ -19,6 +19,9 @@ pub(super) struct Args {
     model: Model,
     #[arg(long, default_value = "f16")]
     dtype: DType,
+    /// Format that the weights of linear layers are stored in
+    #[arg(long, value_enum, value_name = "KIND")]
+    quantize: Option<Quantize>,
     /// Write source for this target, which may use its special instructions, and its cubins; by default source that runs on all
     /// targets
     #[arg(long, value_name = "sm_XX", requires = "out")]
@@ -42,7 +45,9 @@ pub(super) fn run(args: Args) -> Outcome {
     };
     let timed_on = timings.as_ref().map(|((_, on), _)| on);
     let machine = args.card.machine_of(&targets, timed_on)?;
-    let mut compiled = args.model.compile_for(args.dtype, machine)?;
+    let mut compiled =
+        args.model
+            .compile_in(args.dtype, args.quantize.map(Quantize::format), machine)?;
     if let Some((read, file)) = timings {
         if compiled.options.invariant {
             return Err(EngineError::TuneInvariant.into());

@@ -4,10 +4,10 @@ use miette::IntoDiagnostic;
 
 use super::{
     Outcome,
-    model::{Model, Quantize},
+    model::{Card, Model, Quantize},
     print,
 };
-use crate::{DType, EngineError, machine::Machine, tensor::Extents};
+use crate::{DType, tensor::Extents};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -26,10 +26,12 @@ pub(super) struct Args {
     /// Format that the weights of linear layers are stored in
     #[arg(long, value_enum, value_name = "KIND")]
     quantize: Option<Quantize>,
+    #[command(flatten)]
+    card: Card,
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let machine = Machine::usual().map_err(EngineError::from)?;
+    let machine = args.card.machine(&[])?;
     let format = args.quantize.map(Quantize::format);
     let compiled = args.model.compile_in(args.dtype, format, machine)?;
     let extents = Extents::of(&args.lens).into_diagnostic()?;

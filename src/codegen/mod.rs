@@ -164,7 +164,7 @@ pub fn c_type(element: Element) -> &'static str {
         Element::Value(DType::F32) => "float",
         Element::Value(DType::F16) => "f16",
         Element::Value(DType::BF16) => "bf16",
-        Element::Scaled(_) => "unsigned char",
+        Element::Scaled(_) | Element::E4m3 => "unsigned char",
         Element::I32 => "int",
         Element::I64 => "long long",
     }

@@ -7,7 +7,7 @@ use crate::{
     codegen::{Codegen, Source},
     graph::Graph,
     kernels::KernelSpec,
-    machine::Machine,
+    machine::{Instructions, Machine},
     model::{self, Description, Model, Module},
     names::nearest,
     passes::{self, PassError, Report},
@@ -157,6 +157,10 @@ pub fn compile(
     let passes = passes::Options {
         without: options.without.clone(),
         quantize: options.quantize,
+        // Decode steps multiply few rows, whose time is that of reading the weight. Their kernels convert it to 16 bits.
+        fp8_inputs: options.dtype.has_mma()
+            && options.machine.instructions == Instructions::Hopper
+            && !options.cached,
     };
     let unfused = match options.cached {
         true if !model.graph.has_caches() => {

@@ -261,6 +261,10 @@ pub enum EngineError {
     )]
     TwoFormats { format: Format },
     #[error(
+        "{format} has no scales, so that no weight is stored in it alone; quantize to fp8, which is E4M3 with scales"
+    )]
+    WithoutScales { format: Format },
+    #[error(
         "kernels read weights in {format} with activations in f16 or bf16, not f32; select one of these storage types"
     )]
     FormatOfF32 { format: Format },

@@ -29,6 +29,7 @@ impl From<Format> for Precision {
     fn from(format: Format) -> Self {
         match format {
             Format::Plain(dtype) => dtype.into(),
+            Format::E4m3 => Self::Fp8,
             Format::Scaled(scaled) => match scaled.values {
                 Values::Int8 => Self::Int8,
                 Values::E4m3 => Self::Fp8,

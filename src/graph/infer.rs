@@ -2,7 +2,7 @@
 
 use super::{Graph, GraphError, NodeId, Op};
 use crate::{
-    ops::{self, AttentionProblem, HeadView, PositionBias},
+    ops::{self, AttentionProblem, Epilogue, HeadView, PositionBias},
     tensor::{Shape, Size, Symbol},
 };
 
@@ -58,6 +58,29 @@ impl Graph {
     }
 }
 
+/// Returns the shape of a linear layer's result. `more` are the operands after the weight that its epilogue reads.
+fn linear(epilogue: Epilogue, x: &Shape, weight: &Shape, more: &[&Shape]) -> Result<Shape, String> {
+    let k = matrix(x)?;
+    let [n, weight_k] = dims(weight, "the weight is a matrix [out, in]")?;
+    constant_width(&n)?;
+    if Size::constant(k) != weight_k {
+        return Err(format!(
+            "the input is {k} wide, but the weight takes {weight_k}"
+        ));
+    }
+    if epilogue.bias {
+        vector(more[0], &n, "bias")?;
+    }
+    let out = Shape(vec![x.0[0].clone(), n]);
+    if epilogue.residual {
+        let residual = more[usize::from(epilogue.bias)];
+        if *residual != out {
+            return Err(format!("the residual must be {out}, found {residual}"));
+        }
+    }
+    Ok(out)
+}
+
 fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
     let tokens = || Size::from(Symbol::Tokens);
     let constant = |v: u32| Size::constant(v.into());
@@ -72,26 +95,16 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             ids(of[0])?;
             Ok(Shape(vec![tokens(), table_width(of[1])?.into()]))
         }
-        Op::Linear { epilogue } => {
-            let k = matrix(of[0])?;
-            let [n, weight_k] = dims(of[1], "the weight is a matrix [out, in]")?;
-            constant_width(&n)?;
-            if Size::constant(k) != weight_k {
-                return Err(format!(
-                    "the input is {k} wide, but the weight takes {weight_k}"
-                ));
-            }
-            if epilogue.bias {
-                vector(of[2], &n, "bias")?;
-            }
-            let out = Shape(vec![of[0].0[0].clone(), n]);
-            if epilogue.residual {
-                let residual = of[2 + usize::from(epilogue.bias)];
-                if *residual != out {
-                    return Err(format!("the residual must be {out}, found {residual}"));
-                }
-            }
+        Op::Linear { epilogue } => linear(*epilogue, of[0], of[1], &of[2..]),
+        Op::ScaledLinear { epilogue } => {
+            let out = linear(*epilogue, of[0], of[1], &of[3..])?;
+            vector(of[2], &out.0[1], "scale")?;
             Ok(out)
+        }
+        Op::ToE4m3 => {
+            matrix(of[0])?;
+            vector(of[1], &Size::constant(1), "scale of the result")?;
+            Ok(of[0].clone())
         }
         Op::AddBias => {
             vector(of[1], &matrix(of[0])?.into(), "bias")?;

@@ -127,6 +127,11 @@ pub enum Op {
     /// `weight` → the matrix stored in this format, when the model is loaded. Only linear layers read it. They compute
     /// their products in the format: their kernels round the input likewise.
     Quantize(Format),
+    /// `x, out_scale` → `x / out_scale` in E4M3. Only [`Op::ScaledLinear`] reads it.
+    ToE4m3,
+    /// `x, weight, scale, (bias), (residual)` → `act(scale ∘ (x · weightᵀ) + bias) + residual`, with x and the weight in E4M3 and a
+    /// scale for each column.
+    ScaledLinear { epilogue: Epilogue },
 }
 
 impl Op {
@@ -144,16 +149,9 @@ impl Op {
             Op::Input(_) => "input",
             Op::Weight(_) => "weight",
             Op::Embedding { .. } => "embedding",
-            Op::Linear { epilogue } => {
-                let bias = if epilogue.bias { "bias_" } else { "" };
-                let residual = if epilogue.residual { "residual_" } else { "" };
-                return match epilogue.activation {
-                    None => format!("{bias}{residual}linear").into(),
-                    Some(activation) if epilogue.bias => {
-                        format!("bias_{}_{residual}linear", activation.name()).into()
-                    }
-                    Some(activation) => format!("{residual}linear_{}", activation.name()).into(),
-                };
+            Op::Linear { epilogue } => return linear_name(*epilogue).into(),
+            Op::ScaledLinear { epilogue } => {
+                return format!("scaled_{}", linear_name(*epilogue)).into();
             }
             Op::AddBias => "add_bias",
             Op::Add => "add",
@@ -187,6 +185,7 @@ impl Op {
             Op::Attention(_) => "attention",
             Op::MeanPoolNormalize { .. } => "mean_pool_normalize",
             Op::Quantize(_) => "quantize",
+            Op::ToE4m3 => "to_e4m3",
         };
         name.into()
     }
@@ -214,6 +213,14 @@ impl Op {
                 ("bias", epilogue.bias),
                 ("residual", epilogue.residual),
             ]),
+            Op::ScaledLinear { epilogue } => optional(&[
+                ("x", true),
+                ("weight", true),
+                ("scale", true),
+                ("bias", epilogue.bias),
+                ("residual", epilogue.residual),
+            ]),
+            Op::ToE4m3 => named(&["x", "out_scale"]),
             Op::AddBias => named(&["x", "bias"]),
             Op::Add | Op::Multiply => named(&["a", "b"]),
             Op::Draw => named(&["mean", "log_variance"]),
@@ -259,6 +266,19 @@ impl Op {
     /// Returns the number of operands.
     pub fn arity(&self) -> usize {
         self.slots().len()
+    }
+}
+
+/// Returns the name of a linear layer with this epilogue.
+fn linear_name(epilogue: Epilogue) -> String {
+    let bias = if epilogue.bias { "bias_" } else { "" };
+    let residual = if epilogue.residual { "residual_" } else { "" };
+    match epilogue.activation {
+        None => format!("{bias}{residual}linear"),
+        Some(activation) if epilogue.bias => {
+            format!("bias_{}_{residual}linear", activation.name())
+        }
+        Some(activation) => format!("{residual}linear_{}", activation.name()),
     }
 }
 

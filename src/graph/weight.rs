@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize, de::Error};
 
+use super::Bound;
 use crate::ops::PositionBias;
 
 /// Source of a weight: a tensor of the checkpoint, or a value computed at load time.
@@ -51,6 +52,23 @@ pub enum WeightExpr {
     Zeros { n: u64 },
     /// Tensors stacked along their first dimension.
     ConcatRows(#[serde(deserialize_with = "parts")] Vec<WeightExpr>),
+    /// The scale of each output of a product in E4M3, `[n]`: that of the weight's row times that of the input.
+    ProductScales {
+        #[serde(deserialize_with = "parts")]
+        weight: Vec<WeightExpr>,
+        /// The bound of the input.
+        input: Bound,
+    },
+    /// The scale of a value that is stored in E4M3, `[1]`.
+    Scale(Bound),
+}
+
+/// Returns the parts of which an expression is stacked: itself, or those of [`WeightExpr::ConcatRows`].
+pub fn stacked(expr: &WeightExpr) -> Vec<WeightExpr> {
+    match expr {
+        WeightExpr::ConcatRows(parts) => parts.clone(),
+        other => vec![other.clone()],
+    }
 }
 
 /// Frequencies of a table of sines and cosines. Row `p` has `sin(p · f[j])` in the first half of
@@ -251,7 +269,9 @@ pub fn slope(head: u64, heads: u64) -> f64 {
 
 /// Deserialises the parts of a concatenation. Nested concatenations are rejected, because unlimited
 /// nesting would overflow the stack.
-fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D::Error> {
+pub(super) fn parts<'de, D: serde::Deserializer<'de>>(
+    from: D,
+) -> Result<Vec<WeightExpr>, D::Error> {
     // Artifacts store the index of a variant, so these are the variants of `WeightExpr` in order, up to the last that can be a part.
     #[derive(Deserialize)]
     enum Part {
@@ -274,13 +294,25 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
             from: u64,
             rows: u64,
         },
+        PlusOne {
+            name: String,
+            dims: Vec<u64>,
+        },
+        ResizedHeads,
+        Zeros {
+            n: u64,
+        },
     }
     let parts = Vec::<Part>::deserialize(from)?;
     let parts = parts.into_iter().map(|part| {
         Ok(match part {
             Part::Stored { name, dims } => WeightExpr::Stored { name, dims },
             Part::Transposed { name, dims } => WeightExpr::Transposed { name, dims },
-            Part::Sinusoid | Part::RelativeBias | Part::Positions | Part::Slopes => {
+            Part::Sinusoid
+            | Part::RelativeBias
+            | Part::Positions
+            | Part::Slopes
+            | Part::ResizedHeads => {
                 return Err(D::Error::custom(
                     "a concatenation has a part that is not stored",
                 ));
@@ -298,6 +330,8 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
                 from,
                 rows,
             },
+            Part::PlusOne { name, dims } => WeightExpr::PlusOne { name, dims },
+            Part::Zeros { n } => WeightExpr::Zeros { n },
         })
     });
     parts.collect()
@@ -307,6 +341,11 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
 pub fn resized_heads_at(row: u64, column: u64, from: u64, to: u64) -> f32 {
     let is_one = row / to == column / from && row % to == column % from;
     f32::from(u8::from(is_one))
+}
+
+/// Number of rows of stacked tensors.
+fn stacked_rows(parts: &[WeightExpr]) -> u64 {
+    parts.iter().filter_map(|p| p.dims().first().copied()).sum()
 }
 
 impl WeightExpr {
@@ -341,10 +380,12 @@ impl WeightExpr {
             WeightExpr::ConcatRows(parts) => {
                 let mut dims = parts.first().map(WeightExpr::dims).unwrap_or_default();
                 if let Some(rows) = dims.first_mut() {
-                    *rows = parts.iter().filter_map(|p| p.dims().first().copied()).sum();
+                    *rows = stacked_rows(parts);
                 }
                 dims
             }
+            WeightExpr::ProductScales { weight, .. } => vec![stacked_rows(weight)],
+            WeightExpr::Scale(_) => vec![1],
         }
     }
 
@@ -364,6 +405,11 @@ impl WeightExpr {
             | WeightExpr::ResizedHeads { .. }
             | WeightExpr::Zeros { .. } => Vec::new(),
             WeightExpr::ConcatRows(parts) => parts.iter().flat_map(WeightExpr::stored).collect(),
+            WeightExpr::ProductScales { weight, input } => {
+                let parts = weight.iter().chain(input.parts());
+                parts.flat_map(WeightExpr::stored).collect()
+            }
+            WeightExpr::Scale(bound) => bound.parts().flat_map(WeightExpr::stored).collect(),
         }
     }
 }

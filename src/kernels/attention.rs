@@ -9,6 +9,7 @@ mod cached;
 mod common;
 mod decode;
 mod decode_append;
+mod e4m3;
 mod fused;
 mod long;
 mod operands;
@@ -29,6 +30,7 @@ mod wgmma;
 pub use cached::{Keys, MhaCached};
 pub use decode::{DecodeCtas, MhaDecode};
 pub use decode_append::MhaDecodeAppend;
+pub use e4m3::MhaToE4m3;
 pub use fused::{MhaOnline, MhaShort};
 pub use long::{
     Layout, MhaLongContext, MhaLongReduce, MhaLongScores, partials_shape, scores_shape,
@@ -261,6 +263,7 @@ pub fn representative() -> Vec<KernelSpec> {
     all.extend(prefill::representative());
     all.extend(split_keys::representative());
     all.extend(wgmma::representative());
+    all.extend(e4m3::representative());
     all
 }
 

@@ -26,7 +26,7 @@ pub use residual_norm::GemmResidualNorm;
 pub use residual_row_stats::GemmResidualRowStats;
 pub use split_k::{GemmSplitK, SplitKTile};
 pub use stream::{GemmStream, StreamNorm, StreamTile};
-pub use wgmma::{GemmWgmma, WgmmaTile};
+pub use wgmma::{GemmFp8, GemmWgmma, WgmmaTile};
 pub(crate) use {
     deferred_layernorm::normalised,
     residual_row_stats::scaled_and_row_stats,
@@ -38,7 +38,7 @@ use crate::{
     kernels::Class,
     machine::Machine,
     ops::{Activation, Epilogue, MAX_ROWS, activate_f64},
-    tensor::{DType, Extents, Format, Scaled, Shape, Size, Symbol, Values},
+    tensor::{DType, Element, Extents, Format, Scaled, Shape, Size, Symbol, Values},
 };
 
 /// CTA tile `m × n × k`, computed by `warps_m × warps_n` warps with a pipeline of `stages` k tiles in shared memory.
@@ -64,6 +64,10 @@ pub struct Gemm {
     pub epilogue: Epilogue,
     pub tile: Tile,
 }
+
+/// The reason that a GEMM with inputs in 16 or 32 bits does not read a weight in E4M3 without scales.
+const UNSCALED: &str =
+    "a weight in E4M3 without scales, which only products with inputs in E4M3 read";
 
 impl Gemm {
     /// Row tiles of a rasterisation group. A wave of CTAs then covers a roughly square part of the output, which minimises
@@ -91,7 +95,7 @@ impl Gemm {
     fn packed(&self) -> Option<Scaled> {
         match self.weight {
             Format::Scaled(scaled) if self.on_tensor_cores() => Some(scaled),
-            Format::Scaled(_) | Format::Plain(_) => None,
+            Format::Scaled(_) | Format::Plain(_) | Format::E4m3 => None,
         }
     }
 
@@ -104,6 +108,7 @@ impl Gemm {
                 Values::Int8 => true,
                 Values::E4m3 | Values::Int4 => false,
             },
+            Format::E4m3 => false,
         }
     }
 
@@ -115,6 +120,7 @@ impl Gemm {
             Format::Scaled(scaled) if converts => scaled.quantize(matrix, k).values_in(self.dtype),
             Format::Scaled(scaled) => scaled.quantize(matrix, k).values(),
             Format::Plain(dtype) => matrix.iter().map(|&w| dtype.round(w)).collect(),
+            Format::E4m3 => matrix.iter().map(|&w| Element::E4m3.round(w)).collect(),
         }
     }
 
@@ -330,6 +336,7 @@ impl Kernel for Gemm {
         match self.weight {
             Format::Plain(_) => Ok(()),
             Format::Scaled(scaled) => scaled.check(),
+            Format::E4m3 => Err(UNSCALED.to_owned()),
         }
     }
 

@@ -366,6 +366,8 @@ pub(super) fn constants(
     let mut constants = teams.constants(width, dtype);
     constants.insert("two_pass", (variance == Variance::TwoPass).into());
     constants.insert("eps", f32_literal(eps).into());
+    constants.insert("to_e4m3", false.into());
+    constants.insert("keeps", true.into());
     constants
 }
 

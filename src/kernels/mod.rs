@@ -12,6 +12,7 @@ pub mod chain;
 mod class;
 pub mod decoding;
 pub mod draw;
+pub mod e4m3;
 pub mod elementwise;
 pub mod embedding;
 pub mod gemm;
@@ -102,10 +103,10 @@ impl Fill {
 /// A matrix that a kernel copies with TMA. Its parameter is a tensor map instead of a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorMap {
-    /// Name of the parameter: a tensor `[rows, columns]` of 16-bit elements whose rows are a multiple of 16 bytes long.
+    /// Name of the parameter: a tensor `[rows, columns]` of elements of 8 or 16 bits whose rows are a multiple of 16 bytes long.
     pub param: &'static str,
     pub box_rows: u32,
-    /// 64 or 32 columns use the 128-byte or 64-byte swizzle in shared memory. Boxes of another multiple of 8 columns are not
+    /// Columns of 128 or 64 bytes use the swizzle of that many bytes in shared memory. Boxes of another multiple of 16 bytes are not
     /// swizzled.
     pub box_columns: u32,
     pub order: RowOrder,

@@ -67,6 +67,8 @@ impl Kernel for RmsNorm {
         let vector = vector_width(self.dtype, &[self.width, self.from, self.stride]);
         constants.extend([
             ("eps", f32_literal(self.eps).into()),
+            ("to_e4m3", false.into()),
+            ("keeps", true.into()),
             ("vector", vector.into()),
             ("heads", self.heads.into()),
             ("from", self.from.into()),

@@ -4,10 +4,10 @@ use crate::tensor::DType;
 
 use super::{
     Kernel, attention, attention::*, beam_search, beam_search::*, cache, cache::*, decoding,
-    decoding::*, draw, draw::*, elementwise, elementwise::*, embedding, embedding::*, gemm,
-    gemm::*, layernorm, layernorm::*, log_probability, log_probability::*, pack::*, pooling,
-    pooling::*, prepare_attention, prepare_attention::*, rms_norm, rms_norm::*, rotary, rotary::*,
-    upload::*,
+    decoding::*, draw, draw::*, e4m3, e4m3::*, elementwise, elementwise::*, embedding,
+    embedding::*, gemm, gemm::*, layernorm, layernorm::*, log_probability, log_probability::*,
+    pack::*, pooling, pooling::*, prepare_attention, prepare_attention::*, rms_norm, rms_norm::*,
+    rotary, rotary::*, upload::*,
 };
 
 /// Lists all kernels once. Every function over all kernels is derived from this list.
@@ -44,7 +44,7 @@ kernels! {
     MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaDecodeAppend, MhaPrefill,
     AppendCache,
     PrepareAttention, Gate, Draw, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload, Scatter, ChooseToken, Candidates, BeamStep, Advance,
-    RelativeScores,
+    RelativeScores, GemmFp8, ToE4m3, NormToE4m3, MhaToE4m3,
 }
 
 impl KernelSpec {
@@ -81,6 +81,7 @@ pub fn representative() -> Vec<KernelSpec> {
         cache::representative(),
         decoding::representative(),
         draw::representative(),
+        e4m3::representative(),
         beam_search::representative(),
         prepare_attention::representative(),
     ]

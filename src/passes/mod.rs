@@ -25,6 +25,7 @@ mod fuse_residual;
 mod hoist_pooled_token;
 mod matching;
 mod merge_projections;
+mod quantize_inputs;
 mod quantize_linear;
 mod report;
 
@@ -91,6 +92,8 @@ pub struct Options {
     pub without: BTreeSet<String>,
     /// Format that the weights of linear layers are stored in; `None` for the program's storage type.
     pub quantize: Option<Format>,
+    /// Whether the inputs of linear layers in fp8 are in E4M3, too.
+    pub fp8_inputs: bool,
 }
 
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -126,7 +129,8 @@ pub fn optimize_observed(
     options: &Options,
     mut after: impl FnMut(&'static str, &Graph),
 ) -> Result<(Graph, Report), PassError> {
-    let known = || all().iter().map(|pass| pass.name());
+    let passes = || all().iter().map(|pass| pass.name());
+    let known = || passes().chain([quantize_inputs::NAME]);
     if let Some(name) = options.without.iter().find(|n| !known().any(|k| k == *n)) {
         return Err(PassError::Unknown {
             name: name.clone(),
@@ -153,7 +157,9 @@ pub fn optimize_observed(
     if let Some(format) = options.quantize {
         let pass = quantize_linear::NAME;
         let broken = |source| PassError::Broken { pass, source };
-        quantize_linear::run(&mut graph, format, &mut report).map_err(broken)?;
+        let inputs = options.fp8_inputs && !options.without.contains(quantize_inputs::NAME);
+        quantize_linear::run(&mut graph, format, inputs, &mut report).map_err(broken)?;
+        graph.prune();
         graph.verify().map_err(broken)?;
         after(pass, &graph);
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{Entry, Report};
+use super::{Entry, Report, quantize_inputs};
 use crate::{
     graph::{Graph, GraphError, NodeId, Op},
     tensor::{Format, Values},
@@ -15,10 +15,13 @@ pub(super) const NAME: &str = "quantize_linear";
 /// a weight, such as the embedding of a tied head, keep it as it is. A format with larger errors than int8 leaves heads as they
 /// are: layers whose result reaches the outputs without another linear layer or a norm.
 ///
+/// With `inputs`, products in fp8 have inputs in E4M3 where a bound of the input is known (`quantize_inputs`).
+///
 /// This changes results, so it is not one of [`all`](super::all): it runs after them, and only on request.
 pub(super) fn run(
     graph: &mut Graph,
     format: Format,
+    inputs: bool,
     report: &mut Report,
 ) -> Result<(), GraphError> {
     for id in graph.topological() {
@@ -39,6 +42,22 @@ pub(super) fn run(
                 format!("a head keeps its storage type, because {format} would change results more than in other layers"),
             );
             continue;
+        }
+        if inputs && format == Format::FP8 {
+            let at = graph.node(id).name.clone();
+            match quantize_inputs::rewrite(graph, id, epilogue)? {
+                Ok(()) => {
+                    report.entries.push(Entry::Quantized {
+                        pass: quantize_inputs::NAME,
+                        at,
+                        format: format!(
+                            "{format}, and its input in E4M3 with a scale that bounds it"
+                        ),
+                    });
+                    continue;
+                }
+                Err(condition) => report.refuse(quantize_inputs::NAME, at, condition),
+            }
         }
         let quantized = quantized(graph, weight, format)?;
         for operand in operands.iter_mut().filter(|o| **o == weight) {
@@ -62,6 +81,7 @@ fn reaches_heads(format: Format) -> bool {
             Values::Int8 => true,
             Values::E4m3 | Values::Int4 => false,
         },
+        Format::E4m3 => false,
     }
 }
 
@@ -74,6 +94,7 @@ fn is_head(graph: &Graph, id: NodeId) -> bool {
             graph.op(reader),
             Op::Linear { .. }
                 | Op::LayerNorm { .. }
+                | Op::ScaledLinear { .. }
                 | Op::BiasResidualLayerNorm { .. }
                 | Op::RmsNorm { .. }
         ) {

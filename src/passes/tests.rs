@@ -22,7 +22,7 @@ fn names() -> Vec<&'static str> {
 fn without(names: impl IntoIterator<Item = &'static str>) -> Options {
     Options {
         without: names.into_iter().map(str::to_owned).collect(),
-        quantize: None,
+        ..Options::default()
     }
 }
 

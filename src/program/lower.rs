@@ -20,7 +20,7 @@ use super::{
     AttentionChoice, Padding, Program, Step, Storage, Tensor, TensorIndex, padding::check_kept,
 };
 use crate::{
-    graph::{Graph, NodeId, Op},
+    graph::{Graph, NodeId, Op, WeightExpr},
     kernels::{Fill, KernelSpec, Role},
     machine::Machine,
     ops::BatchInput,
@@ -107,12 +107,14 @@ impl<'a> Lowering<'a> {
         let tensor = match &node.op {
             Op::Input(meta) => self.meta(*meta),
             Op::Weight(_) if !self.is_read(id) => return Ok(()),
-            Op::Weight(expr) => self.tensor(
-                &node.name,
-                self.dtype,
-                node.shape.clone(),
-                Storage::Weight(expr.clone()),
-            ),
+            Op::Weight(expr) => {
+                let dtype = match expr {
+                    WeightExpr::ProductScales { .. } | WeightExpr::Scale(_) => DType::F32,
+                    _ => self.dtype,
+                };
+                let place = Storage::Weight(expr.clone());
+                self.tensor(&node.name, dtype, node.shape.clone(), place)
+            }
             Op::Quantize(format) => {
                 let weight = self.graph.operand(id, "weight");
                 let Some(Op::Weight(expr)) = weight.map(|weight| self.graph.op(weight)) else {
@@ -128,6 +130,13 @@ impl<'a> Lowering<'a> {
             }
             Op::Cache { .. } => self.cache(id)?,
             Op::CrossCache { name, .. } => self.remembered(id, name)?,
+            // Launched with the conversion of its result.
+            Op::Attention(_) if self.converting(id).is_some() => return Ok(()),
+            Op::ToE4m3
+                if let Some(launch) = attention::converting(self.graph, &self.options, id) =>
+            {
+                self.converting_attention(id, launch)
+            }
             _ if self.chains.holds(id) => {
                 self.chained(id);
                 return Ok(());
@@ -136,6 +145,12 @@ impl<'a> Lowering<'a> {
         };
         self.tensor_of.insert(id, tensor);
         Ok(())
+    }
+
+    /// Returns the conversion to E4M3 that an attention computes itself.
+    fn converting(&self, attention: NodeId) -> Option<NodeId> {
+        let reader = self.graph.sole_consumer(attention)?;
+        attention::converting(self.graph, &self.options, reader).map(|_| reader)
     }
 
     /// Whether a weight is read as it is. If it is only read in other formats, it needs no memory in this one.

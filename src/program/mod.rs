@@ -130,10 +130,15 @@ impl Program {
 
     /// Returns the format of the weights of linear layers, if it is not that of the other tensors.
     pub fn weight_format(&self) -> Option<Format> {
-        let mut others = self.tensors.iter().filter_map(|tensor| match tensor.place {
+        let matrices = self
+            .tensors
+            .iter()
+            .filter(|tensor| tensor.shape.rank() == 2);
+        let mut others = matrices.filter_map(|tensor| match tensor.place {
             Storage::Weight(_) => match tensor.element {
                 Element::Value(dtype) => Some(Format::Plain(dtype)),
                 Element::Scaled(scaled) => Some(Format::Scaled(scaled)),
+                Element::E4m3 => Some(Format::FP8),
                 Element::I32 | Element::I64 => None,
             },
             Storage::Batch(_) | Storage::Planned { .. } | Storage::Cached(_) => None,

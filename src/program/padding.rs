@@ -55,6 +55,8 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         | Op::Weight(_)
         | Op::Quantize(_)
         | Op::Linear { .. }
+        | Op::ScaledLinear { .. }
+        | Op::ToE4m3
         | Op::Embedding { .. }
         | Op::EmbeddingLayerNorm { .. }
         | Op::AddBias

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use super::{Program, Step, Storage, TensorIndex, lower::meta_layout};
 
 use crate::{
-    graph::WeightExpr,
+    graph::{Bound, WeightExpr},
     kernels::{Kernel, KernelSpec, MAX_ELEMENTS, Role, attention::Keys, embedding::Table},
     ops::MAX_WIDTH,
     select::{Batches, Interval},
@@ -127,7 +127,7 @@ impl Program {
                 Storage::Weight(expr) => {
                     // The parameters of the kernels that read it say in which format; see `step`.
                     match tensor.element {
-                        Element::Value(_) | Element::Scaled(_) => {}
+                        Element::Value(_) | Element::Scaled(_) | Element::E4m3 => {}
                         Element::I32 | Element::I64 => {
                             return Err(format!(
                                 "the weight `{name}` is stored as {}",
@@ -519,25 +519,74 @@ fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
             }
         }
         WeightExpr::Zeros { n } => vec![*n],
-        WeightExpr::ConcatRows(parts) => {
-            let mut stacked: Option<Vec<u64>> = None;
-            for part in parts {
-                let dims = weight_dims(part)?;
-                let (Some(&rows), rest) = (dims.first(), dims.get(1..).unwrap_or_default()) else {
-                    return Err("has a part without rows".to_owned());
-                };
-                match &mut stacked {
-                    None => stacked = Some(dims),
-                    Some(sum) if sum[1..] == *rest => sum[0] = sum[0].saturating_add(rows),
-                    Some(_) => return Err("has parts of different widths".to_owned()),
-                }
+        WeightExpr::ConcatRows(parts) => stacked_dims(parts)?,
+        WeightExpr::ProductScales { weight, input } => {
+            check_bound(input)?;
+            match stacked_dims(weight)?.as_slice() {
+                &[rows, _] => vec![rows],
+                other => return Err(format!("has scales of the rows of {other:?}")),
             }
-            stacked.ok_or_else(|| "has no parts".to_owned())?
+        }
+        WeightExpr::Scale(bound) => {
+            check_bound(bound)?;
+            vec![1]
         }
     };
     let elements = dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
     match elements {
         Some(n) if (1..=MAX_ELEMENTS).contains(&n) && dims.len() <= MAX_PARTS => Ok(dims),
         _ => Err(format!("is {dims:?}, at most {MAX_ELEMENTS} elements fit")),
+    }
+}
+
+/// Returns the dimensions of stacked weights.
+fn stacked_dims(parts: &[WeightExpr]) -> Result<Vec<u64>, String> {
+    let mut stacked: Option<Vec<u64>> = None;
+    for part in parts {
+        let dims = weight_dims(part)?;
+        let (Some(&rows), rest) = (dims.first(), dims.get(1..).unwrap_or_default()) else {
+            return Err("has a part without rows".to_owned());
+        };
+        match &mut stacked {
+            None => stacked = Some(dims),
+            Some(sum) if sum[1..] == *rest => sum[0] = sum[0].saturating_add(rows),
+            Some(_) => return Err("has parts of different widths".to_owned()),
+        }
+    }
+    stacked.ok_or_else(|| "has no parts".to_owned())
+}
+
+/// Checks that the weights of a bound have the dimensions of a norm and of a linear layer after it.
+fn check_bound(bound: &Bound) -> Result<(), String> {
+    let is = |parts: &[WeightExpr], expected: &[u64]| {
+        parts.is_empty() || stacked_dims(parts).is_ok_and(|dims| dims == expected)
+    };
+    let norm = stacked_dims(&bound.gamma)?;
+    let &[width] = norm.as_slice() else {
+        return Err(format!("has a bound of a norm with a weight of {norm:?}"));
+    };
+    if !is(&bound.beta, &[width]) {
+        return Err("has a bound of a norm whose bias has other dimensions".to_owned());
+    }
+    let Some(linear) = &bound.linear else {
+        return Ok(());
+    };
+    let dims = stacked_dims(&linear.weight)?;
+    let &[rows, columns] = dims.as_slice() else {
+        return Err(format!(
+            "has a bound of a linear layer with a weight of {dims:?}"
+        ));
+    };
+    let end = linear.from.checked_add(linear.outputs);
+    let fits = columns == width
+        && is(&linear.bias, &[rows])
+        && linear.outputs > 0
+        && end.is_some_and(|end| end <= rows)
+        && !(linear.gated && linear.outputs % 2 != 0);
+    match fits {
+        true => Ok(()),
+        false => {
+            Err("has a bound of a linear layer whose dimensions do not fit the norm".to_owned())
+        }
     }
 }

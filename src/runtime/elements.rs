@@ -1,7 +1,10 @@
 //! Conversion between tensors and little-endian bytes of every element type.
 
 use super::weights::{decode, decode_into, encode};
-use crate::{kernels::HostTensor, tensor::Element};
+use crate::{
+    kernels::HostTensor,
+    tensor::{Element, e4m3},
+};
 
 /// Encodes a tensor as `element`. Values are rounded to that type. If it has scales, the tensor is a matrix with rows of `columns`
 /// elements.
@@ -10,6 +13,9 @@ pub fn encode_tensor(tensor: &HostTensor, element: Element, columns: usize) -> V
         (HostTensor::Real(values), Element::Value(dtype)) => encode(values, dtype),
         (HostTensor::Real(values), Element::Scaled(scaled)) => {
             scaled.quantize(values, columns).pack()
+        }
+        (HostTensor::Real(values), Element::E4m3) => {
+            values.iter().map(|&value| e4m3::encode(value)).collect()
         }
         (HostTensor::Real(values), Element::I32 | Element::I64) => {
             let indices = values.iter().map(|&value| value.round() as i64);
@@ -22,6 +28,7 @@ pub fn encode_tensor(tensor: &HostTensor, element: Element, columns: usize) -> V
 fn encode_indices(values: impl Iterator<Item = i64>, element: Element) -> Vec<u8> {
     match element {
         Element::Value(dtype) => encode(&values.map(|v| v as f32).collect::<Vec<f32>>(), dtype),
+        Element::E4m3 => values.map(|v| e4m3::encode(v as f32)).collect(),
         Element::Scaled(_) => values.map(|v| v as u8).collect(),
         Element::I32 => values.flat_map(|v| (v as i32).to_le_bytes()).collect(),
         Element::I64 => values.flat_map(i64::to_le_bytes).collect(),
@@ -39,6 +46,7 @@ pub fn decode_values(bytes: &[u8], element: Element) -> Vec<f32> {
 pub fn extend_values(values: &mut Vec<f32>, bytes: &[u8], element: Element) {
     match element {
         Element::Value(dtype) => decode_into(values, bytes, dtype),
+        Element::E4m3 => values.extend(bytes.iter().map(|&code| e4m3::decode(code))),
         Element::Scaled(_) | Element::I32 | Element::I64 => {
             let indices = decode_indices(bytes, element);
             values.extend(indices.into_iter().map(|index| index as f32));
@@ -52,6 +60,10 @@ pub fn decode_indices(bytes: &[u8], element: Element) -> Vec<i64> {
         Element::Value(dtype) => {
             let values = decode(bytes, dtype);
             values.into_iter().map(|value| value as i64).collect()
+        }
+        Element::E4m3 => {
+            let values = bytes.iter().map(|&code| e4m3::decode(code));
+            values.map(|value| value as i64).collect()
         }
         Element::Scaled(_) => bytes.iter().map(|&b| b.into()).collect(),
         Element::I32 => {

@@ -10,7 +10,7 @@ use crate::{
         Instructions, KernelSpec,
         attention::{
             AttentionError, MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline, MhaPrefill,
-            MhaShort, MhaSplitKeys, MhaTile, MhaWgmma,
+            MhaShort, MhaSplitKeys, MhaTile, MhaToE4m3, MhaWgmma,
         },
         chain::Chain,
     },
@@ -58,6 +58,28 @@ impl Attention {
             Some(few) => with_few_tokens(dispatch, few),
             None => dispatch,
         }
+    }
+
+    /// Returns the kernels that convert their result to E4M3, by the longest sequence; `None` if some length has none.
+    pub fn to_e4m3(&self, machine: &Machine, invariant: bool) -> Option<Dispatch<KernelSpec>> {
+        let MhaOnline { of, dtype } = self.0;
+        let is_plain = !MhaWgmma::tiles(&of, dtype, machine.instructions).is_empty();
+        let plain = match self.wgmma(machine) {
+            Ok(dispatch) if is_plain || !of.by.is_none() => dispatch,
+            Ok(_) | Err(_) => return None,
+        };
+        let plain = match (invariant, plain.choices().last()) {
+            (true, Some(last)) => Dispatch::always(last.clone()),
+            _ => by_rounds(&plain, machine, of.heads),
+        };
+        let is_supported = |kernel: &KernelSpec| matches!(kernel, KernelSpec::MhaWgmma(_));
+        if !plain.choices().all(is_supported) {
+            return None;
+        }
+        Some(plain.map(|kernel| match kernel {
+            KernelSpec::MhaWgmma(attention) => MhaToE4m3 { attention }.into(),
+            other => other,
+        }))
     }
 
     /// Returns one kernel for every length: the one for the longest sequences.

@@ -2,6 +2,7 @@
 //! [`ALL`].
 
 mod deferred_norm;
+mod fp8;
 mod gate;
 mod gemm;
 mod gemm_norm;
@@ -28,6 +29,12 @@ pub(super) const ALL: &[Implement] = &[
     norm_between::implement,
     prepare::alone,
     prepare::after_gemm,
+    fp8::conversion,
+    fp8::after_norm,
+    fp8::gemm,
+    fp8::gemm_to_e4m3,
+    fp8::gate,
+    fp8::gate_to_e4m3,
 ];
 
 /// An implementation of the first sites of a chain.

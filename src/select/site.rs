@@ -2,6 +2,7 @@
 
 use crate::{
     kernels::{
+        e4m3::ToE4m3,
         elementwise::Gate,
         layernorm::{BiasResidualLayerNorm, LayerNorm},
         prepare_attention::PrepareAttention,
@@ -23,6 +24,15 @@ pub enum Site {
         weight: Format,
         epilogue: Epilogue,
     },
+    /// `x [rows, k]`, `weight [n, k]` in E4M3, `scale [n]`, (`bias [n]`), (`residual [rows, n]`) → `[rows, n]`.
+    ScaledLinear {
+        n: u32,
+        k: u32,
+        dtype: DType,
+        epilogue: Epilogue,
+    },
+    /// Conversion to E4M3.
+    ToE4m3(ToE4m3),
     /// RMSNorm of whole rows, created by [`RmsNorm::of_rows`].
     RmsNorm(RmsNorm),
     /// LayerNorm, created by [`LayerNorm::new`].

@@ -1,14 +1,22 @@
 //! E4M3, the 8-bit floating-point type of fp8 weights: 4 exponent bits with a bias of 7, 3 mantissa bits, no infinities
 //! (Micikevicius et al. 2022, "FP8 Formats for Deep Learning").
 
-pub(super) use gemmule_weights::quantized::e4m3 as decode;
+pub(crate) use gemmule_weights::quantized::e4m3 as decode;
 
 /// Largest magnitude.
-pub(super) const MAX: f32 = 448.0;
+pub(crate) const MAX: f32 = 448.0;
+
+/// Rounds to the nearest value. Larger magnitudes become [`MAX`], and NaN stays NaN.
+pub(crate) fn round(value: f32) -> f32 {
+    match value.is_nan() {
+        true => value,
+        false => decode(encode(value)),
+    }
+}
 
 /// Returns the code of the nearest value, with ties to even mantissas. Larger magnitudes than [`MAX`] become `MAX`, so no
 /// code is that of NaN.
-pub(super) fn encode(value: f32) -> u8 {
+pub(crate) fn encode(value: f32) -> u8 {
     let magnitude = value.abs().min(MAX);
     // Below 2⁻⁶ the distance of two values is 2⁻⁹.
     let code = if magnitude < 1.0 / 64.0 {

@@ -2,7 +2,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{DType, Format, Scaled};
+use super::{DType, Format, Scaled, e4m3};
 
 /// Type of the elements of a tensor: values, or indices and counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -10,6 +10,8 @@ pub enum Element {
     Value(DType),
     /// Values of few bits with scales: the weight of a linear layer.
     Scaled(Scaled),
+    /// E4M3 without scales: an operand of a product in fp8.
+    E4m3,
     I32,
     I64,
 }
@@ -20,7 +22,7 @@ impl Element {
     pub const fn bytes(self) -> u64 {
         match self {
             Element::Value(dtype) => dtype.bytes(),
-            Element::Scaled(_) => 1,
+            Element::Scaled(_) | Element::E4m3 => 1,
             Element::I32 => 4,
             Element::I64 => 8,
         }
@@ -34,7 +36,7 @@ impl Element {
                 scaled.packed_bytes(product(rows)?, *columns)
             }
             (Element::Scaled(_), []) => None,
-            (Element::Value(_) | Element::I32 | Element::I64, dims) => {
+            (Element::Value(_) | Element::E4m3 | Element::I32 | Element::I64, dims) => {
                 product(dims)?.checked_mul(self.bytes())
             }
         }
@@ -44,6 +46,7 @@ impl Element {
         match self {
             Element::Value(dtype) => dtype.name(),
             Element::Scaled(scaled) => scaled.name(),
+            Element::E4m3 => "e4m3",
             Element::I32 => "i32",
             Element::I64 => "i64",
         }
@@ -54,6 +57,7 @@ impl Element {
         match self {
             Element::Value(dtype) => dtype.round(value),
             Element::Scaled(_) => value,
+            Element::E4m3 => e4m3::round(value),
             Element::I32 | Element::I64 => value.round(),
         }
     }
@@ -70,6 +74,7 @@ impl From<Format> for Element {
         match format {
             Format::Plain(dtype) => Self::Value(dtype),
             Format::Scaled(scaled) => Self::Scaled(scaled),
+            Format::E4m3 => Self::E4m3,
         }
     }
 }

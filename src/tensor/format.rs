@@ -2,7 +2,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::DType;
+use super::{DType, e4m3};
 
 /// How a tensor is stored: each element as it is, or values of few bits with scales.
 ///
@@ -13,6 +13,8 @@ pub enum Format {
     Plain(DType),
     /// Values of few bits that are multiplied by scales.
     Scaled(Scaled),
+    /// E4M3 without scales, which the product applies to its results. The rows of a weight are scaled to the largest magnitude of E4M3.
+    E4m3,
 }
 
 /// Values of few bits, and the elements that share a scale.
@@ -73,7 +75,27 @@ impl Format {
                 let rounded = scaled.quantize(&matrix, columns).values();
                 rounded.into_iter().map(f64::from).collect()
             }
+            Self::E4m3 => {
+                let rows = matrix.chunks(columns.max(1));
+                let rows = rows.map(|row| row.iter().map(|&v| v as f32).collect::<Vec<_>>());
+                let round = |row: Vec<f32>| {
+                    let scale = row_scale(&row);
+                    let scaled = row.into_iter().map(move |v| e4m3::round(v / scale));
+                    scaled.map(f64::from).collect::<Vec<_>>()
+                };
+                rows.flat_map(round).collect()
+            }
         }
+    }
+}
+
+/// Returns the scale by which the largest magnitude of a row becomes that of E4M3. It is 1 for a row of zeros.
+pub fn row_scale(row: &[f32]) -> f32 {
+    let largest = row.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+    // A scale below the normal numbers would lose precision.
+    match largest / e4m3::MAX {
+        scale if scale >= f32::MIN_POSITIVE => scale,
+        _ => 1.0,
     }
 }
 
@@ -117,6 +139,7 @@ impl fmt::Display for Format {
         f.write_str(match self {
             Self::Plain(dtype) => dtype.name(),
             Self::Scaled(scaled) => scaled.name(),
+            Self::E4m3 => "e4m3",
         })
     }
 }

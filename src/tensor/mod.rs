@@ -5,7 +5,7 @@
 //! III.D). A size is a small polynomial of [`Symbol`]s, evaluated per batch.
 
 mod dtype;
-mod e4m3;
+pub(crate) mod e4m3;
 mod element;
 mod extents;
 mod format;
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 pub use dtype::{DType, UnknownDType};
 pub use element::Element;
 pub use extents::{Extents, LengthsError};
-pub use format::{Format, Group, Scaled, Values};
+pub use format::{Format, Group, Scaled, Values, row_scale};
 pub use quantized::Quantized;
 pub use size::{Shape, Size};
 pub use symbol::Symbol;

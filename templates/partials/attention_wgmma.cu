@@ -68,7 +68,16 @@ __device__ __forceinline__ void write_chunk(Element* to, const unsigned int (&wo
                  : "memory");
 }
 
-__device__ __forceinline__ float exp2_approximate(float x) {
+{% if to_e4m3 %}// Rounds the f16 elements of a chunk to E4M3, and stores them.
+__device__ __forceinline__ void write_e4m3_chunk(unsigned char* to, const unsigned int (&words)[4]) {
+    unsigned short halves[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(halves[i]) : "r"(words[i]));
+    const uint2 bytes = {static_cast<unsigned int>(halves[1]) << 16 | halves[0], static_cast<unsigned int>(halves[3]) << 16 | halves[2]};
+    *reinterpret_cast<uint2*>(to) = bytes;
+}
+
+{% endif %}__device__ __forceinline__ float exp2_approximate(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;

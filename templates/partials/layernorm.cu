@@ -62,9 +62,9 @@ __device__ __forceinline__ void row_statistics(
     }
 }
 
-// Writes LayerNorm of the X rows from `first` on. Results that are not `kept` are evicted first from L2.
+// Writes LayerNorm of the X rows from `first` on{% if to_e4m3 %}, and `factor` times that in E4M3{% endif %}. Results that are not `kept` are evicted first from L2.
 __device__ __forceinline__ void store_layernorm(
-    float (&value)[X][PACKS_PER_THREAD][N], const float (&first_element)[X], const T* gamma, const T* beta, float eps, T* out,
+    float (&value)[X][PACKS_PER_THREAD][N], const float (&first_element)[X], const T* gamma, const T* beta, float eps, {% if to_e4m3 %}unsigned char* converted, float factor, {% endif %}{% if keeps %}T* out,{% endif %}
     unsigned int first, unsigned int rows, bool kept = true) {
     // Loaded before the reduction, which hides their latency.
     Pack<T, N> scale[PACKS_PER_THREAD], shift[PACKS_PER_THREAD];
@@ -86,12 +86,17 @@ __device__ __forceinline__ void store_layernorm(
                 y[j] = fmaf((value[i][h][j] - mean[i]) * rstd, to_float(scale[h].at[j]), to_float(shift[h].at[j]));
             }
             if (!has_pack(h) || first + i >= rows) continue;
+{%- if to_e4m3 %}
+            store_pack(converted + row_start(first + i, rows) + pack_column(h), to_e4m3_pack(y, factor));
+{%- endif %}
+{%- if keeps %}
             T* to = out + row_start(first + i, rows) + pack_column(h);
             if (kept) {
                 store_pack(to, to_pack<T>(y));
             } else {
                 store_pack_once(to, to_pack<T>(y));
             }
+{%- endif %}
         }
     }
 }

@@ -12,6 +12,7 @@ impl Builder {
         const BF16: Format = Format::Plain(DType::BF16);
         let dtype = self.dtype.unwrap_or_else(|| default_dtype(device));
         match (device, dtype, self.quantize) {
+            (_, _, Some(format @ Format::E4m3)) => Err(EngineError::WithoutScales { format }),
             (DeviceName::Cuda(_), DType::F32, Some(format @ Format::Scaled(_))) => {
                 Err(EngineError::FormatOfF32 { format })
             }

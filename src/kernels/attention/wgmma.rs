@@ -239,6 +239,7 @@ impl MhaTile {
             ("group", (of.heads / of.kv_heads.max(1)).into()),
             ("causal", of.causal.into()),
             ("cached", (origin == Origin::Cache).into()),
+            ("to_e4m3", false.into()),
             ("head", head.into()),
             ("columns", columns(head).into()),
             ("ones", ones.into()),

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Gemm, GemmWgmma, WgmmaTile};
+use super::{GemmFp8, GemmWgmma, WgmmaTile};
 use crate::{
     kernels::{
         Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
@@ -15,35 +15,27 @@ use crate::{
 
 /// [`GemmWgmma`] fused with [`PrepareAttention`] of its rows, without norms and without a cache: `x [rows, k]`, `weight [n, k]`,
 /// (`bias [n]`), `positions [rows]` → `out [rows, n]`, `queries` and `keys`. In `out`, only columns that belong neither to queries
-/// nor to keys are written.
+/// nor to keys are written. In fp8, `x` and the weight are in E4M3, and `scale [n]` follows the weight, as for [`GemmFp8`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GemmPrepareAttention {
     pub k: u32,
     pub bias: bool,
+    /// Whether the factors are in E4M3.
+    pub fp8: bool,
     pub prepare: PrepareAttention,
     pub tile: WgmmaTile,
 }
 
 impl GemmPrepareAttention {
-    /// Tiles that consist of whole heads and in which both columns of a rotated pair are in the same lane.
-    pub fn tiles(
-        prepare: &PrepareAttention,
-        k: u32,
-        bias: bool,
-        instructions: Instructions,
-    ) -> Vec<WgmmaTile> {
-        let mut tiles = GemmWgmma::tiles(prepare.row, k, prepare.dtype, instructions);
-        tiles.retain(|&tile| Self::of(prepare, k, bias, tile).fits());
-        tiles
-    }
-
-    fn of(prepare: &PrepareAttention, k: u32, bias: bool, tile: WgmmaTile) -> Self {
-        Self {
-            k,
-            bias,
-            prepare: prepare.clone(),
+    /// Returns the kernel with every tile that consists of whole heads, and in which both columns of a rotated pair are in the same
+    /// lane. The tile of `self` is arbitrary.
+    pub fn tiles(&self, instructions: Instructions) -> Vec<Self> {
+        let tiles = GemmWgmma::tiles(self.prepare.row, self.k, self.prepare.dtype, instructions);
+        let kernels = tiles.into_iter().map(|tile| Self {
             tile,
-        }
+            ..self.clone()
+        });
+        kernels.filter(|kernel| kernel.check().is_ok()).collect()
     }
 
     /// Head norms and cache slots were also tried in the epilogue, without a gain (docs/history, entry 51).
@@ -80,6 +72,9 @@ impl GemmPrepareAttention {
     /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         self.gemm().check()?;
+        if self.fp8 {
+            GemmFp8::check_k(self.k)?;
+        }
         self.prepare.check()?;
         match self.fits() {
             true => Ok(()),
@@ -105,14 +100,18 @@ impl GemmPrepareAttention {
         }
     }
 
-    /// Returns the GEMM without the rotation, for any GPU.
-    pub fn plain(&self) -> Gemm {
-        self.gemm().plain()
+    /// Returns the GEMM without the rotation, with factors of the same type.
+    pub fn product(&self) -> KernelSpec {
+        let of = self.gemm();
+        match self.fp8 {
+            true => GemmFp8 { of, to_e4m3: false }.into(),
+            false => of.into(),
+        }
     }
 
     /// Number of tensors that the GEMM reads.
     pub fn of_gemm(&self) -> usize {
-        2 + usize::from(self.bias)
+        2 + usize::from(self.fp8) + usize::from(self.bias)
     }
 }
 
@@ -123,7 +122,8 @@ impl Kernel for GemmPrepareAttention {
 
     fn definition(&self) -> String {
         let bias = if self.bias { "_bias" } else { "" };
-        format!("gemm{bias}_k{}_{}", self.k, self.prepare.symbol())
+        let fp8 = if self.fp8 { "fp8_" } else { "" };
+        format!("{fp8}gemm{bias}_k{}_{}", self.k, self.prepare.symbol())
     }
 
     fn template(&self) -> &'static str {
@@ -135,7 +135,7 @@ impl Kernel for GemmPrepareAttention {
     }
 
     fn constants(&self) -> Constants {
-        let mut constants = self.gemm().constants();
+        let mut constants = self.product().as_kernel().constants();
         let [q, k, _] = self.prepare.columns;
         let of_prepare = self.prepare.constants();
         let same = [
@@ -159,7 +159,7 @@ impl Kernel for GemmPrepareAttention {
     }
 
     fn params(&self) -> Vec<Param> {
-        let mut of_gemm = self.gemm().params();
+        let mut of_gemm = self.product().as_kernel().params();
         let writes = of_gemm.split_off(self.of_gemm());
         let of_prepare = self.prepare.params().into_iter().skip(1);
         let of_prepare = of_prepare.filter(|param| !matches!(param.role, Role::Count(_)));
@@ -171,7 +171,7 @@ impl Kernel for GemmPrepareAttention {
     }
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
-        self.gemm().tensor_maps()
+        self.product().as_kernel().tensor_maps()
     }
 
     fn dtype(&self) -> Option<DType> {
@@ -187,20 +187,21 @@ impl Kernel for GemmPrepareAttention {
     }
 
     fn validate(&self) -> Result<(), String> {
-        self.plain().validate()?;
+        self.product().as_kernel().validate()?;
         self.prepare.validate()?;
         self.check()
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
-        self.gemm().launch(extents, machine)
+        self.product().as_kernel().launch(extents, machine)
     }
 
     /// The epilogue of an output takes about as long as an activation.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let epilogue = Epilogue::new(self.bias, Some(Activation::Silu));
+        let k = if self.fp8 { self.k.div_ceil(2) } else { self.k };
         let tile = self.tile;
-        Some(tile.cycles(rows, self.prepare.row, self.k, epilogue, machine))
+        Some(tile.cycles(rows, self.prepare.row, k, epilogue, machine))
     }
 
     fn threads(&self) -> u32 {
@@ -209,7 +210,8 @@ impl Kernel for GemmPrepareAttention {
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (of_gemm, of_prepare) = reads.split_at(self.of_gemm());
-        let out = self.plain().reference(extents, of_gemm).remove(0);
+        let product = self.product();
+        let out = product.as_kernel().reference(extents, of_gemm).remove(0);
         let reads: Vec<&HostTensor> = [&out]
             .into_iter()
             .chain(of_prepare.iter().copied())
@@ -237,7 +239,7 @@ impl Kernel for GemmPrepareAttention {
     fn tolerance(&self) -> Tolerance {
         let Tolerance {
             absolute, relative, ..
-        } = self.gemm().tolerance();
+        } = self.product().as_kernel().tolerance();
         Tolerance {
             absolute: absolute
                 * if self.prepare.norm.is_some() {
@@ -254,11 +256,13 @@ impl Kernel for GemmPrepareAttention {
 /// Heads of 64 and of 128 in every tile: values before and after queries and keys, and partial rotation.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
-    for (dtype, heads, kv_heads, head, pairs, columns, row, bias) in [
-        (DType::F16, 6, 3, 64, 32, [192, 576, 0], 832, true),
-        (DType::F16, 4, 2, 128, 64, [0, 512, 768], 1024, false),
-        (DType::F16, 2, 2, 128, 32, [0, 256, 512], 768, true),
-        (DType::BF16, 3, 1, 64, 32, [0, 192, 256], 320, false),
+    for (dtype, heads, kv_heads, head, pairs, columns, row, bias, fp8) in [
+        (DType::F16, 6, 3, 64, 32, [192, 576, 0], 832, true, false),
+        (DType::F16, 4, 2, 128, 64, [0, 512, 768], 1024, false, false),
+        (DType::F16, 2, 2, 128, 32, [0, 256, 512], 768, true, false),
+        (DType::BF16, 3, 1, 64, 32, [0, 192, 256], 320, false, false),
+        (DType::F16, 6, 3, 64, 32, [192, 576, 0], 832, true, true),
+        (DType::BF16, 4, 2, 128, 64, [0, 512, 768], 1024, false, true),
     ] {
         let prepare = PrepareAttention {
             heads,
@@ -275,10 +279,21 @@ pub fn representative() -> Vec<KernelSpec> {
             stride: None,
             dtype,
         };
-        let k = if bias { 72 } else { 328 };
-        for tile in GemmPrepareAttention::tiles(&prepare, k, bias, Instructions::Hopper) {
-            kernels.push(GemmPrepareAttention::of(&prepare, k, bias, tile).into());
-        }
+        let k = match (fp8, bias) {
+            (false, true) => 72,
+            (false, false) => 328,
+            (true, true) => 80,
+            (true, false) => 336,
+        };
+        let kernel = GemmPrepareAttention {
+            k,
+            bias,
+            fp8,
+            prepare,
+            tile: WgmmaTile::CANDIDATES[0],
+        };
+        let tiles = kernel.tiles(Instructions::Hopper).into_iter();
+        kernels.extend(tiles.map(KernelSpec::from));
     }
     kernels
 }
@@ -294,12 +309,11 @@ mod tests {
         };
         assert_eq!(kernel.check(), Ok(()));
         let refused = |prepare: PrepareAttention| {
-            let all = GemmPrepareAttention::tiles(&prepare, kernel.k, true, Instructions::Hopper);
-            assert_eq!(all, []);
             let kernel = GemmPrepareAttention {
                 prepare,
                 ..kernel.clone()
             };
+            assert_eq!(kernel.tiles(Instructions::Hopper), []);
             kernel.check().expect_err("refused")
         };
         let mut sixteen = kernel.prepare.clone();
@@ -316,8 +330,6 @@ mod tests {
         let mut between = kernel.prepare.clone();
         between.columns[0] = 32;
         assert!(refused(between).contains("cannot rotate heads"));
-        let plain =
-            GemmPrepareAttention::tiles(&kernel.prepare, kernel.k, true, Instructions::default());
-        assert_eq!(plain, []);
+        assert_eq!(kernel.tiles(Instructions::default()), []);
     }
 }

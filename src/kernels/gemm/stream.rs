@@ -127,7 +127,7 @@ impl GemmStream {
     /// The format of a weight of few bits.
     fn packed(&self) -> Option<Scaled> {
         match self.weight {
-            Format::Plain(_) => None,
+            Format::Plain(_) | Format::E4m3 => None,
             Format::Scaled(scaled) => Some(scaled),
         }
     }
@@ -315,7 +315,7 @@ impl GemmStream {
         let (plain, Self { n, k, dtype, .. }) = (self.plain().epilogue.name(), self);
         let weight = match self.weight {
             Format::Plain(_) => String::new(),
-            Format::Scaled(scaled) => format!("_weight_{}", scaled.name()),
+            format @ (Format::Scaled(_) | Format::E4m3) => format!("_weight_{format}"),
         };
         format!("{before}{gate}{plain}{after}_{dtype}{weight}_n{n}_k{k}")
     }

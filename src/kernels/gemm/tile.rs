@@ -58,6 +58,7 @@ impl Tile {
             (Format::Scaled(_), DType::F16 | DType::BF16) => all
                 .filter(|tile| tile.k == 64 && tile.n / tile.warps_n <= 32)
                 .collect(),
+            (Format::E4m3, _) => Vec::new(),
         }
     }
 

@@ -1,6 +1,11 @@
 //! The persistent, warp-specialised GEMM for Hopper: `wgmma` on tiles that TMA loads.
 
+mod estimate;
+mod fp8;
+
 use serde::{Deserialize, Serialize};
+
+pub use fp8::GemmFp8;
 
 use super::{Gemm, GemmStream, StreamNorm, StreamTile};
 use crate::{
@@ -8,7 +13,7 @@ use crate::{
         Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
         RowOrder, TensorMap, Tolerance,
     },
-    machine::{Hopper, Machine, SMALL_M},
+    machine::Machine,
     ops::Epilogue,
     tensor::{DType, Extents},
 };
@@ -62,6 +67,8 @@ const ENOUGH_STAGES: u32 = 4;
 const SUBTILE_ROWS: u32 = 16;
 /// One producer and two consumer warpgroups.
 const THREADS: u32 = 384;
+/// Vectors of f32 that the epilogue reads from shared memory: the bias.
+const VECTORS: u32 = 1;
 
 impl WgmmaTile {
     /// Available tiles, largest first.
@@ -161,12 +168,12 @@ impl WgmmaTile {
 
     /// Subtiles that each of the eight consumer warps can have in flight to global memory: 16 rows of the tile, or half as many if
     /// the stages need the room.
-    fn buffers(self, store: Store) -> u32 {
+    fn buffers(self, store: Store, vectors: u32) -> u32 {
         let (subtile, _) = self.subtile();
         let all = self.n / subtile;
         match store {
             Store::Direct | Store::SwapAb => 0,
-            Store::Tma if self.stages_beside(all) >= ENOUGH_STAGES => all,
+            Store::Tma if self.stages_beside(all, vectors) >= ENOUGH_STAGES => all,
             Store::Tma => (all / 2).max(1),
         }
     }
@@ -175,90 +182,27 @@ impl WgmmaTile {
         (self.m + self.n) * BLOCK_K * 2
     }
 
-    /// Pipeline stages: as many as fit.
-    fn stages(self, store: Store) -> u32 {
-        self.stages_beside(self.buffers(store))
+    /// Pipeline stages: as many as fit. The epilogue reads `vectors` vectors of f32 from shared memory.
+    fn stages(self, store: Store, vectors: u32) -> u32 {
+        self.stages_beside(self.buffers(store, vectors), vectors)
     }
 
-    fn stages_beside(self, buffers: u32) -> u32 {
-        let rest = SHARED_LIMIT - self.bytes_besides_stages(buffers, MAX_STAGES);
+    fn stages_beside(self, buffers: u32, vectors: u32) -> u32 {
+        let rest = SHARED_LIMIT - self.bytes_besides_stages(buffers, MAX_STAGES, vectors);
         (rest / self.stage_bytes()).min(MAX_STAGES)
     }
 
-    /// Bytes of subtiles, barriers, and the bias of both consumer warpgroups.
-    const fn bytes_besides_stages(self, buffers: u32, stages: u32) -> u32 {
+    /// Bytes of subtiles, barriers, and the vectors of both consumer warpgroups.
+    const fn bytes_besides_stages(self, buffers: u32, stages: u32, vectors: u32) -> u32 {
         let (subtile, _) = self.subtile();
-        8 * buffers * SUBTILE_ROWS * subtile * 2 + (2 * stages + 2) * 8 + 2 * self.n * 4
+        let vectors = vectors * 2 * self.n * 4;
+        8 * buffers * SUBTILE_ROWS * subtile * 2 + (2 * stages + 2) * 8 + vectors
     }
 
-    fn shared_bytes(self, store: Store) -> u32 {
-        let stages = self.stages(store);
-        stages * self.stage_bytes() + self.bytes_besides_stages(self.buffers(store), stages)
-    }
-
-    /// Estimated cycles on a GPU with Hopper's instructions, comparable with [`Tile::cycles`](super::Tile::cycles).
-    ///
-    /// `fill + tiles of the busiest SM × (k-steps × cost of a step + epilogue)`. The cost of a step is a norm of its limits (tensor
-    /// cores, L2 for one SM, L2 for all SMs) plus the clock reduction due to its bytes, for the mean number of SMs that have a tile
-    /// over the waves. Ping-pong hides the part of an epilogue that fits under the other warpgroup's mainloop.
-    pub fn cycles(self, rows: u64, n: u32, k: u32, epilogue: Epilogue, machine: &Machine) -> f64 {
-        let Some(Hopper {
-            wgmma: cost,
-            small_m,
-            ..
-        }) = &machine.costs.hopper
-        else {
-            return f64::INFINITY;
-        };
-        let n_sms = u64::from(machine.sms);
-        let tiles = self.tiles(rows, n);
-        let of_busiest = tiles.div_ceil(n_sms) as f64;
-        let busy = tiles as f64 / (of_busiest * n_sms as f64).max(1.0);
-        let outputs = f64::from(self.m) * f64::from(self.n);
-        let bytes = f64::from(self.stage_bytes());
-        let mma = outputs * f64::from(BLOCK_K) / machine.rates.tensor;
-        let limits = [
-            match self.cooperative || of_busiest > 1.0 {
-                true => mma,
-                false => (mma * (1.0 + cost.alone)).max(cost.alone_step),
-            },
-            bytes / cost.l2_per_sm,
-            bytes * busy * n_sms as f64 / cost.l2,
-        ];
-        let norm: f64 = limits.iter().map(|l| l.powf(cost.overlap)).sum();
-        let step = norm.powf(cost.overlap.recip()) + bytes * busy * cost.power;
-        let mainloop = f64::from(k.div_ceil(BLOCK_K)) * step;
-        let activated = outputs * f64::from(u8::from(epilogue.activation.is_some()));
-        let staged = match self.store(n) {
-            Store::Direct | Store::SwapAb => 0.0,
-            Store::Tma => outputs * cost.boxed,
-        };
-        let work = if self.cooperative {
-            let finish = outputs * cost.output + staged + activated * cost.activation;
-            of_busiest * (mainloop + finish)
-        } else {
-            let swap_ab = if self.swaps_ab() { cost.swap_ab } else { 1.0 };
-            let stored = outputs * cost.output * cost.one_warpgroup * swap_ab + staged;
-            let finish = stored + activated * cost.activation_by_one;
-            let spread = match outputs < cost.spread_from {
-                true => 1.0,
-                false => cost.spread,
-            };
-            let contention = activated * cost.contention * spread;
-            let hidden = mainloop.max((mainloop + finish) / 2.0) + contention;
-            (of_busiest - 1.0) * hidden + mainloop + finish
-        };
-        let waits = match rows <= SMALL_M && outputs / 32.0 < small_m.short_mma {
-            true => {
-                small_m.wait * f64::from(k.div_ceil(BLOCK_K).saturating_sub(small_m.fitted_steps))
-            }
-            false => 0.0,
-        };
-        // A residual is read when it is needed, so ping-pong hides none of that time.
-        let added = outputs * cost.output * f64::from(u8::from(epilogue.residual));
-        let tiles = of_busiest * (cost.tile + added);
-        let estimate = cost.launch + bytes * cost.stage_byte + tiles + work + waits;
-        estimate.max(cost.launch + f64::from(n) * f64::from(k) * 2.0 / cost.dram)
+    fn shared_bytes(self, store: Store, vectors: u32) -> u32 {
+        let stages = self.stages(store, vectors);
+        let buffers = self.buffers(store, vectors);
+        stages * self.stage_bytes() + self.bytes_besides_stages(buffers, stages, vectors)
     }
 
     /// Number of tiles of the output.
@@ -398,7 +342,6 @@ impl Kernel for GemmWgmma {
     fn constants(&self) -> Constants {
         let mut constants = self.plain().constants();
         for name in [
-            "block_k",
             "warps_m",
             "warps_n",
             "min_ctas",
@@ -418,7 +361,11 @@ impl Kernel for GemmWgmma {
         constants.extend([
             ("block_m", self.tile.m.into()),
             ("block_n", self.tile.n.into()),
-            ("stages", self.tile.stages(self.store()).into()),
+            ("block_k", BLOCK_K.into()),
+            ("mma_k", 16u32.into()),
+            ("scaled", false.into()),
+            ("to_e4m3", false.into()),
+            ("stages", self.tile.stages(self.store(), VECTORS).into()),
             ("cooperative", self.tile.cooperative.into()),
             ("direct_store", (store != Store::Tma).into()),
             ("swap_ab", (store == Store::SwapAb).into()),
@@ -427,7 +374,7 @@ impl Kernel for GemmWgmma {
             ("mma_n", mma_n.into()),
             ("subtile", subtile.into()),
             ("boxes", boxes.into()),
-            ("buffers", self.tile.buffers(self.store()).into()),
+            ("buffers", self.tile.buffers(self.store(), VECTORS).into()),
             ("accumulators", acc.into()),
             ("acc_registers", list(&|i| format!("%{i}")).into()),
             (
@@ -500,7 +447,7 @@ impl Kernel for GemmWgmma {
                 1,
             ],
             threads: THREADS,
-            shared_bytes: self.tile.shared_bytes(self.store()),
+            shared_bytes: self.tile.shared_bytes(self.store(), VECTORS),
         }
     }
 
@@ -574,6 +521,7 @@ pub fn representative() -> Vec<KernelSpec> {
             }
         }
     }
+    kernels.extend(fp8::representative());
     kernels
 }
 

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use self::heads::{Heads, transpose};
 use crate::{
-    graph::{Graph, NodeId, Op, WeightExpr, resized_heads_at, slope},
-    ops::{Activation, AttentionProblem, BatchInput, HeadView, Side},
-    tensor::Extents,
+    graph::{Bound, Graph, NodeId, Op, WeightExpr, resized_heads_at, slope},
+    ops::{Activation, AttentionProblem, BatchInput, Epilogue, HeadView, Side},
+    tensor::{Element, Extents, row_scale},
 };
 
 /// A batch of sequences with the given lengths, and ids that depend on the positions.
@@ -166,8 +166,32 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
             .map(|(row, column)| f64::from(resized_heads_at(row, column, *from, *to)))
             .collect(),
         WeightExpr::Zeros { n } => vec![0.0; *n as usize],
-        WeightExpr::ConcatRows(parts) => parts.iter().flat_map(weight).collect(),
+        WeightExpr::ConcatRows(parts) => all(parts),
+        WeightExpr::ProductScales {
+            weight: parts,
+            input,
+        } => {
+            let columns = parts[0].dims()[1] as usize;
+            let single: Vec<f32> = all(parts).iter().map(|&v| v as f32).collect();
+            let scales = single.chunks(columns).map(row_scale);
+            scales.map(|s| f64::from(s) * scale(input)).collect()
+        }
+        WeightExpr::Scale(bound) => vec![scale(bound)],
     }
+}
+
+fn all(parts: &[WeightExpr]) -> Vec<f64> {
+    parts.iter().flat_map(weight).collect()
+}
+
+fn scale(bound: &Bound) -> f64 {
+    let single =
+        |parts: &[WeightExpr]| -> Vec<f32> { all(parts).iter().map(|&v| v as f32).collect() };
+    let (weight, bias) = match &bound.linear {
+        Some(linear) => (single(&linear.weight), single(&linear.bias)),
+        None => (Vec::new(), Vec::new()),
+    };
+    bound.of(&single(&bound.gamma), &single(&bound.beta), &weight, &bias) / 448.0
 }
 
 fn activate(activation: Activation, x: f64) -> f64 {
@@ -257,6 +281,28 @@ fn softmax(x: &[f64], scale: f32) -> Vec<f64> {
     x.iter().map(|v| (scale * v - most).exp() / sum).collect()
 }
 
+/// The product of `x`, whose rows have `k` elements, with the transpose of `weight`.
+fn product(x: &[f64], weight: &[f64], k: usize) -> Vec<f64> {
+    rows(x, k, |x| {
+        let dot = |w: &[f64]| x.iter().zip(w).map(|(x, w)| x * w).sum();
+        weight.chunks(k).map(dot).collect()
+    })
+}
+
+/// The epilogue of a linear layer. `more` are the operands that it reads.
+fn finish(mut y: Vec<f64>, epilogue: Epilogue, more: &[&[f64]]) -> Vec<f64> {
+    if epilogue.bias {
+        y = add_bias(&y, more[0]);
+    }
+    if let Some(activation) = epilogue.activation {
+        y.iter_mut().for_each(|v| *v = activate(activation, *v));
+    }
+    if epilogue.residual {
+        y = add(&y, more[usize::from(epilogue.bias)]);
+    }
+    y
+}
+
 fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64> {
     let tokens = batch.tokens();
     let grouped = |heads: u32, kv_heads: u32, head: u32| Heads {
@@ -273,21 +319,19 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
         Op::Quantize(format) => format.round(reads[0], widths[0]),
         Op::Embedding { offset } => embedding(reads[0], reads[1], widths[1], *offset),
         Op::Linear { epilogue } => {
-            let k = widths[0];
-            let mut y = rows(reads[0], k, |x| {
-                let dot = |w: &[f64]| x.iter().zip(w).map(|(x, w)| x * w).sum();
-                reads[1].chunks(k).map(dot).collect()
+            let y = product(reads[0], reads[1], widths[0]);
+            finish(y, *epilogue, &reads[2..])
+        }
+        Op::ToE4m3 => {
+            let scaled = reads[0].iter().map(|v| (v / reads[1][0]) as f32);
+            scaled.map(|v| f64::from(Element::E4m3.round(v))).collect()
+        }
+        Op::ScaledLinear { epilogue } => {
+            let y = product(reads[0], reads[1], widths[0]);
+            let y = rows(&y, reads[2].len(), |row| {
+                row.iter().zip(reads[2]).map(|(y, s)| y * s).collect()
             });
-            if epilogue.bias {
-                y = add_bias(&y, reads[2]);
-            }
-            if let Some(activation) = epilogue.activation {
-                y.iter_mut().for_each(|v| *v = activate(activation, *v));
-            }
-            if epilogue.residual {
-                y = add(&y, reads[2 + usize::from(epilogue.bias)]);
-            }
-            y
+            finish(y, *epilogue, &reads[3..])
         }
         Op::AddBias => add_bias(reads[0], reads[1]),
         Op::Add => add(reads[0], reads[1]),

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::{LowerError, Lowering, UNPLACED, unsupported};
+use super::{LowerError, LowerOptions, Lowering, UNPLACED, unsupported};
 use crate::{
-    graph::{NodeId, Op},
+    graph::{Graph, NodeId, Op},
     kernels::{
         Fill, KernelSpec,
         attention::{AttentionError, Keys, MhaCached, MhaOnline, MhaShort},
@@ -13,6 +13,7 @@ use crate::{
     ops::{AttentionProblem, BatchInput},
     program::{AttentionChoice, TensorIndex},
     select::{Attention, CachedAttention, Dispatch},
+    tensor::Element,
 };
 
 /// The launches of an attention node.
@@ -31,7 +32,64 @@ pub(super) struct Appending {
     operands: Vec<TensorIndex>,
 }
 
+/// An attention that converts its result to E4M3.
+pub(super) struct Converting {
+    /// The node of the attention. Its result in 16 bits is not stored.
+    pub(super) attention: NodeId,
+    dispatch: Dispatch<KernelSpec>,
+}
+
+/// Returns the attention whose result a node converts to E4M3, if its kernels do so themselves.
+pub(super) fn converting(
+    graph: &Graph,
+    options: &LowerOptions,
+    conversion: NodeId,
+) -> Option<Converting> {
+    if *graph.op(conversion) != Op::ToE4m3 || options.no_fused_launches {
+        return None;
+    }
+    let id = graph.operand(conversion, "x")?;
+    let &Op::Attention(of) = graph.op(id) else {
+        return None;
+    };
+    let reads_rows = graph
+        .operands(id)
+        .into_iter()
+        .all(|operand| !matches!(graph.op(operand), Op::Cache { .. } | Op::CrossCache { .. }));
+    let may_choose = match options.attention {
+        AttentionChoice::Auto | AttentionChoice::Wgmma => true,
+        AttentionChoice::Short | AttentionChoice::Online | AttentionChoice::Grouped => false,
+    };
+    if !reads_rows || !may_choose || graph.sole_consumer(id) != Some(conversion) {
+        return None;
+    }
+    let dtype = options.dtype;
+    let attention = Attention(MhaOnline { of, dtype });
+    let dispatch = attention.to_e4m3(options.machine, options.invariant)?;
+    Some(Converting {
+        attention: id,
+        dispatch,
+    })
+}
+
 impl Lowering<'_> {
+    /// Appends the launch of an attention that converts its result, and returns the tensor of the converted one.
+    pub(super) fn converting_attention(
+        &mut self,
+        conversion: NodeId,
+        launch: Converting,
+    ) -> TensorIndex {
+        let mut operands = self.bind(&launch.dispatch, |lowering, name| {
+            let of_attention = lowering.operand(launch.attention, name);
+            of_attention.or_else(|| lowering.operand(conversion, name))
+        });
+        let node = self.graph.node(conversion);
+        let out = self.tensor(&node.name, Element::E4m3, node.shape.clone(), UNPLACED);
+        operands.push(out);
+        self.step(conversion, launch.dispatch, operands);
+        out
+    }
+
     pub(super) fn attention(&mut self, id: NodeId, op: &Op) -> Result<TensorIndex, LowerError> {
         let node = self.graph.node(id);
         let graph = self.graph;

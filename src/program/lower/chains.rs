@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 
 use super::{
-    LowerError, LowerOptions, Lowering, Prepared, UNPLACED, rows, starting_program, unsupported,
-    width,
+    LowerError, LowerOptions, Lowering, Prepared, UNPLACED, attention::converting, rows,
+    starting_program, unsupported, width,
 };
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
         KernelSpec, Role,
+        e4m3::ToE4m3,
         elementwise::Gate,
         layernorm::{BiasResidualLayerNorm, LayerNorm},
         rms_norm::RmsNorm,
@@ -39,7 +40,7 @@ pub fn alternatives(
     more: f64,
 ) -> Result<Vec<Alternative>, LowerError> {
     let prepared = Prepared::of(graph, &starting_program(graph, options), options);
-    let found = Found::of(graph, options.dtype, &prepared)?;
+    let found = Found::of(graph, options, &prepared)?;
     Ok(found.question(options).alternatives(tokens, more))
 }
 
@@ -63,7 +64,7 @@ impl Found {
         }
     }
 
-    fn of(graph: &Graph, dtype: DType, prepared: &Prepared) -> Result<Self, LowerError> {
+    fn of(graph: &Graph, options: &LowerOptions, prepared: &Prepared) -> Result<Self, LowerError> {
         let order = graph.topological();
         let order_of: HashMap<NodeId, usize> = order.iter().copied().zip(0..).collect();
         let mut nodes: Vec<Vec<NodeId>> = Vec::new();
@@ -79,7 +80,8 @@ impl Found {
                     let feeds = matches!(site, Site::Prepare { is_alone: true, .. });
                     (site, feeds.then_some(x))
                 }
-                None => match site(graph, id, dtype).map_err(failed)? {
+                None if converting(graph, options, id).is_some() => continue,
+                None => match site(graph, id, options.dtype).map_err(failed)? {
                     Some(site) if !prepared.holds(id) => (site, feeder(graph, id, &order_of)),
                     _ => continue,
                 },
@@ -130,7 +132,7 @@ impl Chains {
         options: &LowerOptions,
         prepared: &Prepared,
     ) -> Result<Self, LowerError> {
-        let found = Found::of(graph, options.dtype, prepared)?;
+        let found = Found::of(graph, options, prepared)?;
         let launches = found.question(options).answer();
         Ok(Self {
             nodes: found.nodes,
@@ -160,6 +162,16 @@ fn site(graph: &Graph, id: NodeId, dtype: DType) -> Result<Option<Site>, String>
             },
             epilogue,
         }),
+        Op::ScaledLinear { epilogue } => Some(Site::ScaledLinear {
+            n: width(graph.shape(id))?,
+            k: first_width()?,
+            dtype,
+            epilogue,
+        }),
+        Op::ToE4m3 => Some(Site::ToE4m3(ToE4m3 {
+            width: first_width()?,
+            dtype,
+        })),
         Op::RmsNorm {
             eps,
             heads: 1,

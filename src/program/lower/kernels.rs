@@ -27,6 +27,8 @@ impl Lowering<'_> {
             | Op::Cache { .. }
             | Op::CrossCache { .. } => Err("names data and computes nothing".to_owned()),
             Op::Linear { .. }
+            | Op::ScaledLinear { .. }
+            | Op::ToE4m3
             | Op::Gate(_)
             | Op::Attention(_)
             | Op::LayerNorm { .. }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::{
-    super::weights::{WeightSource, evaluate},
+    super::weights::{WeightSource, evaluate, evaluate_scaled},
     CpuError, Threads,
     ops::{MatmulPrecision, PackedWeight, Read},
 };
@@ -77,7 +77,16 @@ impl Weights {
             if let Storage::Weight(expr) = &tensor.place
                 && places.remove(&(expr, tensor.element)).is_some()
             {
-                let mut rows = evaluate(expr, source)?;
+                let mut rows = match tensor.element {
+                    Element::E4m3 => {
+                        let mut rows = evaluate_scaled(expr, source)?;
+                        rows.iter_mut().for_each(|v| *v = tensor.element.round(*v));
+                        rows
+                    }
+                    Element::Value(_) | Element::Scaled(_) | Element::I32 | Element::I64 => {
+                        evaluate(expr, source)?
+                    }
+                };
                 let readers = readers[at];
                 if let Some([n, k]) = readers.multiplied {
                     let precision = precision(tensor.element)?;
@@ -120,7 +129,7 @@ impl Weights {
 /// Returns the precision of the products with a weight in this format.
 pub(super) fn precision(element: Element) -> Result<MatmulPrecision, CpuError> {
     let precision = match element {
-        Element::Value(DType::F32) => MatmulPrecision::F32,
+        Element::Value(DType::F32) | Element::E4m3 => MatmulPrecision::F32,
         Element::Value(DType::BF16) => MatmulPrecision::Bf16,
         Element::Scaled(scaled) => match scaled.values {
             Values::Int8 => MatmulPrecision::Int8,

@@ -34,8 +34,8 @@ impl Matrix {
             Element::Value(DType::F32) => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
             Element::Value(DType::F16) => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             Element::Value(DType::BF16) => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            // Packed weights are bytes.
-            Element::Scaled(_) => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            // Packed weights and E4M3 are bytes.
+            Element::Scaled(_) | Element::E4m3 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
             Element::I32 => Type::CU_TENSOR_MAP_DATA_TYPE_INT32,
             Element::I64 => Type::CU_TENSOR_MAP_DATA_TYPE_INT64,
         };
@@ -87,9 +87,9 @@ impl Matrix {
                 [box_columns, 8, 2, box_rows / RowOrder::GROUP, 2],
             ),
         };
-        let swizzle = match self.map.box_columns {
-            64 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-            32 => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+        let swizzle = match u64::from(self.map.box_columns) * self.element.bytes() {
+            128 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            64 => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
             _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
         };
         let mut map = std::mem::MaybeUninit::uninit();

@@ -21,11 +21,14 @@ use super::{
 };
 use crate::{
     jit::{Cubin, Target},
-    kernels::{KernelSpec, Launch, Role},
+    kernels::{HostTensor, KernelSpec, Launch, Role},
     machine::Machine,
     plan::ALIGNMENT,
     program::{Program, Storage},
-    runtime::weights::{WeightSource, evaluate, evaluate_as},
+    runtime::{
+        elements::encode_tensor,
+        weights::{WeightSource, evaluate, evaluate_as, evaluate_scaled},
+    },
     tensor::{Element, Extents, Size},
 };
 
@@ -479,6 +482,10 @@ fn upload(
                 scaled.quantize(&rows, columns).pack()
             }
             Element::Value(dtype) => evaluate_as(expr, source, dtype)?,
+            Element::E4m3 => {
+                let rows = HostTensor::Real(evaluate_scaled(expr, source)?);
+                encode_tensor(&rows, tensor.element, 1)
+            }
             Element::I32 | Element::I64 => evaluate_as(expr, source, program.dtype)?,
         };
         device

@@ -330,7 +330,7 @@ fn values(fill: Fill, element: Element, dims: &[u64], case: &Case, name: &str) -
             let period = match element {
                 // Scales follow the values of a packed matrix, so that no piece of it repeats.
                 Element::Scaled(_) => n,
-                Element::Value(_) | Element::I32 | Element::I64 => n.min(PERIOD),
+                Element::Value(_) | Element::E4m3 | Element::I32 | Element::I64 => n.min(PERIOD),
             };
             let mut values = random(period, deviation, seed);
             values.par_iter_mut().for_each(|v| *v += mean);

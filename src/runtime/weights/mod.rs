@@ -22,8 +22,8 @@ pub use found::Found;
 pub use random::RandomWeights;
 
 use crate::{
-    graph::{WeightExpr, resized_heads_at, slope},
-    tensor::DType,
+    graph::{Bound, WeightExpr, resized_heads_at, slope},
+    tensor::{DType, row_scale},
 };
 
 /// Checks the quantization that the config.json of a folder describes. No weights are needed.
@@ -199,7 +199,54 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
             }
             Ok(out)
         }
+        WeightExpr::ProductScales { weight, input } => {
+            let input = scale(input, source)?;
+            let mut out = room("the scales of a product", expr.dims()[0])?;
+            // One part at a time, since a matrix may be large.
+            for part in weight {
+                let columns = part.dims().last().map_or(1, |&n| n.max(1) as usize);
+                let rows = evaluate(part, source)?;
+                out.extend(rows.chunks(columns).map(|row| row_scale(row) * input));
+            }
+            Ok(out)
+        }
+        WeightExpr::Scale(bound) => Ok(vec![scale(bound, source)?]),
     }
+}
+
+/// Evaluates the weight of a product in E4M3: a matrix each of whose rows is divided by its scale.
+///
+/// # Errors
+/// Returns the errors of [`WeightSource::read`].
+pub fn evaluate_scaled(
+    expr: &WeightExpr,
+    source: &dyn WeightSource,
+) -> Result<Vec<f32>, CheckpointError> {
+    let mut rows = evaluate(expr, source)?;
+    let columns = expr.dims().last().map_or(1, |&n| n.max(1) as usize);
+    for row in rows.chunks_mut(columns) {
+        let scale = row_scale(row);
+        row.iter_mut().for_each(|v| *v /= scale);
+    }
+    Ok(rows)
+}
+
+/// Returns the scale by which a value within `bound` becomes at most the largest magnitude of E4M3.
+fn scale(bound: &Bound, source: &dyn WeightSource) -> Result<f32, CheckpointError> {
+    let all = |parts: &[WeightExpr]| -> Result<Vec<f32>, CheckpointError> {
+        let mut values = Vec::new();
+        for part in parts {
+            values.extend(evaluate(part, source)?);
+        }
+        Ok(values)
+    };
+    let (gamma, beta) = (all(&bound.gamma)?, all(&bound.beta)?);
+    let (weight, bias) = match &bound.linear {
+        Some(linear) => (all(&linear.weight)?, all(&linear.bias)?),
+        None => (Vec::new(), Vec::new()),
+    };
+    let largest = bound.of(&gamma, &beta, &weight, &bias) as f32;
+    Ok(row_scale(&[largest]))
 }
 
 /// Keeps `rows` rows from `from` on of each of `groups` equal parts of `n_rows` rows of `width` elements.
@@ -256,6 +303,8 @@ pub fn evaluate_as(
         | WeightExpr::Slopes { .. }
         | WeightExpr::ResizedHeads { .. }
         | WeightExpr::PlusOne { .. }
+        | WeightExpr::ProductScales { .. }
+        | WeightExpr::Scale(_)
         | WeightExpr::Zeros { .. } => {
             let name = expr
                 .stored()

@@ -62,6 +62,47 @@ fn encoded_elements_are_those_of_the_evaluated_expression() {
 }
 
 #[test]
+fn scales_bring_rows_and_bounded_inputs_to_the_range_of_e4m3() {
+    let folder = tempfile::tempdir().expect("room for a folder");
+    let matrix = encode(&[0.5, -2.0, 1.0, 0.0, 0.0, 0.0], DType::F32);
+    let gamma = encode(&[1.0, -3.0, 0.5], DType::F32);
+    let file = folder.path().join("model.safetensors");
+    let views = [
+        ("w", TensorView::new(Dtype::F32, vec![2, 3], &matrix)),
+        ("g", TensorView::new(Dtype::F32, vec![3], &gamma)),
+    ];
+    let views = views.map(|(name, view)| (name, view.expect("the sizes agree")));
+    safetensors::serialize_to_file(views, None, &file).expect("room for a file");
+    let source = Checkpoint::open(folder.path(), folder.path(), WeightNames::default());
+    let source = source.expect("it is valid");
+    let stored = |name: &str, dims: &[u64]| WeightExpr::Stored {
+        name: name.to_owned(),
+        dims: dims.to_vec(),
+    };
+    let input = Bound {
+        gamma: vec![stored("g", &[3])],
+        beta: Vec::new(),
+        linear: None,
+    };
+    let scale = 3f32.sqrt() * 3.0 / 448.0;
+    let got = evaluate(&WeightExpr::Scale(input.clone()), &source).expect("it is there");
+    assert!((got[0] / scale - 1.0).abs() < 1e-6, "{got:?}");
+    let weight = stored("w", &[2, 3]);
+    let scales = WeightExpr::ProductScales {
+        weight: vec![weight.clone()],
+        input,
+    };
+    assert_eq!(scales.dims(), [2]);
+    let got_scales = evaluate(&scales, &source).expect("it is there");
+    // A row of zeros keeps its values.
+    for (got, want) in got_scales.iter().zip([2.0 / 448.0 * scale, scale]) {
+        assert!((got / want - 1.0).abs() < 1e-6, "{got}, expected {want}");
+    }
+    let rows = evaluate_scaled(&weight, &source).expect("it is there");
+    assert_eq!(rows, [112.0, -448.0, 224.0, 0.0, 0.0, 0.0]);
+}
+
+#[test]
 fn values_that_are_not_finite_are_counted_in_every_type() {
     let values = [1.0, f32::NAN, -f32::INFINITY, 0.0, 65_504.0, f32::INFINITY];
     for dtype in DType::ALL {

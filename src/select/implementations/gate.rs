@@ -110,6 +110,7 @@ pub(super) fn is_read_by_streams(weight: Format, dtype: DType) -> bool {
     match weight {
         Format::Plain(stored) => stored == dtype,
         Format::Scaled(_) => dtype.has_mma(),
+        Format::E4m3 => false,
     }
 }
 

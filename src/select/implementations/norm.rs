@@ -18,7 +18,11 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             kernels.map(|(_, kernel)| kernel.into()).collect()
         }
         Site::RmsNorm(norm) => vec![norm.clone().into()],
-        Site::Linear { .. } | Site::Gate(_) | Site::Prepare { .. } => return None,
+        Site::Linear { .. }
+        | Site::ScaledLinear { .. }
+        | Site::ToE4m3(_)
+        | Site::Gate(_)
+        | Site::Prepare { .. } => return None,
     };
     // A kernel may serve several ranges of rows.
     let mut candidates: Vec<Candidate> = Vec::new();

@@ -3,8 +3,9 @@
 
 use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{
-    kernels::gemm::GemmPrepareAttention,
+    kernels::gemm::{GemmPrepareAttention, WgmmaTile},
     machine::Machine,
+    ops::Epilogue,
     select::site::{Link, Site},
     tensor::Format,
 };
@@ -33,47 +34,48 @@ pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementa
     let [linear, prepare, ..] = chain else {
         return None;
     };
-    let (
-        &Site::Linear {
+    let (n, k, dtype, epilogue, fp8) = match linear.site {
+        Site::Linear {
             n,
             k,
             dtype,
             weight,
             epilogue,
-        },
-        Site::Prepare {
-            kernel,
-            is_alone: true,
-        },
-    ) = (&linear.site, &prepare.site)
+        } if weight == Format::Plain(dtype) => (n, k, dtype, epilogue, false),
+        Site::ScaledLinear {
+            n,
+            k,
+            dtype,
+            epilogue,
+        } => (n, k, dtype, epilogue, true),
+        _ => return None,
+    };
+    let Site::Prepare {
+        kernel,
+        is_alone: true,
+    } = &prepare.site
     else {
         return None;
     };
-    if weight != Format::Plain(dtype)
-        || epilogue.activation.is_some()
-        || epilogue.residual
-        || (kernel.row, kernel.dtype) != (n, dtype)
-    {
+    let is_plain = epilogue == Epilogue::new(epilogue.bias, None);
+    if !is_plain || (kernel.row, kernel.dtype) != (n, dtype) {
         return None;
     }
-    let tiles = GemmPrepareAttention::tiles(kernel, k, epilogue.bias, machine.instructions);
+    let kernel_of = GemmPrepareAttention {
+        k,
+        bias: epilogue.bias,
+        fp8,
+        prepare: kernel.clone(),
+        tile: WgmmaTile::CANDIDATES[0],
+    };
+    let tiles = kernel_of.tiles(machine.instructions);
     let launch = Launch {
         site: 1,
         bindings: Bindings::to_operands_of(&[0, 1])
             .with("out", Operand::Value(0))
             .with("queries", Operand::Value(1))
             .with(kernel.keys_param(), Operand::Second(1)),
-        candidates: tiles
-            .into_iter()
-            .map(|tile| {
-                Candidate::new(GemmPrepareAttention {
-                    k,
-                    bias: epilogue.bias,
-                    prepare: kernel.clone(),
-                    tile,
-                })
-            })
-            .collect(),
+        candidates: tiles.into_iter().map(Candidate::new).collect(),
     };
     (!launch.candidates.is_empty()).then(|| Implementation {
         name: "gemm+prepare attention",

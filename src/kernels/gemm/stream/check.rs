@@ -1,6 +1,6 @@
 //! Descriptions that the GEMM which streams its weight does not support.
 
-use super::{GemmStream, StreamNorm};
+use super::{super::UNSCALED, GemmStream, StreamNorm};
 use crate::tensor::Format;
 
 impl GemmStream {
@@ -17,6 +17,7 @@ impl GemmStream {
             }
             Format::Plain(_) => {}
             Format::Scaled(scaled) => scaled.check()?,
+            Format::E4m3 => return Err(UNSCALED.to_owned()),
         }
         if !dtype.has_mma() || !k.is_multiple_of(8) || n == 0 || k == 0 {
             return Err(format!(

@@ -12,8 +12,11 @@ fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
             &unswapped
         } {
             let store = *store;
-            assert!(tile.shared_bytes(store) <= 227 * 1024, "{tile:?}");
-            assert!((3..=MAX_STAGES).contains(&tile.stages(store)), "{tile:?}");
+            assert!(tile.shared_bytes(store, 2) <= 227 * 1024, "{tile:?}");
+            assert!(
+                (3..=MAX_STAGES).contains(&tile.stages(store, 2)),
+                "{tile:?}"
+            );
         }
         // A consumer thread has 240 registers. The accumulators use most of them.
         let rows = if tile.cooperative { tile.m / 2 } else { tile.m };

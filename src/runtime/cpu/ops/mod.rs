@@ -7,6 +7,7 @@
 mod args;
 mod attention;
 mod cached;
+mod fp8;
 mod fused_attention;
 mod gemm;
 mod long_attention;
@@ -229,12 +230,18 @@ pub fn run(
     if let KernelSpec::GemmResidualNorm(k) = spec {
         return gemm::gemm_residual_norm(k, extents, reads, writes);
     }
+    if let KernelSpec::NormToE4m3(k) = spec {
+        return fp8::norm_to_e4m3(k, extents, reads, writes);
+    }
     if matches!(spec, KernelSpec::MhaDecodeAppend(_)) {
         return Err(OpError::InTurn { op });
     }
     let [out] = writes else {
         return Err(wrong("one tensor"));
     };
+    if let KernelSpec::MhaToE4m3(k) = spec {
+        return fp8::mha_to_e4m3(k, extents, reads, out);
+    }
     let args = Args::new(op, extents, reads, out);
     match spec {
         KernelSpec::Gemm(k) => gemm::gemm(k, args),
@@ -243,6 +250,8 @@ pub fn run(
             None => gemm::gemm(&k.plain(), args),
         },
         KernelSpec::GemmSplitK(k) => gemm::gemm(&k.plain(), args),
+        KernelSpec::GemmFp8(k) => fp8::gemm_fp8(k, args),
+        KernelSpec::ToE4m3(k) => fp8::to_e4m3(k, args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
         KernelSpec::Combine(k) => rows::combine(k, args),
         KernelSpec::RmsNorm(k) => rows::rms_norm(k, args),
@@ -285,6 +294,8 @@ pub fn run(
         | KernelSpec::GemmPrepareAttention(_)
         | KernelSpec::GemmResidualNorm(_)
         | KernelSpec::MhaDecodeAppend(_)
+        | KernelSpec::NormToE4m3(_)
+        | KernelSpec::MhaToE4m3(_)
         | KernelSpec::PrepareAttention(_) => Err(wrong("two tensors")),
         KernelSpec::MhaLongReduce(k) => long_attention::reduce(k, args),
         KernelSpec::MhaLongContext(k) => long_attention::context(k, args),
@@ -345,7 +356,7 @@ fn gemm_prepare_attention(
         });
     };
     let (of_gemm, of_prepare) = reads.split_at(spec.of_gemm().min(reads.len()));
-    run(&spec.plain().into(), extents, of_gemm, &mut [&mut **out])?;
+    run(&spec.product(), extents, of_gemm, &mut [&mut **out])?;
     let rows = [Read::Real(out)];
     let reads: Vec<Read<'_>> = rows.iter().chain(of_prepare).copied().collect();
     run(&spec.prepare.clone().into(), extents, &reads, prepared)

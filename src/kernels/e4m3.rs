@@ -1,0 +1,292 @@
+//! Results in E4M3, the operands of products in fp8: a conversion of its own, and norms that convert their results.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Class, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role, Tolerance,
+    layernorm::{BiasResidualLayerNorm, LayerNorm},
+    limits,
+    rms_norm::RmsNorm,
+    rows::{
+        STREAM_THREADS, count, read, rows_by, stream_constants, stream_launch, vector_width, write,
+    },
+};
+use crate::{
+    machine::Machine,
+    tensor::{DType, Element, Extents, Shape, Symbol, e4m3},
+};
+
+/// `x [rows, width]`, `out_scale [1]` → `out [rows, width]`: `x / out_scale` in E4M3.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ToE4m3 {
+    pub width: u32,
+    pub dtype: DType,
+}
+
+/// The operands of a norm, `out_scale [1]` → (`out [rows, width]`), `converted [rows, width]`: the norm's result, and its quotient by
+/// `out_scale` in E4M3.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NormToE4m3 {
+    pub norm: Norm,
+    /// Whether the result is stored in the norm's storage type, too.
+    pub keeps: bool,
+}
+
+impl NormToE4m3 {
+    /// Columns of a norm are a multiple of this, as products of E4M3 need.
+    pub const STEP: u32 = 16;
+}
+
+/// A norm of whole rows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Norm {
+    Layer(LayerNorm),
+    Sum(BiasResidualLayerNorm),
+    Rms(RmsNorm),
+}
+
+impl Norm {
+    fn as_kernel(&self) -> &dyn Kernel {
+        match self {
+            Norm::Layer(norm) => norm,
+            Norm::Sum(norm) => norm,
+            Norm::Rms(norm) => norm,
+        }
+    }
+
+    /// Returns the kernel without the conversion.
+    pub fn spec(&self) -> KernelSpec {
+        match self.clone() {
+            Norm::Layer(norm) => norm.into(),
+            Norm::Sum(norm) => norm.into(),
+            Norm::Rms(norm) => norm.into(),
+        }
+    }
+
+    fn width(&self) -> u32 {
+        match self {
+            Norm::Layer(norm) => norm.width,
+            Norm::Sum(norm) => norm.width,
+            Norm::Rms(norm) => norm.width,
+        }
+    }
+}
+
+/// The scale in checks. Values of deviation 1 then use the range of E4M3.
+const OUT_SCALE: Fill = Fill::Normal {
+    mean: 1.0 / 64.0,
+    deviation: 0.0,
+};
+
+/// Tolerance of a value that is divided by the scale of checks and rounded to E4M3.
+pub(super) const ROUNDED: Tolerance = Tolerance {
+    absolute: 1.0 / 512.0,
+    relative: 1.0 / 8.0,
+    reason: "one step of E4M3 (2^-3), as a value near the middle of two may be rounded to either",
+};
+
+pub(super) fn out_scale() -> Param {
+    read("out_scale", DType::F32, Shape::fixed(&[1]), OUT_SCALE)
+}
+
+impl Kernel for ToE4m3 {
+    fn symbol(&self) -> String {
+        format!("to_e4m3_{}_w{}", self.dtype, self.width)
+    }
+
+    fn template(&self) -> &'static str {
+        "to_e4m3"
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = stream_constants(self.dtype, vector_width(self.dtype, &[]));
+        constants.insert("width", self.width.into());
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let rows = rows_by(Symbol::Rows, self.width);
+        vec![
+            read("x", self.dtype, rows.clone(), Fill::ACTIVATION),
+            out_scale(),
+            write("out", Element::E4m3, rows),
+            count(Symbol::Rows),
+        ]
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.width])
+    }
+
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
+        let elements = extents.rows * u64::from(self.width);
+        stream_launch(elements.div_ceil(vector_width(self.dtype, &[]).into()))
+    }
+
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        // Half of the traffic of a norm with a residual, in the same pattern.
+        let cost = &machine.costs.norm;
+        let elements = rows as f64 * f64::from(self.width);
+        Some(cost.launch + elements * cost.element * 0.5)
+    }
+
+    fn threads(&self) -> u32 {
+        STREAM_THREADS
+    }
+
+    fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let [x, scale] = reads else {
+            unreachable!("the parameter list has two operands")
+        };
+        vec![divided(x.real(), scale.real()[0])]
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        ROUNDED
+    }
+}
+
+/// Returns the quotients of values by a scale, within the range of E4M3.
+pub(super) fn divided(values: &[f32], scale: f32) -> HostTensor {
+    let of = |&v: &f32| saturated((f64::from(v) / f64::from(scale)) as f32);
+    HostTensor::Real(values.iter().map(of).collect())
+}
+
+/// Returns the nearest value within the range of E4M3.
+pub(super) fn saturated(value: f32) -> f32 {
+    value.clamp(-e4m3::MAX, e4m3::MAX)
+}
+
+impl Kernel for NormToE4m3 {
+    fn symbol(&self) -> String {
+        let kept = if self.keeps { "_kept" } else { "" };
+        format!("{}_to_e4m3{kept}", self.norm.as_kernel().symbol())
+    }
+
+    fn definition(&self) -> String {
+        let kept = if self.keeps { "_kept" } else { "" };
+        format!("{}_to_e4m3{kept}", self.norm.as_kernel().definition())
+    }
+
+    fn template(&self) -> &'static str {
+        self.norm.as_kernel().template()
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = self.norm.as_kernel().constants();
+        constants.insert("to_e4m3", true.into());
+        constants.insert("keeps", self.keeps.into());
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let mut params = Vec::new();
+        for param in self.norm.as_kernel().params() {
+            let is_out = matches!(param.role, Role::Write { .. });
+            if is_out {
+                params.push(out_scale());
+            }
+            if self.keeps || !is_out {
+                params.push(param);
+            }
+            if is_out {
+                let rows = rows_by(Symbol::Rows, self.norm.width());
+                params.push(write("converted", Element::E4m3, rows));
+            }
+        }
+        params
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        self.norm.as_kernel().dtype()
+    }
+
+    fn class(&self) -> Class {
+        Class::LayerNorm
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        self.norm.as_kernel().validate()?;
+        if !self.norm.width().is_multiple_of(Self::STEP) {
+            return Err(format!(
+                "a norm of {} columns with results in E4M3; expected a multiple of {}",
+                self.norm.width(),
+                Self::STEP
+            ));
+        }
+        match &self.norm {
+            Norm::Rms(norm) if (norm.heads, norm.from, norm.stride) != (1, 0, norm.width) => {
+                Err("an RMSNorm of parts of rows with results in E4M3".to_owned())
+            }
+            Norm::Layer(_) | Norm::Sum(_) | Norm::Rms(_) => Ok(()),
+        }
+    }
+
+    fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
+        self.norm.as_kernel().launch(extents, machine)
+    }
+
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        let norm = self.norm.as_kernel().cycles(rows, machine)?;
+        let elements = rows as f64 * f64::from(self.norm.width());
+        // A norm with a residual moves six bytes an element, and the additional result one.
+        Some(norm + elements * machine.costs.norm.element / 6.0)
+    }
+
+    fn max_rows(&self) -> Option<u64> {
+        self.norm.as_kernel().max_rows()
+    }
+
+    fn threads(&self) -> u32 {
+        self.norm.as_kernel().threads()
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let Some((scale, reads)) = reads.split_last() else {
+            unreachable!("the parameter list ends with the scale")
+        };
+        let out = self.norm.as_kernel().reference(extents, reads).remove(0);
+        let converted = divided(out.real(), scale.real()[0]);
+        match self.keeps {
+            true => vec![out, converted],
+            false => vec![converted],
+        }
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        // The result in 16 bits has a smaller error than the one in E4M3, but only one bound holds for all results of a kernel.
+        ROUNDED
+    }
+}
+
+/// Instances of each norm at realistic and odd widths.
+pub(super) fn representative() -> Vec<KernelSpec> {
+    let mut kernels = Vec::new();
+    for dtype in [DType::F16, DType::BF16] {
+        for width in [768, 1024, 336, 4096] {
+            let eps = 1e-12;
+            kernels.push(ToE4m3 { width, dtype }.into());
+            let norms = [
+                (Norm::Layer(LayerNorm::new(width, eps, dtype)), false),
+                (Norm::Layer(LayerNorm::new(width, eps, dtype)), true),
+                (
+                    Norm::Sum(BiasResidualLayerNorm::new(width, eps, dtype, true)),
+                    true,
+                ),
+                (
+                    Norm::Sum(BiasResidualLayerNorm::new(width, eps, dtype, false)),
+                    true,
+                ),
+                (Norm::Rms(RmsNorm::of_rows(width, 1e-6, dtype)), false),
+                (Norm::Rms(RmsNorm::of_rows(width, 1e-6, dtype)), true),
+            ];
+            kernels.extend(norms.map(|(norm, keeps)| NormToE4m3 { norm, keeps }.into()));
+        }
+        kernels.push(ToE4m3 { width: 1003, dtype }.into());
+    }
+    kernels
+}

@@ -1,0 +1,74 @@
+//! The cost model of the Hopper GEMM.
+
+use super::{BLOCK_K, Store, WgmmaTile};
+use crate::{
+    machine::{Hopper, Machine, SMALL_M},
+    ops::Epilogue,
+};
+
+impl WgmmaTile {
+    /// Estimated cycles on a GPU with Hopper's instructions, comparable with [`Tile::cycles`](super::Tile::cycles).
+    ///
+    /// `fill + tiles of the busiest SM × (k-steps × cost of a step + epilogue)`. The cost of a step is a norm of its limits (tensor
+    /// cores, L2 for one SM, L2 for all SMs) plus the clock reduction due to its bytes, for the mean number of SMs that have a tile
+    /// over the waves. Ping-pong hides the part of an epilogue that fits under the other warpgroup's mainloop.
+    pub fn cycles(self, rows: u64, n: u32, k: u32, epilogue: Epilogue, machine: &Machine) -> f64 {
+        let Some(Hopper {
+            wgmma: cost,
+            small_m,
+            ..
+        }) = &machine.costs.hopper
+        else {
+            return f64::INFINITY;
+        };
+        let n_sms = u64::from(machine.sms);
+        let tiles = self.tiles(rows, n);
+        let of_busiest = tiles.div_ceil(n_sms) as f64;
+        let busy = tiles as f64 / (of_busiest * n_sms as f64).max(1.0);
+        let outputs = f64::from(self.m) * f64::from(self.n);
+        let bytes = f64::from(self.stage_bytes());
+        let mma = outputs * f64::from(BLOCK_K) / machine.rates.tensor;
+        let limits = [
+            match self.cooperative || of_busiest > 1.0 {
+                true => mma,
+                false => (mma * (1.0 + cost.alone)).max(cost.alone_step),
+            },
+            bytes / cost.l2_per_sm,
+            bytes * busy * n_sms as f64 / cost.l2,
+        ];
+        let norm: f64 = limits.iter().map(|l| l.powf(cost.overlap)).sum();
+        let step = norm.powf(cost.overlap.recip()) + bytes * busy * cost.power;
+        let mainloop = f64::from(k.div_ceil(BLOCK_K)) * step;
+        let activated = outputs * f64::from(u8::from(epilogue.activation.is_some()));
+        let staged = match self.store(n) {
+            Store::Direct | Store::SwapAb => 0.0,
+            Store::Tma => outputs * cost.boxed,
+        };
+        let work = if self.cooperative {
+            let finish = outputs * cost.output + staged + activated * cost.activation;
+            of_busiest * (mainloop + finish)
+        } else {
+            let swap_ab = if self.swaps_ab() { cost.swap_ab } else { 1.0 };
+            let stored = outputs * cost.output * cost.one_warpgroup * swap_ab + staged;
+            let finish = stored + activated * cost.activation_by_one;
+            let spread = match outputs < cost.spread_from {
+                true => 1.0,
+                false => cost.spread,
+            };
+            let contention = activated * cost.contention * spread;
+            let hidden = mainloop.max((mainloop + finish) / 2.0) + contention;
+            (of_busiest - 1.0) * hidden + mainloop + finish
+        };
+        let waits = match rows <= SMALL_M && outputs / 32.0 < small_m.short_mma {
+            true => {
+                small_m.wait * f64::from(k.div_ceil(BLOCK_K).saturating_sub(small_m.fitted_steps))
+            }
+            false => 0.0,
+        };
+        // A residual is read when it is needed, so ping-pong hides none of that time.
+        let added = outputs * cost.output * f64::from(u8::from(epilogue.residual));
+        let tiles = of_busiest * (cost.tile + added);
+        let estimate = cost.launch + bytes * cost.stage_byte + tiles + work + waits;
+        estimate.max(cost.launch + f64::from(n) * f64::from(k) * 2.0 / cost.dram)
+    }
+}

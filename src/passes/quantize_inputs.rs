@@ -1,0 +1,272 @@
+//! Products whose input is in E4M3, like the weight.
+//!
+//! An input is divided by one scale, which is computed from the weights when the model is loaded: its largest possible magnitude
+//! becomes that of E4M3 ([`Bound`]). E4M3 has 3 bits of mantissa over 15 binary orders of magnitude, so a bound that is some times too
+//! large costs no precision but for the smallest values. No batch has to be measured, nothing overflows, and the kernels that compute an
+//! input convert it.
+
+use crate::{
+    graph::{Bound, BoundLinear, Graph, GraphError, NodeId, Op, WeightExpr, stacked},
+    ops::{Epilogue, HeadView},
+    tensor::Format,
+};
+
+/// Name in reports, and to switch the rewrite off.
+pub(super) const NAME: &str = "quantize_inputs";
+
+/// Columns and rows of weights are a multiple of this, so that rows start at multiples of 16 bytes.
+const STEP: u64 = 16;
+
+/// Rewrites `linear(x, w)` to `scaled_linear(to_e4m3(x), quantize(w), scale)`.
+///
+/// Returns the reason if the layer has to keep its input.
+pub(super) fn rewrite(
+    graph: &mut Graph,
+    id: NodeId,
+    epilogue: Epilogue,
+) -> Result<Result<(), String>, GraphError> {
+    let (Some(x), Some(weight)) = (graph.operand(id, "x"), graph.operand(id, "weight")) else {
+        return Ok(Err("it has no input".to_owned()));
+    };
+    let Op::Weight(expr) = graph.op(weight).clone() else {
+        return Ok(Err("its weight is not stored".to_owned()));
+    };
+    let dims = expr.dims();
+    if let Some(&odd) = dims.iter().find(|&&n| n % STEP != 0) {
+        return Ok(Err(format!(
+            "its weight has {odd} rows or columns, and the kernels need a multiple of {STEP}"
+        )));
+    }
+    let Some(bound) = bound(graph, x) else {
+        return Ok(Err(
+            "no bound of its input is known; norms have one, and linear layers, gates and attention after a norm".to_owned(),
+        ));
+    };
+    let converted = converted(graph, x, &bound)?;
+    let name = graph.node(weight).name.clone();
+    let scales = WeightExpr::ProductScales {
+        weight: stacked(&expr),
+        input: bound,
+    };
+    // A weight may be multiplied by several inputs.
+    let scale = graph.add(
+        format!("{}.product_scales", graph.node(id).name),
+        Op::Weight(scales),
+        &[],
+    )?;
+    let format = Op::Quantize(Format::E4m3);
+    let known = graph.consumers(weight).into_iter();
+    let known = known
+        .into_iter()
+        .find(|&reader| *graph.op(reader) == format);
+    let quantized = match known {
+        Some(known) => known,
+        None => graph.add(format!("{name}.e4m3"), format, &[weight])?,
+    };
+    let mut operands = vec![converted, quantized, scale];
+    operands.extend(
+        ["bias", "residual"]
+            .iter()
+            .filter_map(|slot| graph.operand(id, slot)),
+    );
+    graph.rewrite(id, Op::ScaledLinear { epilogue }, &operands)?;
+    Ok(Ok(()))
+}
+
+/// Returns the node of a value in E4M3, and adds it if it is new.
+fn converted(graph: &mut Graph, x: NodeId, bound: &Bound) -> Result<NodeId, GraphError> {
+    let known = graph.consumers(x).into_iter();
+    if let Some(known) = known
+        .into_iter()
+        .find(|&reader| *graph.op(reader) == Op::ToE4m3)
+    {
+        return Ok(known);
+    }
+    let name = graph.node(x).name.clone();
+    let scale = WeightExpr::Scale(bound.clone());
+    let scale = graph.add(format!("{name}.e4m3_scale"), Op::Weight(scale), &[])?;
+    graph.add(format!("{name}.e4m3"), Op::ToE4m3, &[x, scale])
+}
+
+/// Returns the bound of a value; `None` if none is known.
+fn bound(graph: &Graph, id: NodeId) -> Option<Bound> {
+    let stored = |slot| parts(graph, graph.operand(id, slot)?);
+    match graph.op(id) {
+        Op::LayerNorm { .. } | Op::BiasResidualLayerNorm { .. } | Op::EmbeddingLayerNorm { .. } => {
+            Some(Bound {
+                gamma: stored("gamma")?,
+                beta: stored("beta")?,
+                linear: None,
+            })
+        }
+        Op::RmsNorm {
+            heads: 1, from: 0, ..
+        } if graph.shape(id) == graph.shape(graph.operand(id, "x")?) => Some(Bound {
+            gamma: stored("gamma")?,
+            beta: Vec::new(),
+            linear: None,
+        }),
+        Op::Linear { epilogue } | Op::ScaledLinear { epilogue } if !epilogue.residual => {
+            linear(graph, id, None, false)
+        }
+        // An activation is at most as large as its operand.
+        Op::Activate(_) => bound(graph, graph.operand(id, "x")?),
+        Op::Gate(_) => {
+            let x = graph.operand(id, "x")?;
+            match graph.op(x) {
+                Op::Linear { epilogue } | Op::ScaledLinear { epilogue }
+                    if epilogue.activation.is_none() && !epilogue.residual =>
+                {
+                    linear(graph, x, None, true)
+                }
+                _ => None,
+            }
+        }
+        // The result is a mean of values.
+        Op::Attention(problem) => {
+            let values = graph.operand(id, "v")?;
+            let columns = u64::from(problem.kv_heads) * u64::from(problem.head);
+            let from = match problem.v {
+                HeadView::TokenMajor { offset, .. } => offset.into(),
+                HeadView::HeadMajor => return None,
+            };
+            match graph.op(values) {
+                Op::Linear { epilogue } | Op::ScaledLinear { epilogue }
+                    if *epilogue == Epilogue::new(epilogue.bias, None) =>
+                {
+                    linear(graph, values, Some((from, columns)), false)
+                }
+                _ => None,
+            }
+        }
+        Op::FirstToken | Op::LastToken => bound(graph, graph.operand(id, "x")?),
+        _ => None,
+    }
+}
+
+/// Returns the bound of a linear layer's outputs, of those from `columns.0` on, whose input is a norm.
+fn linear(graph: &Graph, id: NodeId, columns: Option<(u64, u64)>, gated: bool) -> Option<Bound> {
+    let mut x = graph.operand(id, "x")?;
+    if *graph.op(x) == Op::ToE4m3 {
+        x = graph.operand(x, "x")?;
+    }
+    let norm = bound(graph, x).filter(|bound| bound.linear.is_none())?;
+    let weight = parts(graph, graph.operand(id, "weight")?)?;
+    let bias = match graph.operand(id, "bias") {
+        Some(bias) => parts(graph, bias)?,
+        None => Vec::new(),
+    };
+    let rows = graph.shape(id).0.last()?.as_constant()?;
+    let (from, outputs) = columns.unwrap_or((0, rows));
+    Some(Bound {
+        linear: Some(BoundLinear {
+            weight,
+            bias,
+            from,
+            outputs,
+            gated,
+        }),
+        ..norm
+    })
+}
+
+/// Returns the parts of a stored weight, in whatever format.
+fn parts(graph: &Graph, mut id: NodeId) -> Option<Vec<WeightExpr>> {
+    if matches!(graph.op(id), Op::Quantize(_)) {
+        id = graph.operand(id, "weight")?;
+    }
+    let Op::Weight(expr) = graph.op(id) else {
+        return None;
+    };
+    let parts = stacked(expr);
+    let is_stored = |part: &WeightExpr| {
+        matches!(
+            part,
+            WeightExpr::Stored { .. }
+                | WeightExpr::Transposed { .. }
+                | WeightExpr::Rows { .. }
+                | WeightExpr::PlusOne { .. }
+                | WeightExpr::Zeros { .. }
+        )
+    };
+    parts.iter().all(is_stored).then_some(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{
+        Options, optimize,
+        tests::{
+            interpret::{Batch, evaluate},
+            models::{Decoder, Encoder},
+        },
+    };
+    use crate::{
+        graph::{Graph, Op},
+        tensor::Format,
+    };
+
+    fn in_fp8(graph: &Graph, without: &[&str]) -> Graph {
+        let options = Options {
+            quantize: Some(Format::FP8),
+            fp8_inputs: true,
+            without: without.iter().map(|&name| name.to_owned()).collect(),
+        };
+        optimize(graph.clone(), &options).unwrap().0
+    }
+
+    fn encoder() -> Graph {
+        let encoder = Encoder {
+            inner: 32,
+            ..Encoder::SMALL
+        };
+        encoder.build()
+    }
+
+    fn decoder() -> Graph {
+        Decoder::SMALL.build().without_caches()
+    }
+
+    #[test]
+    fn inputs_are_within_their_bounds_and_results_near_the_exact_ones() {
+        for (graph, n_products) in [(encoder(), 8), (decoder(), 8)] {
+            let (plain, _) = optimize(graph.clone(), &Options::default()).unwrap();
+            let batch = Batch::new(&[3, 1, 5]);
+            let want = evaluate(&plain, &batch);
+            let graph = in_fp8(&graph, &[]);
+            let values = evaluate(&graph, &batch);
+            let nodes = graph.topological();
+            let of = |op: fn(&Op) -> bool| nodes.iter().filter(move |&&id| op(graph.op(id)));
+            let products = of(|op| matches!(op, Op::ScaledLinear { .. }));
+            assert_eq!(products.count(), n_products);
+            for &id in of(|op| *op == Op::ToE4m3) {
+                let name = |slot| graph.node(graph.operand(id, slot).unwrap()).name.clone();
+                let scale = values[&name("out_scale")][0];
+                let x = &values[&name("x")];
+                let largest = x.iter().fold(0.0f64, |most, v| most.max(v.abs())) / scale;
+                // Not far below the bound either, or small values would be lost.
+                assert!((4.0..=448.0).contains(&largest), "{}: {largest}", name("x"));
+            }
+            for &(_, output) in plain.outputs() {
+                let name = &plain.node(output).name;
+                let (want, got) = (&want[name], &values[name]);
+                let largest = want.iter().fold(0.0f64, |most, v| most.max(v.abs()));
+                let off = want.iter().zip(got).map(|(a, b)| (a - b).abs());
+                let off = off.fold(0.0f64, f64::max) / largest;
+                assert!(off > 0.0 && off < 0.3, "{name}: {off}");
+            }
+        }
+    }
+
+    #[test]
+    fn inputs_without_a_bound_or_of_odd_width_stay_as_they_are() {
+        let is_scaled = |op: &Op| matches!(op, Op::ScaledLinear { .. });
+        let count = |graph: &Graph| {
+            let nodes = graph.topological().into_iter();
+            nodes.filter(|&id| is_scaled(graph.op(id))).count()
+        };
+        // The outer layers have 24 inputs, and the inner ones 24 outputs.
+        assert_eq!(count(&in_fp8(&Encoder::SMALL.build(), &[])), 4);
+        assert_eq!(count(&in_fp8(&encoder(), &[super::NAME])), 0);
+    }
+}
