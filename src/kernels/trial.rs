@@ -66,7 +66,7 @@ impl Trial {
         let batch = case.extents()?.with_sources(&case.lens, &case.sources);
         let extents = batch.with_rows(kernel.check_rows(&batch));
         let mut reads = Vec::new();
-        let mut state = seed;
+        let mut seeds = seed;
         for (param, shared) in kernel.params().into_iter().zip(shared) {
             if let Role::Read {
                 element,
@@ -76,6 +76,8 @@ impl Trial {
             {
                 let size = shape.elements();
                 let n = size.eval(&extents).unwrap_or(0) as usize;
+                // Each tensor has random numbers of its own, whichever of the others are shared.
+                let mut state = uniform(&mut seeds);
                 let is_shared = size.as_constant().is_some() && !fill.depends_on_case();
                 let tensor = match shared {
                     Some(known) if is_shared => Arc::clone(known),

@@ -6,7 +6,8 @@ use super::{BLOCK_K, GemmWgmma, THREADS};
 use crate::{
     kernels::{
         Case, Class, Constants, Fill, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
-        Role, TensorMap, Tolerance, e4m3::saturated,
+        Role, TensorMap, Tolerance,
+        e4m3::{ROUNDED, saturated},
     },
     machine::Machine,
     ops::{Activation, Epilogue, activate_f64},
@@ -30,8 +31,9 @@ pub struct GemmFp8 {
 const VECTORS: u32 = 2;
 /// Elements of k per stage, which has as many bytes as in 16 bits.
 const BLOCK_K_FP8: u32 = 2 * BLOCK_K;
-/// Deviation of the factors in checks.
-const DEVIATION: f32 = 16.0;
+/// Deviation of the factors in checks. Values below 2⁻⁶ are multiples of 2⁻⁹, so that sums of their products are integers of few bits,
+/// which tensor cores add without an error.
+const DEVIATION: f32 = 1.5 / 512.0;
 
 impl GemmFp8 {
     /// Returns the kernels of a GEMM with every tile that serves it.
@@ -261,26 +263,10 @@ impl Kernel for GemmFp8 {
     }
 
     fn tolerance(&self) -> Tolerance {
-        // Partial sums have magnitude 1 after scaling. Each of the k / 32 additions to an accumulator is truncated to 14 bits.
-        let additions = f64::from(self.of.k.div_ceil(32));
-        let absolute = (2e-3 + 4.0 * additions.sqrt() / 8192.0) as f32;
-        match (self.to_e4m3, self.of.dtype) {
-            (true, _) => Tolerance {
-                // In units of E4M3 after the division by `out_scale`, 1 / 64.
-                absolute: 64.0 * absolute,
-                relative: 1.0 / 8.0,
-                reason: "sums with 14 bits of mantissa, and one step of E4M3 (2^-3), as a result near the middle of two values may be rounded to either",
-            },
-            (false, DType::BF16) => Tolerance {
-                absolute,
-                relative: 5e-3,
-                reason: "sums with 14 bits of mantissa, truncated at every 32 products; one rounding to bf16 (2^-9)",
-            },
-            (false, DType::F16 | DType::F32) => Tolerance {
-                absolute,
-                relative: 1.5e-3,
-                reason: "sums with 14 bits of mantissa, truncated at every 32 products; one rounding to f16 (2^-11)",
-            },
+        match self.to_e4m3 {
+            true => ROUNDED,
+            // The sums are exact, see `DEVIATION`.
+            false => self.of.tolerance(),
         }
     }
 }
