@@ -1,6 +1,6 @@
 """What a change does to the generated sources in snapshots/cuda, each distinct piece once, for whoever reviews it.
 
-A template that changes a line changes every exemplar of its classes alike. Pieces that are equal but for numbers and symbols are
+A template that changes a line changes all its exemplars alike. Pieces that are equal but for numbers and symbols are
 shown once, with how many files have them. A new exemplar is shown as what it has that the nearest one before has not.
 
     python3 scripts/review_sources.py [BASE]        # BASE is HEAD by default; the working tree is compared with it

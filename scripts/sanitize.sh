@@ -1,8 +1,7 @@
 #!/bin/bash
 # Runs compute-sanitizer's tools over every kernel of the catalogue, each on its smallest cases, by several processes
 # on each GPU; prints what was not clean, and fails if anything was not. With --changed only kernels whose source the
-# ledger does not have, with --exemplars one of each class and one with each rendering of a partial, which are those that files in
-# snapshots/cuda are named after (docs/testing.md).
+# ledger does not have, with --exemplars only those that files in snapshots/cuda are named after (docs/testing.md).
 #
 #   GEMMULE=target/release/gemmule scripts/sanitize.sh [--changed|--exemplars] [racecheck] [memcheck] …
 #

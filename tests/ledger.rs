@@ -1,8 +1,12 @@
 //! The ledger of kernels that ran on a GPU: a source that changed since must run again.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
-use gemmule::{engine::emit, kernels::KernelSpec, measure::catalogue};
+use gemmule::{engine::emit, jit::Source, kernels::KernelSpec, measure::catalogue};
+use rayon::prelude::*;
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -29,9 +33,10 @@ fn every_source_ran_on_a_gpu_as_it_is_now() {
         .map(|e| e.kernel)
         .collect();
     let mut wrong = Vec::new();
-    let mut symbols = Vec::new();
-    for source in emit(&kernels).expect("every kernel renders") {
-        let digest = source.digest();
+    let mut symbols = BTreeSet::new();
+    let sources = emit(&kernels).expect("every kernel renders");
+    let digests: Vec<String> = sources.par_iter().map(Source::digest).collect();
+    for (source, digest) in sources.into_iter().zip(digests) {
         match ledger.checked.get(&source.symbol) {
             Some(checked) if checked.sha256 == digest => {
                 assert!(!checked.card.is_empty() && checked.max_error.is_finite());
@@ -43,7 +48,7 @@ fn every_source_ran_on_a_gpu_as_it_is_now() {
             Some(_) => wrong.push(format!("{} changed since it ran", source.symbol)),
             None => wrong.push(format!("{} never ran", source.symbol)),
         }
-        symbols.push(source.symbol);
+        symbols.insert(source.symbol);
     }
     assert!(
         wrong.is_empty(),
@@ -54,7 +59,7 @@ fn every_source_ran_on_a_gpu_as_it_is_now() {
     let gone: Vec<&String> = ledger
         .checked
         .keys()
-        .filter(|s| !symbols.contains(s))
+        .filter(|s| !symbols.contains(*s))
         .collect();
     assert!(
         gone.is_empty(),

@@ -1,22 +1,24 @@
 //! The generated CUDA of every kernel that the project answers for.
 
-#[path = "sources/class.rs"]
-mod class;
 mod common;
+#[path = "sources/cover.rs"]
+mod cover;
 #[path = "sources/partials.rs"]
 mod partials;
 #[path = "sources/record.rs"]
 mod record;
+#[path = "sources/skeleton.rs"]
+mod skeleton;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     io::Write,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     sync::LazyLock,
 };
 
-use class::{Class, classes, joined};
+use cover::{Rendering, not_shown, snapshots};
 use gemmule::{
     codegen::{Codegen, Marks},
     engine::emit,
@@ -25,7 +27,8 @@ use gemmule::{
     machine::Machine,
     measure::{Emitted, catalogue},
 };
-use partials::{Partials, Rendered};
+use partials::Rendered;
+use rayon::prelude::*;
 use record::{Record, targets};
 
 /// Every kernel of the catalogue, made once for all tests.
@@ -42,32 +45,46 @@ fn render() -> Vec<Source> {
     emit(&kernels).expect("every kernel renders")
 }
 
-/// Sources of one [`skeleton`](class::skeleton), with the texts of their partials.
-static CLASSES: LazyLock<Vec<Class<'static>>> = LazyLock::new(|| classes(&EMITTED, &SOURCES));
-
-/// The exemplar of each of them with its partials marked.
+/// All sources with their partials marked.
 static MARKED: LazyLock<Vec<Source>> = LazyLock::new(|| {
-    let by_symbol: HashMap<&str, &KernelSpec> = SOURCES
+    let codegen = Codegen::marking_partials(Marks::DEFAULT).expect("the templates parse");
+    let source = |emitted: &Emitted| codegen.source(emitted.kernel.as_kernel());
+    let sources = EMITTED.par_iter().map(|e| source(e).expect("it renders"));
+    sources.collect()
+});
+
+/// All texts of templates and partials in them, each once. Kernels of `representative()` come before those that only models use, and
+/// then short symbols first: plain kernels in f16.
+static RENDERINGS: LazyLock<Vec<Rendering>> = LazyLock::new(|| {
+    let representative: HashSet<String> = gemmule::kernels::representative()
+        .iter()
+        .map(|kernel| kernel.as_kernel().symbol())
+        .collect();
+    let mut sources: Vec<(bool, &Source, &Emitted)> = MARKED
         .iter()
         .zip(EMITTED.iter())
-        .map(|(source, emitted)| (source.symbol.as_str(), &emitted.kernel))
+        .map(|(source, emitted)| (!representative.contains(&source.symbol), source, emitted))
         .collect();
-    let codegen = Codegen::marking_partials(Marks::DEFAULT).expect("the templates parse");
-    let exemplars = CLASSES.iter().map(|class| {
-        let kernel = by_symbol[class.exemplar().symbol.as_str()];
-        codegen.source(kernel.as_kernel()).expect("it renders")
+    sources.sort_by_key(|(is_of_model, source, _)| {
+        (*is_of_model, source.symbol.len(), &source.symbol)
     });
-    exemplars.collect()
+    let mut found = HashSet::new();
+    let mut parts = Vec::new();
+    for (is_of_model, source, emitted) in sources {
+        let template = emitted.kernel.as_kernel().template();
+        let rendered = Rendered::parse(template, &source.text, Marks::DEFAULT);
+        let texts = rendered.parts().into_iter();
+        let new = texts.filter(|part| found.insert(part.clone()));
+        parts.extend(new.map(|(path, text)| (path, text, source.symbol.as_str(), is_of_model)));
+    }
+    let parts = parts.into_par_iter();
+    parts
+        .map(|(path, text, symbol, is_of_model)| Rendering::new(path, text, symbol, is_of_model))
+        .collect()
 });
 
-/// Classes of sources with one outline. Their exemplars are reviewed, and compiled in every run.
-static REVIEWED: LazyLock<Vec<Class<'static>>> = LazyLock::new(|| {
-    let marked: HashMap<&str, &Source> = MARKED.iter().map(|s| (s.symbol.as_str(), s)).collect();
-    joined(&CLASSES, |source| {
-        let text = &marked[source.symbol.as_str()].text;
-        Rendered::parse(text, Marks::DEFAULT).outline(&source.symbol)
-    })
-});
+/// The reviewed ones by name of their snapshots.
+static SNAPSHOTS: LazyLock<BTreeMap<String, &Rendering>> = LazyLock::new(|| snapshots(&RENDERINGS));
 
 #[test]
 fn every_source_is_cuda_without_headers_or_directives() {
@@ -81,12 +98,17 @@ fn every_source_is_cuda_without_headers_or_directives() {
         for left_over in ["{{", "{%", "#include"] {
             assert!(!text.contains(left_over), "{}: {left_over}", source.symbol);
         }
-        assert!(text.contains(&format!("{}(", source.symbol)), "{text}");
+        let kernel = text.find(&format!("{}(", source.symbol));
+        let kernel = &text[kernel.unwrap_or_else(|| panic!("{text}"))..];
         for param in emitted.kernel.as_kernel().params() {
-            let words = text.split(|c: char| !c.is_alphanumeric() && c != '_');
-            let n_uses = words.filter(|&word| word == param.name).count();
+            let in_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            let is_word = |&(at, name): &(usize, &str)| {
+                !kernel[..at].ends_with(in_word) && !kernel[at + name.len()..].starts_with(in_word)
+            };
+            // The first is in the signature.
+            let mut words = kernel.match_indices(param.name).filter(is_word);
             assert!(
-                n_uses >= 2,
+                words.nth(1).is_some(),
                 "{}: `{}` is not used",
                 source.symbol,
                 param.name
@@ -151,101 +173,71 @@ fn rendering_gives_the_same_bytes_every_time() {
     assert_eq!(render(), *SOURCES);
 }
 
-/// Compares one source of each class, the exemplar, with its reviewed snapshot. The sources of a class differ in symbol, numbers,
-/// storage type and the renderings of partials alone. The snapshot is named after the exemplar's symbol and names the partials. Each
-/// rendering of a partial is a snapshot in a folder of their own. The ledger and the record have the digest of every source.
+/// The snapshots refer to texts of partials by name.
 #[test]
-fn every_source_is_as_its_exemplar_was_reviewed() {
-    const RENEW: &str =
-        "`INSTA_UPDATE=always cargo test --test sources` renews exemplars; then read the diff";
-    let marks = Marks::DEFAULT;
-    let rendered: Vec<Rendered> = MARKED
-        .iter()
-        .map(|source| Rendered::parse(&source.text, marks))
-        .collect();
-    for (class, rendered) in CLASSES.iter().zip(&rendered) {
-        assert_eq!(rendered.text(), class.exemplar().text);
+fn every_source_consists_of_its_template_and_partials() {
+    for (marked, source) in MARKED.iter().zip(SOURCES.iter()) {
+        let rendered = Rendered::parse("", &marked.text, Marks::DEFAULT);
+        assert_eq!(rendered.text(), source.text, "{}", source.symbol);
     }
-    let named = || {
-        let symbols = MARKED.iter().map(|source| source.symbol.as_str());
-        symbols.zip(&rendered)
-    };
-    let folder = class::folder();
-    let existing = snapshots_in(&folder.join("partials"));
-    let partials = Partials::of(named(), existing);
-
-    let by_symbol: HashMap<&str, &Rendered> = named().collect();
-    let exemplars = REVIEWED.iter().map(|class| {
-        let symbol = &class.exemplar().symbol;
-        (symbol.clone(), partials.shown(by_symbol[symbol.as_str()]))
-    });
-    let mut wrong = differences(&folder, &exemplars.collect());
-    let partials = partials.snapshots(named());
-    wrong.extend(differences(&folder.join("partials"), &partials));
-
-    // The exemplar of every source, to look it up.
-    let listed: BTreeMap<&str, &str> = REVIEWED
-        .iter()
-        .flat_map(|class| {
-            let exemplar = class.exemplar().symbol.as_str();
-            class
-                .members
-                .iter()
-                .map(move |m| (m.source.symbol.as_str(), exemplar))
-        })
-        .collect();
-    assert_eq!(listed.len(), SOURCES.len(), "each source is of one class");
-    let list = Path::new(env!("CARGO_TARGET_TMPDIR")).join("exemplars.txt");
-    let lines = listed
-        .iter()
-        .map(|(symbol, exemplar)| format!("{symbol} {exemplar}\n"));
-    std::fs::write(&list, lines.collect::<String>()).expect("the folder is there");
-    assert!(
-        wrong.is_empty(),
-        "{RENEW}; {} has the exemplar of every source:\n{}",
-        list.display(),
-        wrong.join("\n")
-    );
 }
 
-/// Names of the snapshots in a folder, without the extension.
-fn snapshots_in(folder: &Path) -> BTreeSet<String> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten();
-    entries
-        .filter_map(|entry| {
-            Some(
-                entry
-                    .ok()?
-                    .file_name()
-                    .to_str()?
-                    .strip_suffix(".snap")?
-                    .to_owned(),
-            )
-        })
-        .collect()
-}
-
-/// Compares texts by name with the snapshots in a folder. Returns a line for each that differs, is missing or is left over.
-fn differences(folder: &Path, texts: &BTreeMap<String, String>) -> Vec<String> {
+/// The ledger and the record have the digest of every source, and so cover what its lines have in place of numbers and types.
+#[test]
+fn every_line_of_a_source_is_in_a_reviewed_snapshot_with_the_lines_before_and_after_it() {
+    const RENEW: &str =
+        "`INSTA_UPDATE=always cargo test --test sources` renews snapshots; then read the diff";
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("snapshots/cuda");
+    let existing = snapshots_in(&folder);
     let mut settings = insta::Settings::clone_current();
-    settings.set_snapshot_path(folder);
     settings.set_prepend_module_to_snapshot(false);
     settings.set_omit_expression(true);
-    let existing = snapshots_in(folder);
     let mut wrong = Vec::new();
-    for (name, text) in texts {
+    let mut shown = Vec::new();
+    for (name, rendering) in SNAPSHOTS.iter() {
+        let path = folder.join(format!("{name}.snap"));
+        settings.set_snapshot_path(path.parent().expect("it is in the folder"));
+        let stem = name.rsplit('/').next().expect("a name");
         let same = catch_unwind(AssertUnwindSafe(|| {
-            settings.bind(|| insta::assert_snapshot!(name.as_str(), text.as_str()));
+            settings.bind(|| insta::assert_snapshot!(stem, rendering.text.as_str()));
         }));
         match (same, existing.contains(name)) {
             (Ok(()), _) => {}
             (Err(_), true) => wrong.push(format!("{name} has changed")),
             (Err(_), false) => wrong.push(format!("{name} is missing")),
         }
+        // Reads the file even if it is as chosen: the lines in it are those that were reviewed.
+        if let Ok(file) = std::fs::read_to_string(&path) {
+            let (_, text) = file.rsplit_once("---\n").expect("a header");
+            let &Rendering {
+                path,
+                symbol,
+                is_of_model,
+                ..
+            } = *rendering;
+            shown.push(Rendering::new(path, text.to_owned(), symbol, is_of_model));
+        }
     }
-    let left_over = existing.iter().filter(|name| !texts.contains_key(*name));
-    wrong.extend(left_over.map(|name| format!("{name} is no exemplar; delete it")));
-    wrong
+    let left_over = existing
+        .iter()
+        .filter(|name| !SNAPSHOTS.contains_key(*name));
+    wrong.extend(left_over.map(|name| format!("{name} is no longer chosen; delete it")));
+    wrong.extend(not_shown(&RENDERINGS, &shown));
+    assert!(wrong.is_empty(), "{RENEW}:\n{}", wrong.join("\n"));
+}
+
+/// Names of the snapshots in the folder and its folder of partials, without the extension.
+fn snapshots_in(folder: &Path) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for prefix in ["", "partials/"] {
+        let entries = std::fs::read_dir(folder.join(prefix)).expect("the folder is there");
+        let files = entries.map(|entry| entry.expect("it can be read").file_name());
+        names.extend(files.filter_map(|file| {
+            let name = file.to_str()?.strip_suffix(".snap")?;
+            Some(format!("{prefix}{name}"))
+        }));
+    }
+    names
 }
 
 #[test]
@@ -269,8 +261,8 @@ fn is_recording() -> bool {
     std::env::var_os("GEMMULE_RECORD").is_some_and(|value| value == "1")
 }
 
-/// Compiles what the record does not have as it is now, and of each class the exemplar whether or not the record has it: for one of
-/// its targets, another for each class, as a record that was written by hand would be seen by any of them.
+/// Compiles sources that the record does not have as they are. Also compiles the sources of all snapshots, each for one of its targets in
+/// turn, because a record that was written by hand would fail at any of them.
 #[test]
 fn every_source_compiles_for_every_target_without_spills() {
     let nvrtc = common::nvrtc();
@@ -289,11 +281,8 @@ fn every_source_compiles_for_every_target_without_spills() {
             missing.len()
         );
     }
-    let exemplars: HashMap<&str, usize> = REVIEWED
-        .iter()
-        .enumerate()
-        .map(|(nth, class)| (class.exemplar().symbol.as_str(), nth))
-        .collect();
+    let exemplars: BTreeSet<&str> = SNAPSHOTS.values().map(|shown| shown.symbol).collect();
+    let exemplars: HashMap<&str, usize> = exemplars.into_iter().zip(0..).collect();
     let is_wanted = |emitted, symbol: &str, target| {
         let all = targets(emitted);
         let of_exemplar = exemplars.get(symbol).map(|nth| all[nth % all.len()]);

@@ -1,13 +1,11 @@
-//! Exemplars that name their partials: the text of each partial is stored once.
-
-use std::collections::{BTreeMap, BTreeSet};
+//! Sources taken apart into the texts of their template and its partials.
 
 use gemmule::codegen::{Marks, tidy};
 
 /// A rendered template or partial.
 #[derive(Debug, PartialEq)]
 pub struct Rendered<'a> {
-    /// Path of the partial below `templates/`; empty for the template itself.
+    /// Name of the template, or path of the partial below `templates/`.
     name: &'a str,
     parts: Vec<Part<'a>>,
 }
@@ -19,10 +17,10 @@ enum Part<'a> {
 }
 
 impl<'a> Rendered<'a> {
-    /// Takes a marked source apart.
-    pub fn parse(marked: &'a str, marks: Marks) -> Self {
+    /// Takes a marked source of a template apart.
+    pub fn parse(template: &'a str, marked: &'a str, marks: Marks) -> Self {
         let mut open = vec![Rendered {
-            name: "",
+            name: template,
             parts: Vec::new(),
         }];
         let mut rest = marked;
@@ -55,15 +53,32 @@ impl<'a> Rendered<'a> {
         tidy(&self.joined(&|partial| partial.flat()))
     }
 
-    /// The text without numbers and storage types, as for [classes](super::class::skeleton) of sources.
-    fn skeleton(&self) -> String {
-        super::class::skeleton_of("", &self.flat())
+    /// The path and text of the template and of all its partials. In each text, comments stand for the partials of the next level.
+    pub fn parts(&self) -> Vec<(&'a str, String)> {
+        let named = self.joined(&|partial| {
+            let line_end = if partial.ends_line() { "\n" } else { "" };
+            format!("/* partials/{} */{line_end}", stem(partial.name))
+        });
+        let mut all = vec![(self.name, tidy(&named))];
+        for part in &self.parts {
+            if let Part::Partial(partial) = part {
+                all.extend(partial.parts());
+            }
+        }
+        all
     }
 
-    /// The skeleton of a source with the name of each partial instead of its text.
-    pub fn outline(&self, symbol: &str) -> String {
-        let named = self.joined(&|partial| format!("/* {} */", stem(partial.name)));
-        super::class::skeleton_of(symbol, &tidy(&named))
+    fn ends_line(&self) -> bool {
+        let last = self
+            .parts
+            .iter()
+            .rev()
+            .find(|part| **part != Part::Text(""));
+        match last {
+            None => false,
+            Some(Part::Text(text)) => text.ends_with('\n'),
+            Some(Part::Partial(partial)) => partial.ends_line(),
+        }
     }
 
     fn flat(&self) -> String {
@@ -77,112 +92,33 @@ impl<'a> Rendered<'a> {
         });
         parts.collect()
     }
-
-    /// All partials, inner ones included.
-    fn partials(&self) -> Vec<&Self> {
-        let mut all = Vec::new();
-        for part in &self.parts {
-            if let Part::Partial(partial) = part {
-                all.push(partial);
-                all.extend(partial.partials());
-            }
-        }
-        all
-    }
 }
 
-/// The renderings of every partial that differ in more than numbers and storage types.
-#[derive(Default)]
-pub struct Partials {
-    /// By name, then by skeleton: the symbols of the sources that contain it.
-    found: BTreeMap<String, BTreeMap<String, BTreeSet<String>>>,
-    /// Names of the snapshots that exist.
-    existing: BTreeSet<String>,
-}
-
-impl Partials {
-    /// `existing` are the names of present snapshots, which are kept where they still name a rendering.
-    pub fn of<'a>(
-        sources: impl Iterator<Item = (&'a str, &'a Rendered<'a>)>,
-        existing: BTreeSet<String>,
-    ) -> Self {
-        let mut found: BTreeMap<_, BTreeMap<_, BTreeSet<_>>> = BTreeMap::new();
-        for (symbol, source) in sources {
-            for partial in source.partials() {
-                let skeletons = found.entry(partial.name.to_owned()).or_default();
-                let symbols = skeletons.entry(partial.skeleton()).or_default();
-                symbols.insert(symbol.to_owned());
-            }
-        }
-        Self { found, existing }
-    }
-
-    /// Name of the snapshot with this rendering: the partial's name, and if there are several the symbol of a source.
-    fn snapshot(&self, partial: &Rendered) -> String {
-        let stem = stem(partial.name);
-        match self.found[partial.name].len() {
-            1 => stem.to_owned(),
-            _ => format!("{stem}.{}", self.exemplar(partial)),
-        }
-    }
-
-    /// Symbol of the source whose rendering stands for all of one skeleton.
-    fn exemplar(&self, partial: &Rendered) -> &str {
-        let stem = stem(partial.name);
-        let symbols = self.found[partial.name][&partial.skeleton()].iter();
-        let is_new = |symbol: &str| !self.existing.contains(&format!("{stem}.{symbol}"));
-        let symbol = symbols.min_by_key(|symbol| (is_new(symbol), symbol.len(), *symbol));
-        symbol.expect("a source has it")
-    }
-
-    /// The text of a source or a partial in which each partial is a comment that names its snapshot.
-    pub fn shown(&self, rendered: &Rendered) -> String {
-        tidy(&rendered.joined(&|partial| format!("/* partials/{} */", self.snapshot(partial))))
-    }
-
-    /// Name and text of the snapshot of every skeleton in `sources`, which are named by their symbols.
-    pub fn snapshots<'a>(
-        &self,
-        sources: impl Iterator<Item = (&'a str, &'a Rendered<'a>)>,
-    ) -> BTreeMap<String, String> {
-        let mut snapshots = BTreeMap::new();
-        for (symbol, source) in sources {
-            for partial in source.partials() {
-                if self.exemplar(partial) == symbol {
-                    let name = self.snapshot(partial);
-                    snapshots.entry(name).or_insert_with(|| self.shown(partial));
-                }
-            }
-        }
-        snapshots
-    }
-}
-
-fn stem(name: &str) -> &str {
+/// Name of a template or partial: its file name without extensions.
+pub fn stem(name: &str) -> &str {
     let file = name.rsplit('/').next().unwrap_or(name);
-    file.split('.').next().unwrap_or(file)
+    let stem = file.split('.').next().unwrap_or(file);
+    let has_number = stem.contains(|c: char| c.is_ascii_digit());
+    assert!(!has_number, "skeletons have no numbers, but {stem} has one");
+    stem
 }
 
 #[test]
-fn a_source_names_its_partials_and_each_rendering_is_there_once() {
+fn a_source_is_taken_apart_into_texts_that_name_their_partials() {
     let marks = Marks {
         begin: '<',
         name_end: ':',
         end: '>',
     };
-    let one = "a\n<partials/x.cu:f(1)<partials/y.cu:y>>\nb\n";
-    let other = "<partials/x.cu:g(1)<partials/y.cu:y>>\nc\n<partials/x.cu:f(2)<partials/y.cu:y>>\n";
-    let sources = [one, other].map(|marked| Rendered::parse(marked, marks));
-    assert_eq!(sources[0].text(), "a\nf(1)y\nb\n");
-    let named = || ["one", "other"].into_iter().zip(&sources);
-    let partials = Partials::of(named(), BTreeSet::new());
-    assert_eq!(partials.shown(&sources[0]), "a\n/* partials/x.one */\nb\n");
-    let snapshots = partials.snapshots(named());
+    let marked = "a\n<partials/x.cu:f(1)\n<partials/y.cu:y\n>>b<partials/z.cu:z>\n";
+    let source = Rendered::parse("t", marked, marks);
+    assert_eq!(source.text(), "a\nf(1)\ny\nbz\n");
+    let parts = source.parts();
     let expected = [
-        ("x.one", "f(1)/* partials/y */\n"),
-        ("x.other", "g(1)/* partials/y */\n"),
-        ("y", "y\n"),
+        ("t", "a\n/* partials/x */\nb/* partials/z */\n"),
+        ("partials/x.cu", "f(1)\n/* partials/y */\n"),
+        ("partials/y.cu", "y\n"),
+        ("partials/z.cu", "z\n"),
     ];
-    let expected = expected.map(|(name, text)| (name.to_owned(), text.to_owned()));
-    assert_eq!(snapshots, BTreeMap::from(expected));
+    assert_eq!(parts, expected.map(|(path, text)| (path, text.to_owned())));
 }

@@ -11,6 +11,7 @@ use gemmule::{
     jit::{Source, Target, options},
     measure::Emitted,
 };
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -41,7 +42,7 @@ impl Record {
 
     /// That all of `sources` compiled.
     pub fn of(nvrtc: (i32, i32), emitted: &[Emitted], sources: &[Source]) -> Self {
-        let compiled = emitted.iter().zip(sources);
+        let compiled = emitted.par_iter().zip(sources);
         Self {
             nvrtc,
             targets: Target::ALL.to_vec(),
