@@ -14,7 +14,7 @@ use crate::{
     model::Description,
     passes,
     program::{AttentionChoice, NEXT_LOGITS},
-    tensor::DType,
+    tensor::{DType, Format},
     text::TextError,
 };
 
@@ -55,6 +55,10 @@ const FUSED_ONLY: [&str; 6] = [
     "qwen3-0.6b",
     "marian-base",
 ];
+
+/// Sizes that contribute their program with weights and inputs in E4M3, too: an encoder with norms after sums, and one with norms before
+/// layers, gates and rotary positions. Those of other sizes differ only in width.
+const IN_FP8: [&str; 2] = ["bert-base", "modernbert-base"];
 
 /// Returns the name, description and `config.json` of the shipped models.
 pub fn shipped_configs() -> Result<Vec<(&'static str, &'static str, Value)>, EngineError> {
@@ -203,6 +207,12 @@ impl Published {
                 outputs: Some(vec![output.clone()]),
                 ..options.clone()
             }));
+        }
+        if options.dtype == DType::F16 && IN_FP8.contains(&self.name) {
+            others.push(CompileOptions {
+                quantize: Some(Format::FP8),
+                ..options.clone()
+            });
         }
         if attends_in_full(&compiled.graph) {
             others.push(CompileOptions {

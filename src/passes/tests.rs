@@ -1,7 +1,7 @@
 //! Properties of all passes on whole models. Tests of a single pass are in its file.
 
 pub(crate) mod interpret;
-pub(super) mod models;
+pub(crate) mod models;
 
 use proptest::prelude::*;
 

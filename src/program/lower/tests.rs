@@ -5,21 +5,25 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{LowerOptions, lower};
 use crate::{
-    graph::{Graph, NodeId, Op, WeightExpr},
+    graph::{Bound, Graph, NodeId, Op, WeightExpr},
+    kernels::KernelSpec,
     machine::testing,
     ops::{
         Activation, AttentionProblem, BatchInput, Bias, Epilogue, HeadView, PositionBias, Rotation,
         Side,
     },
-    passes::tests::interpret,
-    program::{AttentionChoice, Padding},
+    passes::{
+        self,
+        tests::{interpret, models::Encoder},
+    },
+    program::{AttentionChoice, Padding, Program, Storage},
     runtime::{
         AllocatorChoice,
         batch::Batch,
         cpu::{CpuModel, CpuSession, Threads},
         weights::{CheckpointError, WeightSource},
     },
-    tensor::DType,
+    tensor::{DType, Format},
 };
 
 const LENS: [u32; 4] = [3, 1, 5, 2];
@@ -374,5 +378,66 @@ fn lowers_and_matches_the_interpreter(graph: &Graph) {
                 text()
             );
         }
+    }
+}
+
+#[test]
+fn a_program_in_fp8_is_sound_and_one_with_an_impossible_bound_is_refused() {
+    let (machine, encoder) = (
+        testing::hopper(),
+        Encoder {
+            width: 64,
+            inner: 96,
+            ..Encoder::SMALL
+        },
+    );
+    let options = passes::Options {
+        quantize: Some(Format::FP8),
+        fp8_inputs: true,
+        ..passes::Options::default()
+    };
+    let (graph, _) = passes::optimize(encoder.build(), &options).expect("it is sound");
+    let options = |invariant| LowerOptions {
+        dtype: DType::F16,
+        padding: Padding::Removed,
+        machine: &machine,
+        timings: None,
+        attention: AttentionChoice::Auto,
+        invariant,
+        no_fused_launches: false,
+    };
+    let program = lower(&graph, &options(true)).expect("it lowers");
+    program.validate().expect("it is sound");
+    let good = lower(&graph, &options(false)).expect("it lowers");
+    good.validate().expect("it is sound");
+    let converts = |kernel: &KernelSpec| {
+        matches!(kernel, KernelSpec::ToE4m3(_) | KernelSpec::NormToE4m3(_))
+            || matches!(kernel, KernelSpec::GemmFp8(k) if k.to_e4m3)
+            || matches!(kernel, KernelSpec::MhaToE4m3(_))
+    };
+    // The result of the embeddings, of attention, of both norms, and of the inner layer.
+    assert!(good.kernels.iter().any(converts));
+    let first_bound = |program: &mut Program, damage: fn(&mut Bound)| {
+        for tensor in &mut program.tensors {
+            if let Storage::Weight(WeightExpr::Scale(bound)) = &mut tensor.place
+                && bound.linear.is_some()
+            {
+                damage(bound);
+                return;
+            }
+        }
+        panic!("an inner layer has a bound");
+    };
+    let damages: [fn(&mut Bound); 5] = [
+        |bound| bound.gamma.clear(),
+        |bound| bound.beta.extend(bound.beta.clone()),
+        |bound| bound.gamma.extend(bound.gamma.clone()),
+        |bound| bound.linear.iter_mut().for_each(|l| l.from = u64::MAX),
+        |bound| bound.linear.iter_mut().for_each(|l| l.outputs = 0),
+    ];
+    for (i, damage) in damages.into_iter().enumerate() {
+        let mut program = good.clone();
+        first_bound(&mut program, damage);
+        assert!(program.validate().is_err(), "damage {i}");
     }
 }
