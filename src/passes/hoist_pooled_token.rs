@@ -298,7 +298,7 @@ mod tests {
                 graph.clone(),
                 &Options {
                     without,
-                    quantize: None,
+                    ..Options::default()
                 },
             )
             .unwrap();

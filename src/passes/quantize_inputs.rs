@@ -202,7 +202,7 @@ mod tests {
         },
     };
     use crate::{
-        graph::{Graph, Op},
+        graph::{Graph, NodeId, Op},
         tensor::Format,
     };
 
@@ -236,10 +236,9 @@ mod tests {
             let graph = in_fp8(&graph, &[]);
             let values = evaluate(&graph, &batch);
             let nodes = graph.topological();
-            let of = |op: fn(&Op) -> bool| nodes.iter().filter(move |&&id| op(graph.op(id)));
-            let products = of(|op| matches!(op, Op::ScaledLinear { .. }));
-            assert_eq!(products.count(), n_products);
-            for &id in of(|op| *op == Op::ToE4m3) {
+            let is_product = |id: &&NodeId| matches!(graph.op(**id), Op::ScaledLinear { .. });
+            assert_eq!(nodes.iter().filter(is_product).count(), n_products);
+            for &id in nodes.iter().filter(|&&id| *graph.op(id) == Op::ToE4m3) {
                 let name = |slot| graph.node(graph.operand(id, slot).unwrap()).name.clone();
                 let scale = values[&name("out_scale")][0];
                 let x = &values[&name("x")];

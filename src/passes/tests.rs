@@ -218,10 +218,10 @@ fn layers_that_share_weights_share_the_stacked_ones() {
 fn an_unknown_pass_is_an_error_that_lists_the_passes() {
     let options = Options {
         without: BTreeSet::from(["fuse_everything".to_owned()]),
-        quantize: None,
+        ..Options::default()
     };
     let error = optimize(Encoder::SMALL.build(), &options).unwrap_err();
-    insta::assert_snapshot!(error, @"no pass is named `fuse_everything`; the passes are hoist_pooled_token, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize");
+    insta::assert_snapshot!(error, @"no pass is named `fuse_everything`; the passes are hoist_pooled_token, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize, quantize_inputs");
 }
 
 #[test]

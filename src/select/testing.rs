@@ -3,6 +3,7 @@
 use super::{Chain, Link, SelectionInput, Site};
 use crate::{
     kernels::{
+        e4m3::ToE4m3,
         elementwise::Gate,
         layernorm::{BiasResidualLayerNorm, LayerNorm},
         prepare_attention::PrepareAttention,
@@ -152,6 +153,44 @@ pub(super) fn attended(width: u32, dtype: DType) -> Vec<(Chain, usize)> {
     });
     let links = links.to_vec();
     vec![(Chain { links }, 2)]
+}
+
+/// Returns the chains with linear layers whose factors are in E4M3.
+pub(super) fn in_fp8(chains: Vec<(Chain, usize)>) -> Vec<(Chain, usize)> {
+    let links_of = |link: Link| match link.site {
+        Site::Linear {
+            n,
+            k,
+            dtype,
+            epilogue,
+            ..
+        } => {
+            let conversion = Link {
+                site: Site::ToE4m3(ToE4m3 { width: k, dtype }),
+                is_private: true,
+            };
+            let product = Site::ScaledLinear {
+                n,
+                k,
+                dtype,
+                epilogue,
+            };
+            let is_private = link.is_private;
+            vec![
+                conversion,
+                Link {
+                    site: product,
+                    is_private,
+                },
+            ]
+        }
+        site => vec![Link { site, ..link }],
+    };
+    let of_chain = |(chain, n): (Chain, usize)| {
+        let links = chain.links.into_iter().flat_map(links_of).collect();
+        (Chain { links }, n)
+    };
+    chains.into_iter().map(of_chain).collect()
 }
 
 pub(super) fn question<'a>(

@@ -3,12 +3,12 @@ use std::borrow::Cow;
 use super::*;
 use crate::{
     graph::Op,
-    kernels::{Fill, Role},
+    kernels::{Fill, Instructions, Role},
     ops::BatchInput,
     program::check_kernel,
     select::{
         Chain, Site,
-        testing::{attended, encoder, pre_norm, writer},
+        testing::{attended, encoder, in_fp8, pre_norm, writer},
     },
     tensor::Element,
 };
@@ -20,6 +20,11 @@ fn slots(site: &Site) -> Vec<Cow<'static, str>> {
             epilogue: *epilogue,
         }
         .slots(),
+        Site::ScaledLinear { epilogue, .. } => Op::ScaledLinear {
+            epilogue: *epilogue,
+        }
+        .slots(),
+        Site::ToE4m3(_) => Op::ToE4m3.slots(),
         Site::RmsNorm(norm) => {
             let (eps, heads, from) = (norm.eps, norm.heads, norm.from);
             Op::RmsNorm { eps, heads, from }.slots()
@@ -182,12 +187,20 @@ fn candidates_can_be_generated_and_launches_bind_their_parameters() {
     for machine in Machine::all().expect("the cards are described") {
         for (width, inner) in SHAPES {
             for dtype in [DType::F16, DType::BF16, DType::F32] {
-                let chains = [
+                let mut chains = vec![
                     encoder(width, inner, dtype),
                     pre_norm(width, inner, dtype),
                     writer(width, inner, dtype),
                     attended(width, dtype),
                 ];
+                let has_fp8 = machine.instructions == Instructions::Hopper && dtype.has_mma();
+                if has_fp8 && width % 16 == 0 && inner % 16 == 0 {
+                    chains.extend([
+                        in_fp8(encoder(width, inner, dtype)),
+                        in_fp8(writer(width, inner, dtype)),
+                        in_fp8(attended(width, dtype)),
+                    ]);
+                }
                 for (Chain { links }, _) in chains.iter().flatten() {
                     for from in 0..links.len() {
                         let chain = &links[from..];

@@ -268,6 +268,7 @@ fn a_projection_prepared_for_attention_agrees_with_the_reference() {
     let spec = KernelSpec::GemmPrepareAttention(GemmPrepareAttention {
         k: k as u32,
         bias: true,
+        fp8: false,
         prepare,
         // Ignored on the CPU.
         tile: WgmmaTile::CANDIDATES[0],

@@ -21,9 +21,10 @@ impl Held {
         match (tensor, element) {
             (HostTensor::Real(x), _) => Held::Real(x.clone()),
             (HostTensor::Index(x), Element::I64) => Held::I64(x.clone()),
-            (HostTensor::Index(x), Element::I32 | Element::Value(_) | Element::Scaled(_)) => {
-                Held::I32(x.iter().map(|&x| x as i32).collect())
-            }
+            (
+                HostTensor::Index(x),
+                Element::I32 | Element::Value(_) | Element::Scaled(_) | Element::E4m3,
+            ) => Held::I32(x.iter().map(|&x| x as i32).collect()),
         }
     }
 
