@@ -123,23 +123,29 @@ fn bound(graph: &Graph, id: NodeId) -> Option<Bound> {
             }
         }
         // The result is a mean of values.
-        Op::Attention(problem) => {
-            let values = graph.operand(id, "v")?;
-            let columns = u64::from(problem.kv_heads) * u64::from(problem.head);
-            let from = match problem.v {
-                HeadView::TokenMajor { offset, .. } => offset.into(),
-                HeadView::HeadMajor => return None,
-            };
-            match graph.op(values) {
-                Op::Linear { epilogue } | Op::ScaledLinear { epilogue }
-                    if *epilogue == Epilogue::new(epilogue.bias, None) =>
-                {
-                    linear(graph, values, Some((from, columns)), false)
-                }
-                _ => None,
-            }
-        }
+        Op::Attention(of) => mean_of(graph, id, of.v, of.kv_heads, of.head),
+        &Op::Context {
+            kv_heads, head, v, ..
+        } => mean_of(graph, id, v, kv_heads, head),
         Op::FirstToken | Op::LastToken => bound(graph, graph.operand(id, "x")?),
+        _ => None,
+    }
+}
+
+/// Returns the bound of means of the rows of `v`, which are columns of a linear layer's result.
+fn mean_of(graph: &Graph, id: NodeId, view: HeadView, kv_heads: u32, head: u32) -> Option<Bound> {
+    let values = graph.operand(id, "v")?;
+    let columns = u64::from(kv_heads) * u64::from(head);
+    let from = match view {
+        HeadView::TokenMajor { offset, .. } => offset.into(),
+        HeadView::HeadMajor => return None,
+    };
+    match graph.op(values) {
+        Op::Linear { epilogue } | Op::ScaledLinear { epilogue }
+            if *epilogue == Epilogue::new(epilogue.bias, None) =>
+        {
+            linear(graph, values, Some((from, columns)), false)
+        }
         _ => None,
     }
 }
@@ -195,7 +201,7 @@ fn parts(graph: &Graph, mut id: NodeId) -> Option<Vec<WeightExpr>> {
 #[cfg(test)]
 mod tests {
     use super::super::{
-        Options, optimize,
+        Options, Report, optimize,
         tests::{
             interpret::{Batch, evaluate},
             models::{Decoder, Encoder},
@@ -206,13 +212,13 @@ mod tests {
         tensor::Format,
     };
 
-    fn in_fp8(graph: &Graph, without: &[&str]) -> Graph {
+    fn in_fp8(graph: &Graph, without: &[&str]) -> (Graph, Report) {
         let options = Options {
             quantize: Some(Format::FP8),
             fp8_inputs: true,
             without: without.iter().map(|&name| name.to_owned()).collect(),
         };
-        optimize(graph.clone(), &options).unwrap().0
+        optimize(graph.clone(), &options).unwrap()
     }
 
     fn encoder() -> Graph {
@@ -233,11 +239,12 @@ mod tests {
             let (plain, _) = optimize(graph.clone(), &Options::default()).unwrap();
             let batch = Batch::new(&[3, 1, 5]);
             let want = evaluate(&plain, &batch);
-            let graph = in_fp8(&graph, &[]);
+            let (graph, report) = in_fp8(&graph, &[]);
             let values = evaluate(&graph, &batch);
             let nodes = graph.topological();
             let is_product = |id: &&NodeId| matches!(graph.op(**id), Op::ScaledLinear { .. });
-            assert_eq!(nodes.iter().filter(is_product).count(), n_products);
+            let n = nodes.iter().filter(is_product).count();
+            assert_eq!(n, n_products, "{report:?}");
             for &id in nodes.iter().filter(|&&id| *graph.op(id) == Op::ToE4m3) {
                 let name = |slot| graph.node(graph.operand(id, slot).unwrap()).name.clone();
                 let scale = values[&name("out_scale")][0];
@@ -265,7 +272,7 @@ mod tests {
             nodes.filter(|&id| is_scaled(graph.op(id))).count()
         };
         // The outer layers have 24 inputs, and the inner ones 24 outputs.
-        assert_eq!(count(&in_fp8(&Encoder::SMALL.build(), &[])), 4);
-        assert_eq!(count(&in_fp8(&encoder(), &[super::NAME])), 0);
+        assert_eq!(count(&in_fp8(&Encoder::SMALL.build(), &[]).0), 4);
+        assert_eq!(count(&in_fp8(&encoder(), &[super::NAME]).0), 0);
     }
 }

@@ -19,7 +19,7 @@ __device__ __forceinline__ TileBias load_tile_bias(const T* bias, unsigned int c
     return *reinterpret_cast<const TileBias*>(bias + column + threadIdx.x % 32 / 4 * 4);
 }
 
-{% if to_e4m3 %}{% include "partials/wgmma_store_e4m3.cu" %}{% else %}// Stores this warp's 32 columns of the tile, from (row, column) on.
+{% if to_e4m3 %}{% include "partials/wgmma_store_quantized.cu" %}{% else %}// Stores this warp's 32 columns of the tile, from (row, column) on.
 __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULATORS], const TileBias& tile_bias, T* out,
 {%- if residual %}
                                            const T* residual,

@@ -1,4 +1,4 @@
-{% include "partials/e4m3.cu" %}
+{% include "partials/quantize.cu" %}
 
 // Rounds values times `factor` to E4M3.
 template <int N> __device__ __forceinline__ Pack<unsigned char, N> to_e4m3_pack(const float (&value)[N], float factor) {
