@@ -178,6 +178,7 @@ mod expect;
 mod expr;
 mod modules;
 mod need;
+mod overview;
 mod reader;
 mod rotary;
 mod scope;
