@@ -155,13 +155,14 @@ pub(super) async fn translate(
         1 => error,
         _ => error.of_text(at),
     };
-    service.has_place(n as u64, submit)?;
+    let has_place = service.has_place(n as u64, submit);
+    has_place.map_err(|error| error.of_source("text"))?;
     let holds = Arc::clone(&model);
     let sources = on_thread(move || {
         let service = holds.generation()?;
         let each = texts.iter().zip(&prefixes).enumerate();
         let each = each.map(|(at, (text, prefix))| {
-            let source = service.translation(text, prefix, &params);
+            let source = service.translation(at, text, prefix, &params);
             source.map_err(|error| index(at, error))
         });
         each.collect::<Result<Vec<Option<(Vec<u32>, GenerationParams)>>, ServeError>>()

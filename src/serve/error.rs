@@ -68,7 +68,7 @@ impl ServeError {
     }
 
     /// Replaces the field `prompt` by the one that a generation starts from.
-    pub(super) fn of_source(self, field: &'static str) -> Self {
+    pub(crate) fn of_source(self, field: &'static str) -> Self {
         let named = |param| match param {
             "prompt" => field,
             other => other,

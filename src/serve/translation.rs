@@ -20,11 +20,13 @@ pub struct TranslationParams {
 
 impl GenerationService {
     /// Returns the tokens of a source and the parameters of its translation; `None` for a blank text, whose translation is empty.
+    /// `index` is the number of the text in errors of the tokenizer.
     ///
     /// # Errors
     /// A language or a prefix that the tokenizer does not know, and a text that it refuses.
     pub fn translation(
         &self,
+        index: usize,
         text: &str,
         prefix: &TargetPrefix,
         params: &TranslationParams,
@@ -34,7 +36,7 @@ impl GenerationService {
         if text.trim().is_empty() {
             return Ok(None);
         }
-        let source = encoder.source(0, text, &pair);
+        let source = encoder.source(index, text, &pair);
         let source = source.map_err(|e| ServeError::invalid("text", e.to_string()))?;
         let target = encoder.target(prefix, &pair);
         let target = target.map_err(|e| ServeError::invalid("target_prefix", e.to_string()));

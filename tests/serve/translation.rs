@@ -246,6 +246,7 @@ fn refusals_of_translations_name_the_field_and_what_is_near() {
     refused(json!({"text": ["a", 7]}));
     refused(json!({}));
     refused(json!({"text": ["a", "The river ".repeat(99)]}));
+    refused(json!({"text": vec![""; 1025]}));
     refused(json!({"text": "a", "max_tokens": 500}));
     refused(json!({"text": "a", "model": "writer"}));
     refused(json!({"text": "a", "temperature": 0.5}));
