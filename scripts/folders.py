@@ -6,7 +6,7 @@ of `SentenceTransformer.encode`, `CrossEncoder.predict` or the model itself. Wei
 and stored so; the results are those of f32 arithmetic on the same values.
 
     pip install torch transformers sentence-transformers
-    python3 scripts/folders.py tests/checkpoints
+    python3 scripts/folders.py tests/checkpoints [FOLDER]
 
 Nothing is downloaded. Two runs with the same versions write the same bytes.
 
@@ -47,7 +47,7 @@ import sentence_transformers as st
 import compact_json
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 from sentence_transformers.cross_encoder.modules import LogitScore
 from tokenizers import Tokenizer, pre_tokenizers
@@ -495,6 +495,17 @@ def st_dense(folder):
     encode(folder, SIMPLE)
 
 
+def st_residual(folder):
+    """The input of a Dense module is added to its result, the second time through a matrix of its own."""
+    tok = bert_tokenizer()
+    first = Dense(HIDDEN, HIDDEN, bias=True, activation_function=torch.nn.Tanh(), use_residual=True)
+    second = Dense(HIDDEN, 24, bias=False, activation_function=torch.nn.Identity(), use_residual=True)
+    pooling = Pooling(HIDDEN, ["weightedmean", "mean_sqrt_len_tokens"])
+    half = Dense(2 * HIDDEN, HIDDEN, bias=False, activation_function=torch.nn.Identity())
+    sentence(folder, tok, tf.BertModel(bert(tok)), pooling, half, first, second, LayerNorm(24), Normalize())
+    encode(folder, SIMPLE)
+
+
 def st_sqrt(folder):
     tok = bert_tokenizer()
     sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "mean_sqrt_len_tokens"))
@@ -861,7 +872,7 @@ if __name__ == "__main__":
     tf.logging.disable_progress_bar()
     total = 0
     for name, make in list(globals().items()):
-        if name.startswith(("st_", "ce_", "hf_")):
+        if name.startswith(("st_", "ce_", "hf_")) and sys.argv[2:] in ([], [name.replace("_", "-")]):
             folder = os.path.join(sys.argv[1], name.replace("_", "-"))
             shutil.rmtree(folder, ignore_errors=True)
             make(folder)

@@ -10,6 +10,22 @@ pub fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Opt
         .map(|(_, c)| c)
 }
 
+/// Returns up to `most` candidates, those with the smallest edit distance from `name` first. Candidates that begin with `name`
+/// come before all others.
+pub fn nearest_few<'a>(
+    name: &str,
+    candidates: impl Iterator<Item = &'a str>,
+    most: usize,
+) -> Vec<&'a str> {
+    let mut all: Vec<(bool, usize, &str)> = candidates
+        .map(|c| (!c.starts_with(name), strsim::levenshtein(name, c), c))
+        .collect();
+    all.sort_unstable();
+    all.dedup();
+    all.truncate(most);
+    all.into_iter().map(|(.., c)| c).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -19,5 +35,13 @@ mod tests {
         let names = ["layer_norm", "linear", "softmax"];
         assert_eq!(nearest("layernorm", names.into_iter()), Some("layer_norm"));
         assert_eq!(nearest("conv2d", names.into_iter()), None);
+    }
+
+    #[test]
+    fn the_nearest_few_begin_with_those_that_the_name_begins() {
+        let names = ["deu_Latn", "dan_Latn", "eng_Latn", "de"];
+        let few = |name, most| nearest_few(name, names.into_iter(), most);
+        assert_eq!(few("deu", 2), ["deu_Latn", "de"]);
+        assert_eq!(few("xx", 9).len(), 4);
     }
 }

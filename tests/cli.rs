@@ -1132,3 +1132,27 @@ fn a_check_with_a_folder_looks_at_its_weights_and_at_every_output() {
     let error = cli.error(&["check", "broken.ron", "--weights", &gamma]);
     assert!(error.contains("pooler_output"), "{error}");
 }
+
+/// Compares the generated table of `docs/models.md`. With `INSTA_UPDATE=always` it is renewed.
+#[test]
+fn the_table_of_models_in_the_documents_is_that_of_the_descriptions() {
+    let table = Cli::new().ok(&["models", "--markdown"]);
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/models.md");
+    let text = std::fs::read_to_string(&file).expect("the document");
+    let (begin, end) = (
+        "<!-- table of `gemmule models --markdown` -->\n",
+        "<!-- end of the table -->",
+    );
+    let (before, rest) = text.split_once(begin).expect("the beginning is marked");
+    let (found, after) = rest.split_once(end).expect("the end is marked");
+    let expected = format!("\n{}\n", table.trim_end().to_owned() + "\n");
+    if found != expected && std::env::var("INSTA_UPDATE").as_deref() == Ok("always") {
+        let renewed = format!("{before}{begin}{expected}{end}{after}");
+        std::fs::write(&file, renewed).expect("it is written");
+    } else {
+        assert_eq!(
+            found, expected,
+            "docs/models.md is not up to date; renew it with INSTA_UPDATE=always"
+        );
+    }
+}

@@ -28,7 +28,7 @@ const ACCEPTED: usize = 900;
 const TOLERANCE: f32 = 1e-4;
 
 /// Every operator of the language, as the unfused graph names it.
-const OPERATORS: [&str; 31] = [
+const OPERATORS: [&str; 33] = [
     "embedding",
     "linear",
     "add_bias",
@@ -48,6 +48,8 @@ const OPERATORS: [&str; 31] = [
     "last_token",
     "mean_pool",
     "max_pool",
+    "weighted_mean_pool",
+    "root_length_pool",
     "l2_normalize",
     "concat",
     "draw",

@@ -75,6 +75,62 @@ fn a_description_of_ones_own_runs_and_is_explained_once_for_all_layers_that_are_
     assert!(out.contains("sentence_embedding"), "{out}");
 }
 
+/// Two descriptions that differ in five lines, which `docs/describing.md` shows, compute what the descriptions of gemmule compute.
+#[test]
+fn qwen2_is_llama_with_five_changed_lines() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |file: &str| std::fs::read_to_string(root.join(file)).expect("a file");
+    let (llama, qwen2) = (
+        read("examples/small_llama.ron"),
+        read("examples/small_qwen2.ron"),
+    );
+    let code = |text: &str| {
+        let lines = text
+            .lines()
+            .filter(|line| !line.trim_start().starts_with("//"));
+        lines.map(str::to_owned).collect::<Vec<String>>()
+    };
+    let (before, after) = (code(&llama), code(&qwen2));
+    assert_eq!(before.len(), after.len());
+    let changed = before.iter().zip(&after).filter(|(a, b)| a != b);
+    let changed: Vec<(&String, &String)> = changed.collect();
+    assert_eq!(changed.len(), 5);
+    let page = read("docs/describing.md");
+    for (before, after) in changed {
+        for (sign, line) in [("-", before), ("+", after)] {
+            let shown = format!("\n{sign}{}\n", line.trim_start());
+            assert!(page.contains(&shown), "docs/describing.md lacks{shown}");
+        }
+    }
+    let config: serde_json::Value =
+        serde_json::from_str(&read("examples/small_decoder.json")).expect("JSON");
+    let logits = |source: &str, model_type: &str| {
+        let mut config = config.clone();
+        config["model_type"] = model_type.into();
+        let engine = gemmule::Engine::from_source("a.ron", source)
+            .config_value(config)
+            .random_weights(gemmule::runtime::weights::RandomWeights::new(7))
+            .outputs(["next_token_logits"])
+            .device(gemmule::DeviceChoice::Cpu)
+            .build()
+            .expect("it is built");
+        let batch = gemmule::Batch::from_sequences(&[vec![1, 5, 9, 2], vec![7, 3]]);
+        let mut session = engine.session().expect("a session");
+        let outputs = session.run(&batch.expect("a batch")).expect("it runs");
+        outputs
+            .get("next_token_logits")
+            .expect("logits")
+            .values
+            .clone()
+    };
+    let shipped = |name: &str| gemmule::model::Description::shipped_source(name).expect("a source");
+    let of_llama = logits(&llama, "llama");
+    assert_eq!(of_llama, logits(shipped("llama"), "llama"));
+    let of_qwen2 = logits(&qwen2, "qwen2");
+    assert_eq!(of_qwen2, logits(shipped("qwen2"), "qwen2"));
+    assert_ne!(of_llama, of_qwen2, "the biases count");
+}
+
 #[test]
 fn sentences_are_embedded_and_the_nearest_is_the_one_that_means_the_same() {
     let folder = minilm();

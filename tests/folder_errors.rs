@@ -112,8 +112,6 @@ fn layers_of_outputs_that_are_not_asked_for_are_not_left_out() {
 
 #[test]
 fn poolings_that_are_not_known_are_named() {
-    assert_snapshot!(refused(&copy("st-sqrt")), @"`[dir]/1_Pooling/config.json`: pooling by `mean_sqrt_len_tokens` is not known; gemmule pools by cls, max, mean and lasttoken");
-    assert_snapshot!(refused(&copy("st-weighted")), @"`[dir]/1_Pooling/config.json`: pooling by `weightedmean_tokens` is not known; gemmule pools by cls, max, mean and lasttoken");
     let folder = copy("st-max");
     change(&folder, "1_Pooling/config.json", json!({"pooling_mode": 3}));
     assert_snapshot!(refused(&folder), @"`[dir]/1_Pooling/config.json`: `pooling_mode` is 3; expected a name or a list of names");
@@ -122,7 +120,7 @@ fn poolings_that_are_not_known_are_named() {
         "1_Pooling/config.json",
         json!({"pooling_mode": ["max", "median"]}),
     );
-    assert_snapshot!(refused(&folder), @"`[dir]/1_Pooling/config.json`: pooling by `median` is not known; gemmule pools by cls, max, mean and lasttoken");
+    assert_snapshot!(refused(&folder), @"`[dir]/1_Pooling/config.json`: pooling by `median` is not known; gemmule pools by cls, max, mean, mean_sqrt_len_tokens, weightedmean and lasttoken");
     std::fs::remove_file(folder.file("1_Pooling/config.json")).expect("it was there");
     assert_snapshot!(refused(&folder), @r"
     `[dir]/1_Pooling/config.json` cannot be read
@@ -141,12 +139,12 @@ fn modules_that_are_not_known_are_named() {
         );
         refused(&folder)
     };
-    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "sentence_transformers.models.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, Normalize, SpladePooling and LogitScore");
+    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "sentence_transformers.models.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore");
     assert_snapshot!(with(json!({"path": "../1_Pooling", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `../1_Pooling` is not a folder next to it");
     assert_snapshot!(with(json!({"path": "/etc", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `/etc` is not a folder next to it");
     assert_snapshot!(with(json!({"path": "", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `` is not a folder next to it");
     assert_snapshot!(with(json!({"type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: expected a `path` and a `type` of every module");
-    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "mine.Pooling"})), @"`[dir]/modules.json`: the module `mine.Pooling` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, Normalize, SpladePooling and LogitScore");
+    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "mine.Pooling"})), @"`[dir]/modules.json`: the module `mine.Pooling` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore");
     folder.write("modules.json", "[]");
     assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: it lists no module");
     folder.write(
@@ -169,7 +167,7 @@ fn dense_modules_are_held_to_their_weights() {
     assert_snapshot!(with(json!({"out_features": null})), @"`[dir]/2_Dense/config.json`: there is no `out_features`");
     assert_snapshot!(with(json!({"activation_function": "torch.nn.modules.activation.SiLU"})), @r#"`[dir]/2_Dense/config.json`: `activation_function` is "torch.nn.modules.activation.SiLU"; expected Identity, Tanh, ReLU or GELU of torch.nn"#);
     assert_snapshot!(with(json!({"activation_function": "mine.Tanh"})), @r#"`[dir]/2_Dense/config.json`: `activation_function` is "mine.Tanh"; expected a class of torch"#);
-    assert_snapshot!(with(json!({"use_residual": true})), @"`[dir]/2_Dense/config.json`: `use_residual` is true, which gemmule does not compute");
+    assert_snapshot!(with(json!({"use_residual": 1})), @"`[dir]/2_Dense/config.json`: `use_residual` is 1; expected true or false");
     assert_snapshot!(with(json!({"bias": "yes"})), @r#"`[dir]/2_Dense/config.json`: `bias` is "yes"; expected true or false"#);
     let folder = copy("st-dense");
     std::fs::remove_file(folder.file("2_Dense/model.safetensors")).expect("it was there");
@@ -401,7 +399,7 @@ fn the_pooling_of_a_folder_counts_without_a_list_of_modules() {
         "1_Pooling/config.json",
         json!({"pooling_mode": "median"}),
     );
-    assert_snapshot!(refused(&folder), @"`[dir]/1_Pooling/config.json`: pooling by `median` is not known; gemmule pools by cls, max, mean and lasttoken");
+    assert_snapshot!(refused(&folder), @"`[dir]/1_Pooling/config.json`: pooling by `median` is not known; gemmule pools by cls, max, mean, mean_sqrt_len_tokens, weightedmean and lasttoken");
 }
 
 #[test]

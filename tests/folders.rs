@@ -206,7 +206,7 @@ macro_rules! as_published {
         fn every_folder_has_a_test() {
             // Those that write are in `tests/writer.rs` and `tests/translator.rs`.
             let refused = [
-                "st-default-prompt", "st-sqrt", "st-weighted", "translator", "writer", "hf-marian", "hf-m2m", "hf-t5",
+                "st-default-prompt", "translator", "writer", "hf-marian", "hf-m2m", "hf-t5",
             ];
             let tested = [$($folder),*];
             let folders = std::fs::read_dir(folder("")).expect("the folders are there");
@@ -227,6 +227,9 @@ as_published! {
     several_poolings_joined_by_flags: "st-joined", 3 runs;
     several_poolings_joined_by_a_list: "st-joined-list", 3 runs;
     dense_modules_with_weights_of_their_own: "st-dense", 3 runs;
+    residuals_of_dense_modules_and_a_norm: "st-residual", 3 runs;
+    sums_by_the_root_of_the_length: "st-sqrt", 3 runs;
+    means_by_position: "st-weighted", 3 runs;
     a_trunk_without_prefix_whose_positions_start_late: "st-xlmr", 3 runs;
     sentences_by_distilbert: "st-distil", 3 runs;
     sentences_by_groups_of_shared_layers: "st-albert", 3 runs;

@@ -5,6 +5,8 @@
 mod bodies;
 #[path = "serve/heads.rs"]
 mod heads;
+#[path = "serve/translation.rs"]
+mod translation;
 #[path = "serve/vectors.rs"]
 mod vectors;
 
@@ -2185,7 +2187,7 @@ fn clients_of_a_byte_now_and_then_and_lists_of_any_length_are_answered() {
 
 #[test]
 fn every_status_that_the_document_has_is_one_that_is_given() {
-    let server = serving(&["st-mean", "ce-one", "writer"], quick());
+    let server = serving(&["st-mean", "ce-one", "writer", "translator"], quick());
     let to = server.address();
     let document: Value = serde_json::from_str(&get(to, "/openapi.json").1).unwrap();
     // Those that the server gives by itself, whatever the route: other tests see them, of each style of errors.
@@ -2205,10 +2207,10 @@ fn every_status_that_the_document_has_is_one_that_is_given() {
                 seen.push(asked("/v1/models/st-mean", ""));
             }
             // No model here does all of it, so that one of these bodies is refused by its model.
-            for model in ["st-mean", "ce-one", "writer", "none"] {
+            for model in ["st-mean", "ce-one", "writer", "translator", "none"] {
                 let mut body = json!({
                     "model": model, "input": "x", "inputs": "x", "prompt": "x", "query": "x", "texts": ["x"], "documents": ["x"],
-                    "messages": [{"role": "user", "content": "x"}], "ids": [5], "max_tokens": 1,
+                    "messages": [{"role": "user", "content": "x"}], "ids": [5], "text": "7", "max_tokens": 1,
                 });
                 let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
                 let known = schema["anyOf"].get(0).unwrap_or(schema)["properties"].clone();

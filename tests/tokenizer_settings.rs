@@ -231,6 +231,51 @@ fn refused(folder: &Folder) -> String {
     folder.text(&opened.err().expect("it is refused"))
 }
 
+/// A source in the language of a call has the ids that transformers gives it with `src_lang`. The language of a target is the first
+/// token, except for mBART, where it is the start token of the decoder.
+#[test]
+fn languages_of_a_call_are_those_of_the_setting() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer_settings");
+    let mut n_checked = 0;
+    for (name, is_start) in [("mbart", true), ("mbart50", false), ("nllb", false)] {
+        let read = |file: &str| fs::read_to_string(root.join(name).join(file)).expect("a file");
+        let expected: Expected = serde_json::from_str(&read("expected.json")).expect("results");
+        let settings = serde_json::from_str(&read("tokenizer_config.json")).expect("JSON");
+        let encoder = TextEncoder::open(with(name, settings).path()).expect("a tokenizer");
+        for case in &expected.cases {
+            let language = case.changes.get("src_lang").and_then(Value::as_str);
+            let (Some(language), 1) = (language, case.changes.len()) else {
+                continue;
+            };
+            let pair = encoder.language_pair(Some(&language.to_uppercase()), Some(language));
+            let token = encoder.token_id(language);
+            if token.is_none() {
+                // transformers uses the unknown token, or fails.
+                assert!(pair.is_err());
+                continue;
+            }
+            let pair = pair.expect("a language");
+            let target = (pair.decoder_start, pair.forced_first);
+            assert_eq!(
+                target,
+                if is_start {
+                    (token, None)
+                } else {
+                    (None, token)
+                }
+            );
+            if let Some(Changed::Results(results)) = &case.results {
+                for (text, ids) in expected.texts.iter().zip(&results.ids) {
+                    let source = encoder.source(0, text, &pair).expect("ids");
+                    assert_eq!(&source, ids, "{name} {language} {text}");
+                    n_checked += 1;
+                }
+            }
+        }
+    }
+    assert!(n_checked >= 9, "{n_checked}");
+}
+
 #[test]
 fn settings_without_a_place_in_the_tokenizer_are_refused() {
     let class =

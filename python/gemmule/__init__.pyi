@@ -356,21 +356,28 @@ class Translator:
         """Load a model. The arguments are those of `Embedder`."""
 
     @overload
-    def translate(self, texts: str, **options: Unpack[_Options]) -> str:
+    def translate(
+        self, texts: str, *, source_lang: str | None = None, target_lang: str | None = None, **options: Unpack[_Options]
+    ) -> str:
         """Translate texts.
 
         Args:
             texts: A text, or a list of texts.
             max_new_tokens: Maximum number of new tokens. By default twice the tokens of the text plus 16, and at most the
                 limit of the folder.
-            options: See `Generator.generate`. `forced_bos_token` chooses the language of some models, such as "__de__".
+            source_lang: Language of the texts, by its name in the model's tokenizer, such as "de" or "deu_Latn". None is that of
+                the model's folder.
+            target_lang: Language of the translations, likewise.
+            options: See `Generator.generate`.
 
         Returns:
             A str for a str, and a list of str for a list. A blank text has an empty translation.
         """
 
     @overload
-    def translate(self, texts: _Texts, **options: Unpack[_Options]) -> list[str]: ...
+    def translate(
+        self, texts: _Texts, *, source_lang: str | None = None, target_lang: str | None = None, **options: Unpack[_Options]
+    ) -> list[str]: ...
     @property
     def device(self) -> str:
         """Device that the model runs on, in words."""

@@ -5,13 +5,13 @@ use std::sync::{Arc, OnceLock};
 use gemmule::{
     Engine,
     generate::Request,
-    text::{ChatOptions, ChatTemplate, Json, Message, StreamDecoder, TextEncoder},
+    text::{ChatOptions, ChatTemplate, Json, LanguagePair, Message, StreamDecoder, TextEncoder},
 };
 use pyo3::{IntoPyObjectExt as _, prelude::*, types::PyDict};
 
 use crate::{
     arguments::{Texts, items, text, texts},
-    error::{Error, Result, of_text},
+    error::{Error, Result},
     loading::Loading,
     options::Options,
     requests::{Requests, Step},
@@ -86,7 +86,7 @@ impl Generator {
                 texts.len()
             )));
         }
-        let prompts = py.detach(|| self.model.prompts(&texts))?;
+        let prompts = py.detach(|| self.model.prompts(&texts, &LanguagePair::default()))?;
         self.run(py, prompts, options, stream, is_single)
     }
 
@@ -199,15 +199,14 @@ impl WritingModel {
     ///
     /// # Errors
     /// Texts that the tokenizer refuses, and the exception of a signal handler.
-    pub fn prompts(&self, texts: &[String]) -> Result<Prompts> {
+    pub fn prompts(&self, texts: &[String], pair: &LanguagePair) -> Result<Prompts> {
         let mut signals = Signals::new();
         let mut prompts = Prompts {
             ids: Vec::new(),
             texts: Vec::new(),
         };
         for (index, text) in texts.iter().enumerate() {
-            let ids = self.encoder.prompts(&[text]);
-            let ids = ids.map_err(|e| of_text(e, index))?.concat();
+            let ids = self.encoder.source(index, text, pair)?;
             // Text from a source does not continue the prompt.
             prompts.texts.push(match self.engine.has_source() {
                 true => StreamDecoder::default(),

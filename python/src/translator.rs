@@ -1,6 +1,9 @@
 //! `Translator`: translations of texts.
 
-use gemmule::{generate::Request, text::StreamDecoder};
+use gemmule::{
+    generate::Request,
+    text::{LanguagePair, StreamDecoder},
+};
 use pyo3::{IntoPyObjectExt as _, prelude::*, types::PyDict};
 
 use crate::{
@@ -46,18 +49,22 @@ impl Translator {
 
     /// Translate texts.
     ///
-    /// Returns a str for a str, and a list of str for a list. A blank text has an empty translation. `options` are those of
+    /// Returns a str for a str, and a list of str for a list. A blank text has an empty translation. `source_lang` and
+    /// `target_lang` are names of languages in the model's tokenizer, and by default those of its folder. `options` are those of
     /// `Generator.generate`; `max_new_tokens` is by default twice the tokens of the text plus 16.
-    #[pyo3(signature = (texts, **options))]
+    #[pyo3(signature = (texts, *, source_lang=None, target_lang=None, **options))]
     fn translate<'py>(
         &self,
         py: Python<'py>,
         texts: &Bound<'py, PyAny>,
+        source_lang: Option<&str>,
+        target_lang: Option<&str>,
         options: Option<&Bound<'py, PyDict>>,
     ) -> Result<Bound<'py, PyAny>> {
         let Texts { texts, is_single } = self::texts(texts, "texts")?;
         let options = Options::new(options)?;
-        let translations = py.detach(|| self.translations(&texts, &options))?;
+        let pair = self.model.encoder.language_pair(source_lang, target_lang)?;
+        let translations = py.detach(|| self.translations(&texts, &pair, &options))?;
         match is_single {
             true => Ok(translations.concat().into_bound_py_any(py)?),
             false => Ok(translations.into_bound_py_any(py)?),
@@ -78,9 +85,14 @@ impl Translator {
 }
 
 impl Translator {
-    fn translations(&self, texts: &[String], options: &Options) -> Result<Vec<String>> {
+    fn translations(
+        &self,
+        texts: &[String],
+        pair: &LanguagePair,
+        options: &Options,
+    ) -> Result<Vec<String>> {
         let mut translations = vec![String::new(); texts.len()];
-        let prompts = self.model.prompts(texts)?;
+        let prompts = self.model.prompts(texts, pair)?;
         let each = texts.iter().zip(prompts.ids).enumerate();
         let sources = each.filter(|(_, (text, _))| !text.trim().is_empty());
         let sources: Vec<(usize, Vec<u32>)> = sources.map(|(at, (_, ids))| (at, ids)).collect();
@@ -89,6 +101,16 @@ impl Translator {
         }
         let order: Vec<usize> = sources.iter().map(|&(at, _)| at).collect();
         let mut params = options.params(&self.model.encoder)?;
+        if let Some(language) = pair.forced_first {
+            if params.rules.forced_first.is_some() {
+                return Err(Error::Input(
+                    "target_lang and forced_bos_token both choose the first token; omit one of the two"
+                        .to_owned(),
+                ));
+            }
+            params.rules.forced_first = Some(language);
+        }
+        params.decoder_start = pair.decoder_start.or(params.decoder_start);
         // The first position is that of the start token.
         let positions = self.model.engine.limits().longest;
         let most = positions.map_or(usize::MAX, |n| n.saturating_sub(1) as usize);

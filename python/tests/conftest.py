@@ -23,9 +23,9 @@ def runs(name):
     return json.loads((checkpoint(name) / "expected.json").read_text())["runs"]
 
 
-def written(name):
+def written(name, file="written.json"):
     """Prompts or sources, and the texts of transformers."""
-    return json.loads((checkpoint(name) / "written.json").read_text())
+    return json.loads((checkpoint(name) / file).read_text())
 
 
 def tensors(file):

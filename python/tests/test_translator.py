@@ -37,6 +37,18 @@ def test_a_folder_of_random_weights_with_sentence_pieces():
     assert translator.translate([run["source"] for run in runs], max_new_tokens=30) == [run["text"] for run in runs]
 
 
+def test_languages_are_those_of_transformers():
+    translator = Translator(checkpoint("hf-m2m"), device="cpu")
+    for case in written("hf-m2m", "translations.json"):
+        if "scores" in case:
+            languages = {"source_lang": case["source_lang"], "target_lang": case["target_lang"]}
+            assert translator.translate(case["text"], num_beams=4, max_new_tokens=12, **languages) == case["texts"][0]
+    with pytest.raises(InputError, match="the target language `eng` is unknown .* en, "):
+        translator.translate("a", target_lang="eng")
+    with pytest.raises(InputError, match="target_lang and forced_bos_token"):
+        translator.translate("a", target_lang="de", forced_bos_token="__fr__")
+
+
 def test_models_of_prompts_do_not_translate():
     with pytest.raises(InputError, match="use Generator"):
         Translator(checkpoint("writer"), device="cpu")

@@ -466,6 +466,10 @@ fn example(model: &Model) -> (&'static str, String) {
             "/v1/embeddings",
             format!(r#"{{"model": {name}, "input": ["a first sentence"]}}"#),
         ),
+        crate::serve::Kind::Generation(service) if service.has_source() => (
+            "/v1/translate",
+            format!(r#"{{"model": {name}, "text": "It rained."}}"#),
+        ),
         crate::serve::Kind::Generation(_) => (
             "/v1/completions",
             format!(r#"{{"model": {name}, "prompt": "One cold morning", "stream": true}}"#),

@@ -1,11 +1,11 @@
 use std::{fmt::Display, ops::ControlFlow, path::PathBuf, process::ExitCode, time::Instant};
 
 use miette::miette;
+use serde_json::{Value, json};
 
 use super::{
     Outcome,
     generate::{beams_or_sampling, check_needs, forced, up_to},
-    input,
     model::Runnable,
     print,
     progress::Bars,
@@ -14,9 +14,11 @@ use super::{
 use crate::{
     EngineError,
     files::{self, Kind},
-    generate::{Event, GenerateError, MAX_TOKENS, Request, SamplingParams, generation_config_of},
-    search::Beams,
-    text::{Folder, TextEncoder},
+    generate::{
+        Event, GenerateError, Generation, MAX_TOKENS, Request, SamplingParams, generation_config_of,
+    },
+    search::{Beams, Hypothesis},
+    text::{Folder, LanguagePair, TargetPrefix, TextEncoder},
 };
 
 #[derive(clap::Args)]
@@ -29,6 +31,15 @@ pub(super) struct Args {
     /// File for the translations, one per line in the order of the texts; by default standard output
     #[arg(long, value_name = "FILE")]
     output_file: Option<PathBuf>,
+    /// Language of the texts, by its name in the model's tokenizer. By default `src_lang` in tokenizer_config.json
+    #[arg(long, value_name = "LANG")]
+    source_lang: Option<String>,
+    /// Language of the translations, by its name in the model's tokenizer. By default the one that the folder selects
+    #[arg(long, value_name = "LANG", conflicts_with = "forced_bos")]
+    target_lang: Option<String>,
+    /// Begin each translation with this text, after the token of its language
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    target_prefix: Option<String>,
     /// Use beam search with N beams; 1 for greedy search. By default the value in generation_config.json
     #[arg(long, value_name = "N", value_parser = up_to(Beams::MAX))]
     beams: Option<usize>,
@@ -38,6 +49,12 @@ pub(super) struct Args {
     /// Force this first token of each translation, such as that of a language
     #[arg(long, value_name = "TOKEN")]
     forced_bos: Option<String>,
+    /// Number of translations of a text, from its best beams; needs --json
+    #[arg(long, value_name = "N", requires = "json", default_value_t = 1, value_parser = up_to(Beams::MAX))]
+    num_hypotheses: usize,
+    /// Print one JSON document per line: the translations of a text with their scores, the best first
+    #[arg(long)]
+    json: bool,
     /// Max new tokens of a text; by default twice the tokens of the longest text plus 16, limited by the model's positions
     #[arg(long, value_name = "N", value_parser = up_to(MAX_TOKENS))]
     max_new: Option<usize>,
@@ -51,13 +68,23 @@ impl Args {
     fn options(
         &self,
         encoder: &TextEncoder,
+        pair: &LanguagePair,
         longest: usize,
         positions: Option<u32>,
     ) -> Result<SamplingParams, miette::Report> {
         let mut options = generation_config_of(encoder.folder().files())?;
+        let prefix = match &self.target_prefix {
+            Some(text) => TargetPrefix::Text(text.clone()),
+            None => TargetPrefix::None,
+        };
+        (options.rules.forced_first, options.rules.prefix) = encoder.target(&prefix, pair)?;
+        options.decoder_start = pair.decoder_start.or(options.decoder_start);
         // The first position is that of the decoder start token.
         let most = positions.map_or(usize::MAX, |n| n.saturating_sub(1) as usize);
-        options.rules.max_new_tokens = (2 * longest + 16).min(most);
+        let n_forced = options.rules.prefix.len();
+        options.rules.max_new_tokens = (2 * longest + 16 + n_forced)
+            .min(most)
+            .min(options.rules.max_new_tokens);
         if let Some(n) = self.max_new {
             (options.rules.max_new_tokens, options.max_length) = (n, None);
         }
@@ -79,7 +106,35 @@ impl Args {
         if let (Some(beams), Some(penalty)) = (&mut options.beams, self.length_penalty) {
             beams.length_penalty = penalty;
         }
-        Ok(options)
+        let n_beams = options.beams.map_or(1, |beams| beams.n);
+        match self.num_hypotheses {
+            n if (1..=n_beams).contains(&n) => Ok(options),
+            n => Err(miette!(
+                "--num-hypotheses is {n}; expected a number from 1 to {n_beams}, the number of beams (--beams)"
+            )),
+        }
+    }
+
+    /// Returns the JSON document of a text: its translations with their scores.
+    fn document(&self, encoder: &TextEncoder, written: &Generation) -> Result<Value, EngineError> {
+        let whole = [Hypothesis {
+            tokens: written.tokens.clone(),
+            score: 0.0,
+        }];
+        let found = match written.hypotheses.as_slice() {
+            [] => &whole,
+            found => found,
+        };
+        let found = Hypothesis::best(found, self.num_hypotheses);
+        let each = found.iter().map(|one| {
+            let mut document = json!({"text": encoder.decode(&one.tokens)?, "tokens": one.tokens});
+            if written.score.is_some() {
+                document["score"] = json!(one.score);
+            }
+            Ok(document)
+        });
+        let translations = each.collect::<Result<Vec<Value>, EngineError>>()?;
+        Ok(json!({"translations": translations}))
     }
 }
 
@@ -108,7 +163,12 @@ pub(super) fn run(args: Args) -> Outcome {
         say(&format!("line {} failed: {problem}", line + 1));
         failed += 1;
     };
-    let read = input::prompts(&encoder, &lines);
+    let source = args.source_lang.as_deref();
+    let pair = encoder.language_pair(source, args.target_lang.as_deref())?;
+    let each = lines.iter().enumerate();
+    let read: Vec<_> = each
+        .map(|(at, line)| encoder.source(at, line, &pair))
+        .collect();
     waiting.retain(|&i| match &read[i] {
         Ok(_) => true,
         Err(problem) => {
@@ -126,7 +186,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let lens = waiting.iter().map(|&i| ids[i].len()).filter(fits);
     let lens: Vec<usize> = lens.collect();
     let longest = lens.first().map_or(1, |&n| n.max(1));
-    let options = args.options(&encoder, longest, positions)?;
+    let options = args.options(&encoder, &pair, longest, positions)?;
     // Reserve room for as many of the longest texts as --batch-tokens allows.
     let most = usize::try_from(args.batch_tokens).unwrap_or(usize::MAX);
     let at_once = (most / longest).clamp(1, lens.len().max(1));
@@ -151,18 +211,21 @@ pub(super) fn run(args: Args) -> Outcome {
         bars.show("translate", done, total);
         ControlFlow::Continue(())
     })?;
-    let mut translated: Vec<Vec<u32>> = vec![Vec::new(); lines.len()];
+    let mut translated: Vec<Generation> = vec![Generation::default(); lines.len()];
     for (i, written) in waiting.into_iter().zip(written) {
         if let Some(problem) = &written.problem {
             fail(i, problem);
         }
-        translated[i] = written.tokens;
+        translated[i] = written;
     }
     let took = began.elapsed().as_secs_f64();
     let mut out = String::new();
-    for tokens in &translated {
-        // Replace line breaks, so that each translation is one line.
-        out.push_str(&encoder.decode(tokens)?.replace(['\n', '\r'], " "));
+    for written in &translated {
+        match args.json {
+            true => out.push_str(&args.document(&encoder, written)?.to_string()),
+            // Replace line breaks, so that each translation is one line.
+            false => out.push_str(&encoder.decode(&written.tokens)?.replace(['\n', '\r'], " ")),
+        }
         out.push('\n');
     }
     match &args.output_file {

@@ -225,7 +225,8 @@ impl Admission {
             self.check_ids(&[start])?;
         }
         let rules = &options.rules;
-        let forced = rules.forced_first.iter().chain(&rules.forced_last);
+        let forced = rules.forced_first.iter().chain(&rules.prefix);
+        let forced = forced.chain(&rules.forced_last);
         let mut forced = forced.chain(&options.forced_bos);
         if let Some(&id) = forced.find(|&&id| id >= self.limits.vocabulary) {
             let vocabulary = self.limits.vocabulary;

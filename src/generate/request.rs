@@ -244,6 +244,8 @@ pub struct Generation {
     pub log_probabilities: Vec<f32>,
     /// Score of the best beam, in a beam search.
     pub score: Option<f32>,
+    /// The hypotheses of a beam search, best first; empty otherwise.
+    pub hypotheses: Vec<Hypothesis>,
     /// `None` if the request was stopped or failed.
     pub reason: Option<Reason>,
     /// Reason of a failure.
@@ -262,7 +264,10 @@ impl Generation {
                 self.tokens.push(*id);
                 self.log_probabilities.extend(log_probability);
             }
-            Event::Found { hypotheses, .. } => self.score = hypotheses.first().map(|h| h.score),
+            Event::Found { hypotheses, .. } => {
+                self.score = hypotheses.first().map(|h| h.score);
+                self.hypotheses.clone_from(hypotheses);
+            }
             Event::Done { reason, .. } => self.reason = Some(*reason),
             Event::Failed { problem, .. } => self.problem = Some(problem.clone()),
         }

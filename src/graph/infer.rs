@@ -255,6 +255,7 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
         | Op::LastToken
         | Op::MeanPool
         | Op::MaxPool
+        | Op::WeightedPool(_)
         | Op::MeanPoolNormalize { .. } => {
             let width = per_token(of[0])?;
             Ok(Shape(vec![Symbol::Batch.into(), Size::constant(width)]))

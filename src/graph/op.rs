@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::WeightExpr;
 use crate::{
     ops::{
-        Activation, AttentionProblem, BatchInput, Bias, Epilogue, HeadView, PositionBias, Rotation,
-        Side,
+        Activation, AttentionProblem, BatchInput, Bias, Epilogue, HeadView, PoolWeights,
+        PositionBias, Rotation, Side,
     },
     tensor::Format,
 };
@@ -98,6 +98,8 @@ pub enum Op {
     MeanPool,
     /// Maximum of each column over each sequence: `[tokens, width]` → `[batch, width]`.
     MaxPool,
+    /// Weighted sum over each sequence: `[tokens, width]` → `[batch, width]`.
+    WeightedPool(PoolWeights),
     /// Concatenation of the columns of `parts` values: `[rows, w1]`, `[rows, w2]`, … → `[rows, w1 +
     /// w2 + …]`.
     Concat { parts: u32 },
@@ -173,6 +175,7 @@ impl Op {
             Op::LastToken => "last_token",
             Op::MeanPool => "mean_pool",
             Op::MaxPool => "max_pool",
+            Op::WeightedPool(weights) => weights.name(),
             Op::Concat { .. } => "concat",
             Op::L2Normalize { .. } => "l2_normalize",
             Op::LogProbability => "log_probability",
@@ -256,6 +259,7 @@ impl Op {
             | Op::LastToken
             | Op::MeanPool
             | Op::MaxPool
+            | Op::WeightedPool(_)
             | Op::L2Normalize { .. }
             | Op::SliceColumns { .. }
             | Op::Gate(_)

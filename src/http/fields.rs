@@ -59,6 +59,7 @@ const ALL: &[Route] = &[
     Route::Embeddings,
     Route::Completions,
     Route::ChatCompletions,
+    Route::Translate,
     Route::Embed,
     Route::EmbedAll,
     Route::EmbedSparse,
@@ -82,6 +83,8 @@ const QUESTIONS: &[Route] = &[Route::QuestionAnswering];
 const EMBEDDINGS: &[Route] = &[Route::Embeddings];
 const PURPOSE: &[Route] = &[Route::Embeddings, Route::EmbedV2];
 const GENERATION: &[Route] = &[Route::Completions, Route::ChatCompletions];
+const TEXTS: &[Route] = &[Route::Completions, Route::ChatCompletions, Route::Translate];
+const TRANSLATION: &[Route] = &[Route::Translate];
 const COMPLETIONS: &[Route] = &[Route::Completions];
 const CHAT: &[Route] = &[Route::ChatCompletions];
 const SIMILARITY: &[Route] = &[Route::Similarity];
@@ -211,7 +214,7 @@ pub(super) const FIELDS: &[Field] = &[
     // Generation.
     computed("prompt", PROMPT),
     computed("messages", CHAT),
-    computed("max_tokens", GENERATION),
+    computed("max_tokens", TEXTS),
     computed("max_completion_tokens", GENERATION),
     computed("temperature", GENERATION),
     computed("top_p", GENERATION),
@@ -220,12 +223,12 @@ pub(super) const FIELDS: &[Field] = &[
     computed("presence_penalty", GENERATION),
     computed("logit_bias", GENERATION),
     computed("stop", GENERATION),
-    computed_or("stream", GENERATION, "[false]"),
-    computed("stream_options", GENERATION),
-    computed("stream_options.include_usage", GENERATION),
+    computed_or("stream", TEXTS, "[false]"),
+    computed("stream_options", TEXTS),
+    computed("stream_options.include_usage", TEXTS),
     ignored("stream_options.include_obfuscation"),
     refused("stream_options.continuous_usage_stats", "[false]"),
-    computed_or("n", GENERATION, "[1]"),
+    computed_or("n", TEXTS, "[1]"),
     computed("best_of", COMPLETIONS),
     computed("logprobs", GENERATION),
     computed_or("top_logprobs", CHAT, "[0]"),
@@ -234,6 +237,14 @@ pub(super) const FIELDS: &[Field] = &[
     computed_or("chat_template_kwargs", CHAT, "[{}]"),
     computed_or("continue_final_message", CHAT, "[false]"),
     computed_or("add_generation_prompt", CHAT, "[true]"),
+    // Translation.
+    computed("text", TRANSLATION),
+    computed("source_lang", TRANSLATION),
+    computed("target_lang", TRANSLATION),
+    computed("target_prefix", TRANSLATION),
+    computed("num_hypotheses", TRANSLATION),
+    computed_or("num_beams", TRANSLATION, "[1]"),
+    computed_or("length_penalty", TRANSLATION, "[1]"),
     // Fields that cannot change a response: labels of the sender, hints for storage, scheduling and caching, and parameters of
     // sampling methods that are off.
     ignored("user"),
@@ -329,9 +340,7 @@ pub(super) const FIELDS: &[Field] = &[
     refused("no_repeat_ngram_size", "[0]"),
     refused("samplers", "[]"),
     refused("do_sample", "[]"),
-    refused("num_beams", "[1]"),
     refused("use_beam_search", "[false]"),
-    refused("length_penalty", "[1]"),
     refused("early_stopping", "[false]"),
     refused("logits_processors", "[[]]"),
     refused("custom_logit_processor", r#"[""]"#),

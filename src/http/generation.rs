@@ -2,30 +2,20 @@
 
 mod head;
 mod request;
+mod stream;
 
-use std::{
-    future::poll_fn,
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::{future::poll_fn, sync::Arc, task::Poll};
 
-use hyper::{
-    Response, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue},
-};
-use serde::Serialize;
-use serde_json::{Value, json};
+use hyper::StatusCode;
+use serde_json::Value;
 
-use self::{
-    head::{Head, usage},
-    request::GenerationRequest,
+use self::{head::Head, request::GenerationRequest};
+pub(super) use self::{
+    head::{reason, usage},
+    stream::{End, Events, add_event, streamed},
 };
 use super::{
-    App, HandlerResult, RequestContext,
-    body::{Body, Events},
-    embeddings::inputs,
-    error::Failure,
-    json, on_thread,
+    App, HandlerResult, RequestContext, embeddings::inputs, error::Failure, json, on_thread,
     request::Fields,
 };
 use crate::serve::{
@@ -163,7 +153,7 @@ async fn answered(
     all: Vec<TokenStream>,
 ) -> HandlerResult {
     if params.streams() {
-        return streamed(head, all).await;
+        return streamed(head, all.into_iter().map(Some).collect()).await;
     }
     let (mut choices, mut prompt, mut tokens) = (Vec::with_capacity(all.len()), 0, 0);
     for (index, done) in whole(all, app.share()).await?.into_iter().enumerate() {
@@ -178,29 +168,36 @@ async fn answered(
 }
 
 /// A finished text, with the numbers of prompt tokens and of its own tokens.
-struct Done {
-    text: String,
+pub(super) struct Done {
+    pub(super) text: String,
     tokens: Vec<Scored>,
-    ending: Ending,
-    used: (usize, usize),
+    pub(super) ending: Ending,
+    pub(super) used: (usize, usize),
+    /// The requested hypotheses of a beam search with their scores, best first.
+    pub(super) hypotheses: Vec<(String, f32)>,
+}
+
+impl Done {
+    /// A text without tokens.
+    pub(super) fn empty() -> Self {
+        Self {
+            text: String::new(),
+            tokens: Vec::new(),
+            ending: Ending::Stop,
+            used: (0, 0),
+            hypotheses: Vec::new(),
+        }
+    }
 }
 
 /// Bytes that a token with its log-probability takes in a JSON response. Each alternative takes the same.
 const SCORED_BYTES: u64 = 1000;
 
 /// Waits until all texts are finished.
-async fn whole(all: Vec<TokenStream>, share: &Share) -> Result<Vec<Done>, Failure> {
+pub(super) async fn whole(all: Vec<TokenStream>, share: &Share) -> Result<Vec<Done>, Failure> {
     let mut all: Vec<(TokenStream, Done, bool)> = all
         .into_iter()
-        .map(|pieces| {
-            let empty = Done {
-                text: String::new(),
-                tokens: Vec::new(),
-                ending: Ending::Stop,
-                used: (0, 0),
-            };
-            (pieces, empty, false)
-        })
+        .map(|pieces| (pieces, Done::empty(), false))
         .collect();
     // Poll all texts, so that their memory is charged when it is used.
     poll_fn(|context| {
@@ -222,8 +219,14 @@ async fn whole(all: Vec<TokenStream>, share: &Share) -> Result<Vec<Done>, Failur
                         ending,
                         prompt_tokens,
                         tokens,
+                        hypotheses,
                     }) => {
+                        let bytes = hypotheses
+                            .iter()
+                            .map(|(text, _)| 3 * text.len() as u64 + 64);
+                        share.add(bytes.sum())?;
                         (done.ending, done.used) = (ending, (prompt_tokens, tokens));
+                        done.hypotheses = hypotheses;
                         *is_over = true;
                     }
                     None => {
@@ -241,123 +244,4 @@ async fn whole(all: Vec<TokenStream>, share: &Share) -> Result<Vec<Done>, Failur
     })
     .await?;
     Ok(all.into_iter().map(|(_, done, _)| done).collect())
-}
-
-/// Streams pieces as server-sent events. Waits for the first piece, so that an invalid request gets an error status.
-async fn streamed(head: Head, mut all: Vec<TokenStream>) -> HandlerResult {
-    let first = match all.first_mut() {
-        Some(pieces) => pieces.next().await,
-        None => None,
-    };
-    let first = first.unwrap_or_else(|| {
-        let why = "it ended before the text began";
-        Err(ServeError::NotReady { why })
-    })?;
-    let mut stream = Stream {
-        ready: Vec::new(),
-        n_open: all.len(),
-        all: all.into_iter().map(Some).collect(),
-        used: (0, 0),
-        head,
-    };
-    for index in 0..stream.all.len() {
-        if stream.head.is_chat {
-            let choice = json!({
-                "index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null,
-            });
-            let begin = stream.head.object(true, json!([choice]));
-            add_event(&mut stream.ready, &begin);
-        }
-    }
-    stream.take(0, Ok(first));
-    let mut response = Response::new(Body::Events(Box::new(stream)));
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    Ok(response)
-}
-
-fn add_event(to: &mut Vec<u8>, value: &impl Serialize) {
-    to.extend(b"data: ");
-    // Writing to memory cannot fail, and all map keys here are strings.
-    let _ = serde_json::to_writer(&mut *to, value);
-    to.extend(b"\n\n");
-}
-
-struct Stream {
-    head: Head,
-    /// Unfinished texts by index; `None` for finished ones.
-    all: Vec<Option<TokenStream>>,
-    n_open: usize,
-    /// Numbers of tokens of the prompt and of all texts.
-    used: (usize, usize),
-    /// Bytes to send next.
-    ready: Vec<u8>,
-}
-
-impl Stream {
-    fn take(&mut self, index: usize, piece: Result<Piece, ServeError>) {
-        match piece {
-            Ok(Piece::Text { text, tokens }) => {
-                let part = Some((text.as_str(), tokens.as_slice()));
-                add_event(&mut self.ready, &self.head.chunk(index, part, None));
-            }
-            Ok(Piece::End {
-                ending,
-                prompt_tokens,
-                tokens,
-            }) => {
-                add_event(&mut self.ready, &self.head.chunk(index, None, Some(ending)));
-                self.used = (prompt_tokens, self.used.1 + tokens);
-                self.all[index] = None;
-                self.n_open -= 1;
-                if self.n_open == 0 {
-                    self.end();
-                }
-            }
-            // The status has been sent, so clients read the error from the stream.
-            Err(error) => {
-                let error =
-                    json!({"error": {"message": error.to_string(), "type": "server_error"}});
-                add_event(&mut self.ready, &error);
-                self.all.clear();
-                self.n_open = 0;
-            }
-        }
-    }
-
-    fn end(&mut self) {
-        if self.head.with_usage {
-            let mut last = self.head.object(true, json!([]));
-            last["usage"] = usage(self.used.0, self.used.1);
-            add_event(&mut self.ready, &last);
-        }
-        self.ready.extend(b"data: [DONE]\n\n");
-    }
-}
-
-impl Events for Stream {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Vec<u8>>> {
-        loop {
-            if !self.ready.is_empty() {
-                return Poll::Ready(Some(std::mem::take(&mut self.ready)));
-            }
-            if self.n_open == 0 {
-                return Poll::Ready(None);
-            }
-            for index in 0..self.all.len() {
-                let Some(pieces) = self.all.get_mut(index).and_then(Option::as_mut) else {
-                    continue;
-                };
-                if let Poll::Ready(piece) = pieces.poll_next(context) {
-                    let why = "it ended before the text did";
-                    let piece = piece.unwrap_or(Err(ServeError::NotReady { why }));
-                    self.take(index, piece);
-                }
-            }
-            if self.ready.is_empty() {
-                return Poll::Pending;
-            }
-        }
-    }
 }

@@ -42,6 +42,7 @@ mod tei;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod translation;
 mod vectors;
 mod weight;
 
@@ -387,6 +388,7 @@ impl<'a> RequestContext<'a> {
             Route::Embeddings => openai::embeddings(self, fields, submit, is_raw).await,
             Route::Completions => generation::completions(self, fields, submit).await,
             Route::ChatCompletions => generation::chat(self, fields, submit).await,
+            Route::Translate => translation::translate(self, fields, submit).await,
             Route::Embed => tei::embed(self, fields, submit).await,
             Route::EmbedAll => tei::embed_all(self, fields, submit).await,
             Route::EmbedSparse => tei::embed_sparse(self, fields, submit).await,

@@ -3,6 +3,7 @@
 //! The schemas are written by hand, because most bodies are unions (a text, a list, ids) that a derive macro cannot express. Tests
 //! compare the fields of bodies with those that are read, and send requests that the document allows or forbids (schemathesis).
 
+mod generation;
 mod heads;
 mod schema;
 
@@ -220,47 +221,9 @@ fn described(route: Route) -> Described {
                 ),
             ],
         ),
-        Route::Completions => of(
-            "Completes prompts (OpenAI)",
-            Some({
-                let mut body = writing();
-                body["required"] = json!(["prompt"]);
-                body["properties"]["prompt"] = named("Input");
-                body["properties"]["best_of"] = or_null(whole(1));
-                body["properties"]["logprobs"] = json!({"anyOf": [
-                    {"type": ["integer", "null"], "minimum": 0, "maximum": 20}, {"const": false},
-                ]});
-                body
-            }),
-            vec![
-                ("application/json", named("Texts")),
-                ("text/event-stream", text()),
-            ],
-        ),
-        Route::ChatCompletions => of(
-            "Completes conversations (OpenAI)",
-            Some({
-                let mut body = writing();
-                body["required"] = json!(["messages"]);
-                body["properties"]["messages"] =
-                    json!({"type": "array", "minItems": 1, "items": named("Message")});
-                body["properties"]["tools"] =
-                    or_null(json!({"type": "array", "items": {"type": "object"}}));
-                body["properties"]["tool_choice"] = only(json!([null, "auto", "none"]));
-                body["properties"]["logprobs"] = flag();
-                body["properties"]["chat_template_kwargs"] = json!({"type": ["object", "null"]});
-                for name in ["add_generation_prompt", "continue_final_message"] {
-                    body["properties"][name] = flag();
-                }
-                body["properties"]["top_logprobs"] =
-                    or_null(json!({"type": "integer", "minimum": 0, "maximum": 20}));
-                body
-            }),
-            vec![
-                ("application/json", named("Texts")),
-                ("text/event-stream", text()),
-            ],
-        ),
+        Route::Completions | Route::ChatCompletions | Route::Translate => {
+            generation::described(route)
+        }
         Route::Embed => of(
             "Embeds texts (TEI)",
             Some(tei(
@@ -511,39 +474,5 @@ fn all_of_texts() -> Value {
     tei(
         &["inputs"],
         json!({"inputs": named("Input"), "prompt_name": or_null(text()), "prompt": or_null(text())}),
-    )
-}
-
-/// Fields that both routes of generated text accept.
-fn writing() -> Value {
-    let penalty = json!({"type": "number", "minimum": -2, "maximum": 2});
-    object(
-        &[],
-        json!({
-            "model": or_null(text()),
-            "max_tokens": max_tokens(),
-            "max_completion_tokens": max_tokens(),
-            "temperature": or_null(json!({"type": "number", "minimum": 0})),
-            "top_p": or_null(json!({"type": "number", "minimum": 0, "maximum": 1})),
-            "seed": or_null(json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX})),
-            "n": or_null(json!({"type": "integer", "minimum": 1, "maximum": 128})),
-            "stop": {"anyOf": [
-                {"type": "null"}, {"type": "string", "minLength": 1},
-                {"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1}},
-            ]},
-            "stream": flag(),
-            "stream_options": or_null(closed(Route::Completions, "stream_options.", object(
-                &[], json!({"include_usage": flag()}),
-            ))),
-            "presence_penalty": or_null(penalty.clone()),
-            "frequency_penalty": or_null(penalty),
-            "logit_bias": {"anyOf": [
-                {
-                    "type": ["object", "null"], "propertyNames": {"pattern": "^[0-9]+$"},
-                    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-                },
-                {"type": "array", "maxItems": 0},
-            ]},
-        }),
     )
 }

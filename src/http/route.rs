@@ -19,6 +19,7 @@ pub(super) enum Route {
     Embeddings,
     Completions,
     ChatCompletions,
+    Translate,
     Embed,
     EmbedAll,
     EmbedSparse,
@@ -49,10 +50,11 @@ pub(super) enum Route {
 }
 
 impl Route {
-    pub(super) const ALL: [(Route, &'static str, Method); 29] = [
+    pub(super) const ALL: [(Route, &'static str, Method); 30] = [
         (Route::Embeddings, "/v1/embeddings", Method::POST),
         (Route::Completions, "/v1/completions", Method::POST),
         (Route::ChatCompletions, "/v1/chat/completions", Method::POST),
+        (Route::Translate, "/v1/translate", Method::POST),
         (Route::Embed, "/embed", Method::POST),
         (Route::EmbedAll, "/embed_all", Method::POST),
         (Route::EmbedSparse, "/embed_sparse", Method::POST),

@@ -28,6 +28,7 @@ mod rows;
 mod spec;
 pub mod trial;
 pub mod upload;
+pub mod weighted_pool;
 
 use std::collections::BTreeMap;
 

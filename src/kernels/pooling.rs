@@ -73,10 +73,10 @@ pub struct MeanPoolNormalize {
 }
 
 /// Threads of the CTA of a sequence: enough loads in flight for one CTA per SM.
-const POOL_THREADS: u32 = 512;
+pub(super) const POOL_THREADS: u32 = 512;
 
 /// `x`, `cu_lens`, `out`, `batch`: the parameters of every pooling kernel.
-fn pool_params(width: u32, dtype: DType) -> Vec<Param> {
+pub(super) fn pool_params(width: u32, dtype: DType) -> Vec<Param> {
     vec![
         read("x", dtype, rows_by(Symbol::Tokens, width), Fill::ACTIVATION),
         read_meta("cu_lens", BatchInput::CuLens, offsets()),
@@ -86,7 +86,7 @@ fn pool_params(width: u32, dtype: DType) -> Vec<Param> {
 }
 
 /// Returns a launch of one CTA per sequence.
-fn pool_launch(extents: &Extents) -> Launch {
+pub(super) fn pool_launch(extents: &Extents) -> Launch {
     Launch {
         grid: [blocks(extents.batch, 1), 1, 1],
         threads: POOL_THREADS,
@@ -95,7 +95,7 @@ fn pool_launch(extents: &Extents) -> Launch {
 }
 
 /// Constants of `partials/pool_groups.cu`.
-fn pool_constants(width: u32, dtype: DType) -> Constants {
+pub(super) fn pool_constants(width: u32, dtype: DType) -> Constants {
     Constants::from([
         ("storage", storage(dtype)),
         ("width", width.into()),
@@ -104,14 +104,14 @@ fn pool_constants(width: u32, dtype: DType) -> Constants {
 }
 
 /// Standard batches, and a sequence long enough that each group of threads adds many rows.
-fn pool_cases() -> Vec<Case> {
+pub(super) fn pool_cases() -> Vec<Case> {
     let mut cases = Case::standard();
     cases.push(Case::new("long", &[700, 1, 33]));
     cases
 }
 
 /// Splits the inputs of a pooling kernel into rows of `x` and offsets of sequences.
-fn pool_reads<'a>(reads: &[&'a HostTensor]) -> (&'a [f32], &'a [i64]) {
+pub(super) fn pool_reads<'a>(reads: &[&'a HostTensor]) -> (&'a [f32], &'a [i64]) {
     let [x, cu_lens] = reads else {
         unreachable!("the parameter list has two operands")
     };

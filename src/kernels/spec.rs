@@ -7,7 +7,7 @@ use super::{
     decoding::*, draw, draw::*, e4m3, e4m3::*, elementwise, elementwise::*, embedding,
     embedding::*, gemm, gemm::*, layernorm, layernorm::*, log_probability, log_probability::*,
     pack::*, pooling, pooling::*, prepare_attention, prepare_attention::*, rms_norm, rms_norm::*,
-    rotary, rotary::*, upload::*,
+    rotary, rotary::*, upload::*, weighted_pool, weighted_pool::*,
 };
 
 /// Lists all kernels once. Every function over all kernels is derived from this list.
@@ -44,7 +44,7 @@ kernels! {
     MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaDecodeAppend, MhaPrefill,
     AppendCache,
     PrepareAttention, Gate, Draw, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload, Scatter, ChooseToken, Candidates, BeamStep, Advance,
-    RelativeScores, GemmFp8, ToE4m3, NormToE4m3, MhaToE4m3,
+    RelativeScores, GemmFp8, ToE4m3, NormToE4m3, MhaToE4m3, WeightedPool,
 }
 
 impl KernelSpec {
@@ -84,6 +84,7 @@ pub fn representative() -> Vec<KernelSpec> {
         e4m3::representative(),
         beam_search::representative(),
         prepare_attention::representative(),
+        weighted_pool::representative(),
     ]
     .into_iter()
     .flatten()

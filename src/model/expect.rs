@@ -13,7 +13,7 @@ use crate::{
 
 /// Names that `expect:` can count: all launches, all GEMMs with any epilogue, or one operator by [`Op::name`]. Operators with an
 /// activation are added by [`counted`].
-const COUNTED: [&str; 35] = [
+const COUNTED: [&str; 37] = [
     "launches",
     "gemms",
     "embedding",
@@ -38,6 +38,8 @@ const COUNTED: [&str; 35] = [
     "first_token",
     "mean_pool",
     "max_pool",
+    "weighted_mean_pool",
+    "root_length_pool",
     "last_token",
     "concat",
     "l2_normalize",

@@ -87,6 +87,7 @@
 //! | `relative_scores` | `x`, `table`, `heads`, `of` (`query`, `key`) | `[heads, pairs]`: `x[i] · table[j − i]` of each head for query `i` and key `j` of a sequence, or `x[j] · table[j − i]` with `key` (disentangled attention). Distances outside the table use its first or last row |
 //! | `softmax` | `x`, `causal` (`false`), `window` (none), `bias` (none) | of scores, over the keys `j` of query `i`: `e^(s[i, j]) / Σ e^(s[i, k])`. Causal: over keys `j ≤ i`. With a window: over keys with `abs(j − i) ≤ window`. Both restrictions can be combined |
 //! | `first_token`, `mean_pool`, `max_pool` | `x` | one row per sequence |
+//! | `weighted_mean_pool`, `root_length_pool` | `x` | one row per sequence of `n` tokens: `Σ (i + 1) · x[i] / Σ (i + 1)`, and `Σ x[i] / √n` |
 //! | `last_token` | `x`, `end` (none), `highest_end` (none) | the last row of each sequence. `end` is the id of the token that ends a sequence. Tokens after its first occurrence are padding and are removed before a run. If `end` equals `highest_end`, the highest id of a sequence ends it |
 //! | `concat` | `of` (2 to 16 values) | values with the same number of rows, concatenated along the width |
 //! | `l2_normalize` | `x`, `eps` | rows scaled to length 1 |
@@ -164,8 +165,8 @@
 //!   whose single projection has biases only for queries and values. No kernel fuses `relative_scores` into attention yet, so the scores
 //!   are stored and their memory grows with the square of the length.
 //! - Rotary positions of interleaved columns, and frequencies that depend on a sequence's length (`dynamic` beyond the trained length).
-//! - Pooling by a token that is found by its id (CLIP's is the last one, since its tokenizer ends a text with it), means weighted by position
-//!   or by token, sums over tokens (SPLADE's first version), and excluding the tokens of a prompt from pooling.
+//! - Pooling by a token that is found by its id (CLIP's is the last one, since its tokenizer ends a text with it), means weighted by token,
+//!   sums over tokens (SPLADE's first version), and excluding the tokens of a prompt from pooling.
 //! - Precomputed values that depend only on weights, such as projections of distances: they are recomputed for every batch.
 
 mod activations;
@@ -177,6 +178,7 @@ mod expect;
 mod expr;
 mod modules;
 mod need;
+mod overview;
 mod reader;
 mod rotary;
 mod scope;

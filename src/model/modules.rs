@@ -1,7 +1,7 @@
 //! The modules of a sentence-transformers folder that follow the transformer.
 
 use super::{error::At, syntax::Ast};
-use crate::ops::Activation;
+use crate::ops::{Activation, PoolWeights};
 
 /// Output that most modules compute from a description's output `last_hidden_state`.
 pub const EMBEDDING: &str = "sentence_embedding";
@@ -12,9 +12,9 @@ pub const LOGITS: &str = "sequence_logits";
 /// Output of a description that most modules start from.
 pub(super) const STATES: &str = "last_hidden_state";
 /// Output that modules for vocabulary weights start from.
-const TOKEN_LOGITS: &str = "mlm_logits";
+pub(super) const TOKEN_LOGITS: &str = "mlm_logits";
 /// Output that modules which score the next token start from.
-const NEXT_LOGITS: &str = "next_token_logits";
+pub(super) const NEXT_LOGITS: &str = "next_token_logits";
 
 /// An entry of `modules.json` with the config.json of its folder. `folder` prefixes the names of graph values and of weights.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,7 +28,11 @@ pub enum Module {
         outputs: u32,
         bias: bool,
         activation: Option<Activation>,
+        /// Whether the input is added to the result, through `residual.weight` if the widths differ.
+        residual: bool,
     },
+    /// LayerNorm with `norm.weight` and `norm.bias` of its folder.
+    LayerNorm { folder: String, width: u32 },
     /// Scales rows to length 1.
     Normalize { folder: String },
     /// Keeps the first columns (`truncate_dim`).
@@ -50,13 +54,14 @@ pub enum Pooling {
     Last,
     Mean,
     Max,
+    Weighted(PoolWeights),
 }
 
 impl Module {
     /// Returns the folder of the module's weights, if it has any.
     pub fn weights(&self) -> Option<&str> {
         match self {
-            Module::Dense { folder, .. } => Some(folder),
+            Module::Dense { folder, .. } | Module::LayerNorm { folder, .. } => Some(folder),
             Module::Pooling { .. }
             | Module::Normalize { .. }
             | Module::Truncate { .. }

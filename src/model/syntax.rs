@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     graph::Sinusoid,
-    ops::{Activation, BatchInput, Side},
+    ops::{Activation, BatchInput, PoolWeights, Side},
 };
 
 /// A parsed description. Each part has its source position.
@@ -324,6 +324,10 @@ pub(super) enum Operator {
     MaxPool {
         x: At<String>,
     },
+    WeightedPool {
+        x: At<String>,
+        weights: PoolWeights,
+    },
     LastToken {
         x: At<String>,
         /// Id of the token that ends a sequence. Later tokens are padding.
@@ -377,6 +381,7 @@ impl Operator {
             | Operator::FirstToken { x }
             | Operator::MeanPool { x }
             | Operator::MaxPool { x }
+            | Operator::WeightedPool { x, .. }
             | Operator::LastToken { x, .. }
             | Operator::LogProbability { x }
             | Operator::L2Normalize { x, .. } => vec![x],

@@ -8,6 +8,7 @@ mod batch;
 mod limits;
 mod linear;
 mod noise;
+mod pooling;
 mod rotation;
 
 pub use activation::{Activation, activate_f64, erf, erfc};
@@ -19,4 +20,5 @@ pub use limits::{MAX_ROWS, MAX_WIDTH};
 pub use linear::Epilogue;
 pub(crate) use noise::LATENT;
 pub use noise::{noise, seed_of};
+pub use pooling::PoolWeights;
 pub use rotation::Rotation;

@@ -45,6 +45,11 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
             node: node(),
             reads: "takes the largest over tokens",
         }),
+        Op::WeightedPool(_) => Err(LowerError::ReadsPadding {
+            output: output.to_owned(),
+            node: node(),
+            reads: "takes a weighted sum over tokens",
+        }),
         Op::LastToken => Err(LowerError::ReadsPadding {
             output: output.to_owned(),
             node: node(),

@@ -407,6 +407,15 @@ impl BeamSearch {
 }
 
 impl Hypothesis {
+    /// Returns the first `n` of sorted hypotheses. Those after the first one that stand for no text are left out: a search ends
+    /// with them if the rules allow fewer texts than there are beams.
+    pub fn best(all: &[Self], n: usize) -> &[Self] {
+        let rest = all.iter().skip(1).take(n.saturating_sub(1));
+        let is_text = |one: &&Self| one.score > NEVER / 2.0;
+        let n_rest = rest.take_while(is_text).count();
+        &all[..all.len().min(1 + n_rest)]
+    }
+
     /// Removes hypotheses without tokens and sorts the others, the best first.
     pub fn sorted(mut all: Vec<Self>) -> Vec<Self> {
         all.retain(|h| !h.tokens.is_empty());

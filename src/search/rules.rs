@@ -25,11 +25,13 @@ pub struct Rules {
     pub min_new_tokens: usize,
     /// The forced first new token.
     pub forced_first: Option<u32>,
+    /// Tokens that are forced after [`forced_first`](Self::forced_first), as the beginning of the text.
+    pub prefix: Vec<u32>,
     /// Tokens allowed as the last new token when the maximum length is reached; empty allows all.
     pub forced_last: Vec<u32>,
     /// Tokens that are never chosen.
     pub suppressed: Vec<u32>,
-    /// Tokens that are not chosen first, or directly after the forced first token.
+    /// Tokens that are not chosen first, or directly after the forced tokens.
     pub suppressed_first: Vec<u32>,
     /// Whether log-probabilities are renormalised after these rules, which affects the scores of
     /// beams.
@@ -50,6 +52,7 @@ impl Default for Rules {
             min_length: 0,
             min_new_tokens: 0,
             forced_first: None,
+            prefix: Vec::new(),
             forced_last: Vec::new(),
             suppressed: Vec::new(),
             suppressed_first: Vec::new(),
@@ -84,16 +87,14 @@ impl Rules {
         if tokens.len() < self.min_length || n_new < self.min_new_tokens {
             forbid(logits, &self.end);
         }
-        if n_new == 0
-            && let Some(first) = self.forced_first
-        {
-            force(logits, &[first]);
+        if let Some(id) = self.forced_at(n_new) {
+            force(logits, &[id]);
         }
         if n_new.saturating_add(1) == self.max_new_tokens && !self.forced_last.is_empty() {
             force(logits, &self.forced_last);
         }
         forbid(logits, &self.suppressed);
-        if n_new == usize::from(self.forced_first.is_some()) {
+        if n_new == self.n_forced() {
             forbid(logits, &self.suppressed_first);
         }
         if self.renormalize && logits.iter().any(|&x| x > f32::NEG_INFINITY) {
@@ -103,13 +104,25 @@ impl Rules {
     }
 
     /// Returns whether devices support these rules. They do not support the frequency and presence
-    /// penalties and the bias of OpenAI's API, nor suppressed tokens after a forced first token.
+    /// penalties and the bias of OpenAI's API, a forced prefix, nor suppressed tokens after a forced first token.
     pub fn suit_devices(&self) -> bool {
         let is_plain = self.forced_first.is_none() || self.suppressed_first.is_empty();
         is_plain
+            && self.prefix.is_empty()
             && self.frequency_penalty == 0.0
             && self.presence_penalty == 0.0
             && self.bias.is_empty()
+    }
+
+    /// Number of forced tokens at the beginning.
+    fn n_forced(&self) -> usize {
+        usize::from(self.forced_first.is_some()) + self.prefix.len()
+    }
+
+    /// Returns the forced token after `n_new` new tokens.
+    fn forced_at(&self, n_new: usize) -> Option<u32> {
+        let mut forced = self.forced_first.iter().chain(&self.prefix);
+        forced.nth(n_new).copied()
     }
 
     /// Returns whether a token ends its sequence.

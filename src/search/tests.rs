@@ -191,6 +191,33 @@ fn forced_tokens_are_first_and_last() {
     assert_eq!(forced(&[0, 2, 0]), 1);
 }
 
+#[test]
+fn a_prefix_is_forced_after_the_first_token() {
+    let of = |forced_first, prefix: &[u32], tokens: &[u32]| {
+        let rules = Rules {
+            forced_first,
+            prefix: prefix.to_vec(),
+            suppressed_first: vec![0],
+            ..Rules::default()
+        };
+        assert!(!rules.suit_devices());
+        let mut x = [5.0, 4.0, 3.0];
+        rules.apply(&mut x, tokens, 1);
+        greedy(&x)
+    };
+    assert_eq!(of(Some(2), &[1, 2], &[0]), 2);
+    assert_eq!(of(Some(2), &[1, 2], &[0, 2]), 1);
+    assert_eq!(of(Some(2), &[1, 2], &[0, 2, 1]), 2);
+    assert_eq!(
+        of(Some(2), &[1, 2], &[0, 2, 1, 2]),
+        1,
+        "0 is not chosen first"
+    );
+    assert_eq!(of(Some(2), &[1, 2], &[0, 2, 1, 2, 1]), 0);
+    assert_eq!(of(None, &[2], &[0]), 2);
+    assert_eq!(of(None, &[2], &[0, 2]), 1);
+}
+
 proptest! {
     /// Compares the two-stage selection with sorting, including ties, infinities and rows shorter
     /// than `k`.

@@ -67,16 +67,30 @@ impl ServeError {
         }
     }
 
-    /// Renames the field `prompt` to `messages`, for a prompt that was rendered from a conversation.
-    pub(super) fn of_messages(self) -> Self {
+    /// Replaces the field `prompt` by the one that a generation starts from.
+    pub(crate) fn of_source(self, field: &'static str) -> Self {
         let named = |param| match param {
-            "prompt" => "messages",
+            "prompt" => field,
             other => other,
         };
         match self {
             Self::Invalid { param, problem } => Self::invalid(named(param), problem),
             Self::ContextLength { param, problem } => {
                 let param = named(param);
+                Self::ContextLength { param, problem }
+            }
+            other => other,
+        }
+    }
+
+    /// Puts the number of a text before the message, for a request with several texts.
+    pub(crate) fn of_text(self, index: usize) -> Self {
+        match self {
+            Self::Invalid { param, problem } => {
+                Self::invalid(param, format!("text {index}: {problem}"))
+            }
+            Self::ContextLength { param, problem } => {
+                let problem = format!("text {index}: {problem}");
                 Self::ContextLength { param, problem }
             }
             other => other,

@@ -1,6 +1,7 @@
 //! Text generation: one thread steps the generator, and requests join and leave between steps.
 
 mod detokenizer;
+mod params;
 mod queue;
 mod step_loop;
 mod stream;
@@ -17,8 +18,11 @@ use std::{
 
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
-pub use self::stream::{Ending, Piece, Scored, TokenStream};
 use self::{detokenizer::DetokenizerPool, step_loop::GenerationLoop, stream::EarlyEnd};
+pub use self::{
+    params::{GenerationParams, TextSource},
+    stream::{Ending, Piece, Scored, TokenStream},
+};
 use super::{
     Metrics, ModelHandle, ServeError, Share, Submit,
     backlog::{Tenants, Work},
@@ -28,7 +32,6 @@ use crate::{
     Engine, EngineError,
     generate::{Admission, GenerateError, Request, SamplingParams, generation_config_of},
     schedule::Scheduler,
-    search::Sampling,
     text::{ChatOptions, ChatTemplate, Message, TextEncoder, TextError},
 };
 
@@ -37,29 +40,6 @@ const MAX_WAITING: u64 = 1024;
 
 /// Min number of tokens up to which a prompt is tokenized, even if the model has fewer positions.
 const COUNTED: usize = 1 << 17;
-
-/// Sampling parameters of a text.
-#[derive(Clone, Debug, Default)]
-pub struct GenerationParams {
-    /// Max number of new tokens. By default, the limit of the model's folder, or else the positions and KV cache that are left.
-    pub max_tokens: Option<usize>,
-    /// Max number of new tokens without `max_tokens`, lowered to the positions and KV cache that are left.
-    pub default_max_tokens: Option<usize>,
-    /// Sampling temperature; 0 takes the most probable token. By default, the value of the model's folder.
-    pub temperature: Option<f32>,
-    pub top_p: Option<f32>,
-    pub seed: Option<u64>,
-    /// Same as in [`Rules`](crate::search::Rules).
-    pub frequency_penalty: f32,
-    pub presence_penalty: f32,
-    pub bias: Vec<(u32, f32)>,
-    /// Strings that end the text. They are not part of it.
-    pub stop: Vec<String>,
-    /// Whether the text continues the prompt, unlike the reply in a conversation.
-    pub goes_on: bool,
-    /// Number of alternatives to return for each token, with log-probabilities; `None` for no log-probabilities.
-    pub log_probabilities: Option<usize>,
-}
 
 /// A served model that generates text.
 pub struct GenerationService {
@@ -121,6 +101,8 @@ struct Job {
     arrived: Instant,
     stop: Vec<String>,
     goes_on: bool,
+    /// Number of hypotheses to return with the end of the text.
+    hypotheses: usize,
     pieces: UnboundedSender<Result<Piece, ServeError>>,
     ending: Arc<EarlyEnd>,
     /// Memory of the request.
@@ -210,6 +192,16 @@ impl GenerationService {
             queue,
             shared,
         })
+    }
+
+    /// Whether the model generates from a source, as translation models do.
+    pub fn has_source(&self) -> bool {
+        self.admission.has_source()
+    }
+
+    /// Generation settings of the folder.
+    pub(super) fn defaults(&self) -> &SamplingParams {
+        &self.defaults
     }
 
     /// Returns whether the folder has a chat template.
@@ -373,57 +365,11 @@ impl GenerationService {
         submit: Submit,
         share: &Arc<Share>,
     ) -> Result<TokenStream, ServeError> {
-        let mut options = self.defaults.clone();
-        let GenerationParams {
-            max_tokens,
-            default_max_tokens,
-            temperature,
-            top_p,
-            seed,
-            frequency_penalty,
-            presence_penalty,
-            bias,
-            stop,
-            goes_on,
-            log_probabilities,
-        } = writing;
-        if stop.iter().any(String::is_empty) {
-            return Err(ServeError::invalid(
-                "stop",
-                "an empty stop string would end every text at once; leave it out",
-            ));
-        }
-        let rules = &mut options.rules;
-        (rules.frequency_penalty, rules.presence_penalty) = (frequency_penalty, presence_penalty);
-        rules.bias = bias;
-        if let Some(n) = max_tokens.or(default_max_tokens) {
-            (rules.max_new_tokens, options.max_length) = (n, None);
-        }
-        if temperature == Some(0.0) {
-            options.sampling = None;
-        } else if temperature.is_some() || top_p.is_some() {
-            let defaults = options.sampling.unwrap_or(Sampling {
-                top_k: 0,
-                ..options.default_sampling
-            });
-            options.beams = None;
-            options.sampling = Some(Sampling {
-                temperature: temperature.unwrap_or(defaults.temperature),
-                top_p: top_p.unwrap_or(defaults.top_p),
-                ..defaults
-            });
-        }
-        if let Some(n) = log_probabilities {
-            if options.beams.is_some() {
-                return Err(ServeError::invalid(
-                    "logprobs",
-                    "the model uses beam search, whose tokens have no log-probabilities; leave `logprobs` out, or send a `temperature`",
-                ));
-            }
-            (options.log_probabilities, options.top_tokens) = (true, n);
-        }
-        options.seed = seed.unwrap_or_default();
-        if max_tokens.is_none() {
+        let (stop, source) = (writing.stop.clone(), writing.source);
+        let has_max_tokens = writing.max_tokens.is_some();
+        let hypotheses = writing.hypotheses;
+        let mut options = writing.options(&self.defaults)?;
+        if !has_max_tokens {
             // The default limit does not refuse a long prompt; it is lowered to the positions that are left.
             let room = self.admission.room(prompt.len(), &options);
             let rules = &mut options.rules;
@@ -432,10 +378,7 @@ impl GenerationService {
         let mut request = Request { prompt, options };
         // Check before queueing, so that refused requests do not count as waiting.
         let checked = self.admission.check(&request).map_err(ServeError::from);
-        checked.map_err(|error| match goes_on {
-            true => error,
-            false => error.of_messages(),
-        })?;
+        checked.map_err(|error| error.of_source(source.field()))?;
         // Waiting tokens are counted by this number.
         request.options.rules.max_new_tokens = self.admission.new_tokens(&request);
         request.options.max_length = None;
@@ -448,7 +391,8 @@ impl GenerationService {
             until: submit.within.and_then(|w| now.checked_add(w)),
             arrived: now,
             stop,
-            goes_on: goes_on && !self.admission.has_source(),
+            goes_on: source == TextSource::Prompt && !self.admission.has_source(),
+            hypotheses,
             pieces: sender,
             ending: Arc::clone(&ending),
             share: Arc::clone(share),

@@ -23,13 +23,16 @@ mod submit;
 mod tasks;
 mod tokenize;
 mod trace;
+mod translation;
 
 pub use cache::{Cache, CacheChoice, Lookup, Lookups, Tier};
 pub use config::{ModelConfig, ServeConfig, ServeConfigError, check_name};
 pub use costs::{full_batch, known_or_measured, measure};
 pub use device_lock::{DevicePermit, Devices, FairDeviceLock, ModelHandle};
 pub use error::ServeError;
-pub use generation::{Ending, GenerationParams, GenerationService, Piece, Scored, TokenStream};
+pub use generation::{
+    Ending, GenerationParams, GenerationService, Piece, Scored, TextSource, TokenStream,
+};
 pub use memory::{Held, Memory, Share};
 pub use metrics::{Histogram, LaneMetrics, Metrics};
 pub use models::{DefaultPrompt, Kind, LOADING, Model, ModelChoice, Models, ReloadError};
@@ -37,9 +40,12 @@ pub use service::{Reply, SPARSE, Service, ServiceChoice};
 pub use submit::{Answer, OutputKind, Submit};
 pub use tokenize::Text;
 pub use trace::Recorder;
+pub use translation::TranslationParams;
 
 pub use crate::heads::{
     Aggregation, AnswerOptions, EntityOptions, MaskJob, MaskOptions, QuestionJob, TokenJob,
     ZeroShotJob, ZeroShotOptions,
 };
-pub use crate::text::{ChatOptions, ClassScore, CutSide, Json, Message, TextToken, Tool};
+pub use crate::text::{
+    ChatOptions, ClassScore, CutSide, Json, Message, TargetPrefix, TextToken, Tool,
+};

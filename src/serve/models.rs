@@ -372,6 +372,7 @@ impl Model {
             Kind::Service(service) if service.is_answering() => "answers questions about texts",
             Kind::Service(service) if service.is_filling() => "fills masks",
             Kind::Service(_) => "computes sparse embeddings",
+            Kind::Generation(service) if service.has_source() => "generates text from a source",
             Kind::Generation(_) => "generates text",
         }
     }

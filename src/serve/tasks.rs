@@ -63,6 +63,17 @@ impl Models {
         })
     }
 
+    /// Returns a model that generates from a source, such as a text to translate.
+    ///
+    /// # Errors
+    /// Same as [`embedding`](Self::embedding).
+    pub fn translating(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
+        self.with_task(name, "translations", |model| match &model.kind {
+            Kind::Generation(service) => service.has_source(),
+            Kind::Service(_) => false,
+        })
+    }
+
     fn serving(
         &self,
         name: Option<&str>,

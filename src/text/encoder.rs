@@ -1,5 +1,6 @@
 mod bytes;
 mod coder;
+mod language;
 mod long;
 mod placed;
 
@@ -12,7 +13,7 @@ use tokenizers::{EncodeInput, Encoding, ModelWrapper};
 
 use super::{
     Folder, Input, Prompt, TextError, contain::contain, conversation::Conversation,
-    folder::cleaned_up, sentencepiece::published, word_cache::WordCache,
+    folder::cleaned_up, languages::Languages, sentencepiece::published, word_cache::WordCache,
 };
 use crate::{
     files::Kind,
@@ -21,6 +22,7 @@ use crate::{
 };
 pub use coder::CutSide;
 use coder::{Coder, cut_side, loaded};
+pub use language::TargetPrefix;
 use long::LONG;
 pub use placed::{Placed, PlacedToken};
 
@@ -46,6 +48,8 @@ pub struct TextEncoder {
     cleans_up: bool,
     /// Conversion of texts to a conversation, if the model reads conversations.
     conversation: Option<Conversation>,
+    /// Languages that the tokenizer marks, if there are any.
+    languages: Option<Languages>,
 }
 
 /// Token ids of one sequence.
@@ -129,6 +133,7 @@ impl TextEncoder {
         let cut_side = cut_side(&folder)?;
         let settings = folder.tokenizer_settings()?;
         let tokenizer = loaded(&folder, (&file, &json), &settings, inputs.positions, cuts)?;
+        let languages = settings.languages(&tokenizer)?;
         let is_bpe = matches!(tokenizer.get_model(), ModelWrapper::BPE(_));
         let words = WordCache::of(&tokenizer).map(Arc::new);
         Ok(Self {
@@ -143,6 +148,7 @@ impl TextEncoder {
             writes: inputs.writes,
             end: inputs.end,
             cleans_up: settings.cleans_up(is_bpe)?,
+            languages,
         })
     }
 
@@ -173,6 +179,7 @@ impl TextEncoder {
         };
         pieces.limit(limit.map(|limit| (limit, cut_side == CutSide::Left)));
         let cleans_up = folder.tokenizer_settings()?.cleans_up(false)?;
+        let languages = Some(pieces.languages().clone());
         Ok(Self {
             tokenizer: Coder::SentencePiece(Box::new(pieces)),
             other_side: OnceLock::new(),
@@ -185,6 +192,7 @@ impl TextEncoder {
             writes: inputs.writes,
             end: inputs.end,
             cleans_up,
+            languages,
         })
     }
 

@@ -56,6 +56,27 @@ pub enum TextError {
         .folder.display()
     )]
     PromptLeftOut { folder: PathBuf, prompt: String },
+    #[error(
+        "the {side} language `{name}` is unknown to the model's tokenizer{}",
+        match near.as_slice() {
+            [] => ", which has no languages; leave it out".to_owned(),
+            near => format!("; the nearest of its languages: {}", near.join(", ")),
+        }
+    )]
+    NoLanguage {
+        side: LanguageSide,
+        name: String,
+        /// The nearest languages; empty if the tokenizer has none.
+        near: Vec<String>,
+    },
+    #[error(
+        "the prefix of a translation has the token `{token}`, which the tokenizer lacks; expected a token as written in the checkpoint's files"
+    )]
+    NoPrefixToken { token: String },
+    #[error(
+        "the prefix of a translation begins with the token of the language {found}, and the target language is {expected}; leave one of them out"
+    )]
+    PrefixLanguage { found: String, expected: String },
     #[error("text {index} cannot be tokenized: {problem}")]
     Text { index: usize, problem: String },
     #[error(
@@ -78,6 +99,22 @@ pub enum TextError {
     Model(Box<ModelError>),
     #[error(transparent)]
     Batch(#[from] BatchError),
+}
+
+/// Text whose language an error is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LanguageSide {
+    Source,
+    Target,
+}
+
+impl std::fmt::Display for LanguageSide {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Source => "source",
+            Self::Target => "target",
+        })
+    }
 }
 
 impl TextError {

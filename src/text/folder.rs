@@ -29,7 +29,9 @@ pub use config::config;
 pub(super) use config::no_config;
 use config::{check_own, parsed};
 use json::Json;
-use modules::{Entry, MAX_WIDTH, dense, dropout, entries, logit_score, normalize, pooling, splade};
+use modules::{
+    Entry, MAX_WIDTH, dense, dropout, entries, layer_norm, logit_score, normalize, pooling, splade,
+};
 pub use prompts::Prompt;
 pub use score::ClassScore;
 use transformer::{MAX_TOKENS, Transformer};
@@ -340,6 +342,7 @@ impl Folder {
                     Module::Pooling { folder, modes }
                 }
                 "Dense" => dense(&config()?, folder)?,
+                "LayerNorm" => layer_norm(&config()?, folder)?,
                 "Normalize" => normalize(optional()?.as_ref(), folder)?,
                 "Dropout" => {
                     dropout(optional()?.as_ref())?;
@@ -350,7 +353,7 @@ impl Folder {
                 other => {
                     let file = self.root.name("modules.json");
                     let problem = format!(
-                        "the module `{other}` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, Normalize, SpladePooling and LogitScore"
+                        "the module `{other}` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore"
                     );
                     return Err(TextError::Folder { file, problem });
                 }

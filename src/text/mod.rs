@@ -7,14 +7,16 @@ mod encoder;
 mod error;
 mod folder;
 mod input;
+mod languages;
 mod sentencepiece;
 mod stream_decoder;
 mod word_cache;
 
 pub use chat::{ChatOptions, ChatTemplate, Json, Message, Tool};
 pub use contain::panics_are_contained;
-pub use encoder::{CutSide, Encoded, Placed, PlacedToken, TextEncoder, TextToken};
-pub use error::TextError;
+pub use encoder::{CutSide, Encoded, Placed, PlacedToken, TargetPrefix, TextEncoder, TextToken};
+pub use error::{LanguageSide, TextError};
 pub use folder::{ClassScore, Folder, Prompt, Score, config};
 pub use input::Input;
+pub use languages::LanguagePair;
 pub use stream_decoder::StreamDecoder;

@@ -12,7 +12,11 @@ use std::{
 use serde_json::{Value, json};
 use tokenizers::Encoding;
 
-use super::{TextError, folder::no_config};
+use super::{
+    TextError,
+    folder::no_config,
+    languages::{Languages, Places, SourcePlace, TargetPlace},
+};
 use crate::{
     files::{self, Kind},
     runtime::weights::Found,
@@ -35,6 +39,9 @@ pub(super) struct SentencePiece {
     before: Vec<u32>,
     after: Vec<u32>,
     kind: Kinds,
+    /// Model of the target's language, for models of one pair.
+    target: Option<std::sync::Arc<Model>>,
+    languages: Languages,
     /// Maximum number of tokens of a text, including special tokens, and whether a longer text is cut at its beginning.
     limit: Option<(usize, bool)>,
 }
@@ -82,7 +89,14 @@ pub(super) fn published(folder: &Path) -> Result<(SentencePiece, PathBuf), TextE
     let settings = Settings::read(folder)?;
     let model = Model::read(&files::bytes(&file, Kind::SentencePiece)?);
     let model = model.map_err(|problem| broken(&file, problem))?;
-    Ok((SentencePiece::new(folder, kind, model, &settings)?, file))
+    let mut pieces = SentencePiece::new(folder, kind, model, &settings)?;
+    let target = folder.join("target.spm");
+    if kind == Kinds::Pair && target.is_file() {
+        let model = Model::read(&files::bytes(&target, Kind::SentencePiece)?);
+        let model = model.map_err(|problem| broken(&target, problem))?;
+        pieces.target = Some(model.into());
+    }
+    Ok((pieces, file))
 }
 
 /// Returns the error for a folder without a supported tokenizer, which names the files found instead.
@@ -348,6 +362,31 @@ impl SentencePiece {
                 )
             })?);
         }
+        let named = |begin: &str, end: &str| {
+            let named = ids.iter().filter_map(|(text, &id)| {
+                let name = text.strip_prefix(begin)?.strip_suffix(end)?;
+                (!name.is_empty()).then(|| (name.to_owned(), id))
+            });
+            named.collect()
+        };
+        let setting = |key: &str| settings.get(key).and_then(Value::as_str).map(str::to_owned);
+        let languages = match kind {
+            Kinds::Pair => Languages {
+                ids: named(">>", "<<"),
+                places: Places::InSource {
+                    source: setting("source_lang"),
+                    target: setting("target_lang"),
+                },
+            },
+            Kinds::Many => Languages {
+                ids: named("__", "__"),
+                places: Places::Both {
+                    source: SourcePlace::Before,
+                    end,
+                    target: TargetPlace::First,
+                },
+            },
+        };
         // The first of several tokens with equal text is kept, which is the folder's own.
         specials.sort_by(|a, b| (b.text.len(), &a.text).cmp(&(a.text.len(), &b.text)));
         specials.dedup_by(|later, first| later.text == first.text);
@@ -360,6 +399,8 @@ impl SentencePiece {
             before,
             after: vec![end],
             kind,
+            target: None,
+            languages,
             limit: None,
         })
     }
@@ -372,6 +413,22 @@ impl SentencePiece {
     /// Returns the maximum number of tokens of a text.
     pub(super) fn max_tokens(&self) -> Option<usize> {
         self.limit.map(|(limit, _)| limit)
+    }
+
+    pub(super) fn languages(&self) -> &Languages {
+        &self.languages
+    }
+
+    /// Returns the tokens of the beginning of a translation, without special tokens around them.
+    pub(super) fn prefix(&self, text: &str) -> Vec<u32> {
+        match &self.target {
+            Some(target) => {
+                let pieces = target.cut(text).into_iter();
+                let id = |piece: String| self.id(&piece).unwrap_or(self.unknown);
+                pieces.map(|cut| id(cut.text)).collect()
+            }
+            None => self.tokens(text).into_iter().map(|(id, ..)| id).collect(),
+        }
     }
 
     pub(super) fn id(&self, token: &str) -> Option<u32> {

@@ -675,7 +675,14 @@ impl Writer {
     /// One row for each sequence, and what is made of it.
     fn pooled(&mut self) {
         let x = self.tokens();
-        let op = self.one_of(&["first_token", "last_token", "mean_pool", "max_pool"]);
+        let op = self.one_of(&[
+            "first_token",
+            "last_token",
+            "mean_pool",
+            "max_pool",
+            "weighted_mean_pool",
+            "root_length_pool",
+        ]);
         let op = format!("{op}(x: \"{}\")", x.name);
         let mut x = self.value(&op, Shape::Rows(Of::Batch, x.width()), x.size);
         if self.chance(40) {

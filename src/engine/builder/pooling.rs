@@ -3,6 +3,7 @@
 use crate::{
     graph::{Graph, Op},
     model::EMBEDDING,
+    ops::PoolWeights,
     text::Folder,
 };
 
@@ -29,6 +30,10 @@ pub(super) fn warn_of_pooling(folder: &Folder, graph: &Graph) {
     let pooled = match graph.op(id) {
         Op::MeanPool => "the mean of its tokens",
         Op::MaxPool => "the maximum of its tokens",
+        Op::WeightedPool(PoolWeights::Position) => "the mean of its tokens, weighted by position",
+        Op::WeightedPool(PoolWeights::RootLength) => {
+            "the sum of its tokens, divided by the square root of their number"
+        }
         Op::FirstToken => "its first token",
         Op::LastToken => "its last token",
         // Other operators are part of the trained model, so nothing is assumed.

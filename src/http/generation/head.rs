@@ -5,7 +5,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{super::App, Done, GenerationRequest};
+use super::{
+    super::App,
+    Done, GenerationRequest,
+    stream::{End, Events, add_event},
+};
 use crate::serve::{Ending, Scored};
 
 /// Replaces the logarithm of 0, which JSON cannot represent.
@@ -17,8 +21,8 @@ pub(super) struct Head {
     id: String,
     model: String,
     created: u64,
-    pub is_chat: bool,
-    pub with_usage: bool,
+    is_chat: bool,
+    with_usage: bool,
     with_scores: bool,
 }
 
@@ -180,13 +184,44 @@ fn token_key(bytes: &[u8]) -> String {
     }
 }
 
-fn reason(ending: Ending) -> &'static str {
+pub(in crate::http) fn reason(ending: Ending) -> &'static str {
     match ending {
         Ending::Stop => "stop",
         Ending::Length => "length",
     }
 }
 
-pub(super) fn usage(prompt: usize, tokens: usize) -> Value {
+pub(in crate::http) fn usage(prompt: usize, tokens: usize) -> Value {
     json!({"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens})
+}
+
+impl Events for Head {
+    fn begin(&self, to: &mut Vec<u8>, index: usize) {
+        if self.is_chat {
+            let choice = json!({
+                "index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null,
+            });
+            add_event(to, &self.object(true, json!([choice])));
+        }
+    }
+
+    fn part(&self, to: &mut Vec<u8>, index: usize, text: &str, tokens: &[Scored]) {
+        add_event(to, &self.chunk(index, Some((text, tokens)), None));
+    }
+
+    fn end(&self, to: &mut Vec<u8>, index: usize, end: End) {
+        add_event(to, &self.chunk(index, None, Some(end.ending)));
+    }
+
+    fn usage(&self, to: &mut Vec<u8>, used: (usize, usize)) {
+        if self.with_usage {
+            let mut last = self.object(true, json!([]));
+            last["usage"] = usage(used.0, used.1);
+            add_event(to, &last);
+        }
+    }
+
+    fn has_own_prompts(&self) -> bool {
+        false
+    }
 }

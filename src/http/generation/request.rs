@@ -8,7 +8,7 @@ use super::super::{
     fields::{kind, shown},
     request::{Fields, as_whole},
 };
-use crate::serve::{ChatOptions, GenerationParams, Json, Message, Tool};
+use crate::serve::{ChatOptions, GenerationParams, Json, Message, TextSource, Tool};
 
 pub(super) struct GenerationRequest {
     pub model: Option<String>,
@@ -244,8 +244,12 @@ impl GenerationRequest {
             presence_penalty: self.presence_penalty,
             bias: self.logit_bias.clone(),
             stop: self.stop.clone(),
-            goes_on: !is_chat,
+            source: match is_chat {
+                true => TextSource::Messages,
+                false => TextSource::Prompt,
+            },
             log_probabilities: self.alternatives,
+            ..GenerationParams::default()
         }
     }
 

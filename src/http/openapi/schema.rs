@@ -126,6 +126,14 @@ pub(super) fn schemas() -> Value {
                 "message": object(&["role", "content"], json!({"role": text(), "content": text()})),
             }))),
         })),
+        "Translations": object(&["id", "object", "created", "model", "translations", "usage"], json!({
+            "id": text(), "object": text(), "created": whole(0), "model": text(), "usage": named("Usage"),
+            "translations": list(object(&["index", "text", "score", "finish_reason", "alternatives"], json!({
+                "index": whole(0), "text": text(), "score": or_null(number()),
+                "finish_reason": only(json!(["stop", "length"])),
+                "alternatives": list(object(&["text", "score"], json!({"text": text(), "score": number()}))),
+            }))),
+        })),
         "Label": object(&["label", "score"], json!({"label": text(), "score": number()})),
         "Token": object(&["id", "text", "special", "start", "stop"], json!({
             "id": whole(0), "text": text(), "special": yes_or_no(),

@@ -13,6 +13,8 @@ use crate::{
 
 /// Epsilon of `torch.nn.functional.normalize`, which `Normalize` calls.
 const NORMALIZE_EPS: f32 = 1e-12;
+/// Epsilon of `torch.nn.LayerNorm`.
+const LAYER_NORM_EPS: f32 = 1e-5;
 
 impl Builder<'_> {
     /// Adds the modules and returns the value of their output.
@@ -38,6 +40,9 @@ impl Builder<'_> {
                             Pooling::Last => ("last", Op::LastToken),
                             Pooling::Mean => ("mean", Op::MeanPool),
                             Pooling::Max => ("max", Op::MaxPool),
+                            Pooling::Weighted(weights) => {
+                                (weights.name(), Op::WeightedPool(*weights))
+                            }
                         };
                         pooled.push(self.add(format!("{folder}.{name}"), op, &[x], place)?);
                     }
@@ -60,24 +65,49 @@ impl Builder<'_> {
                     outputs,
                     bias,
                     activation,
+                    residual,
                 } => {
+                    let input = x;
                     let (inputs, outputs) = (u64::from(*inputs), u64::from(*outputs));
-                    let weight = self.stored(folder, "weight", &[outputs, inputs], place)?;
+                    let weight = self.stored(folder, "linear.weight", &[outputs, inputs], place)?;
                     let epilogue = Epilogue::default();
                     let linear = Op::Linear { epilogue };
                     let mut y =
                         self.add(format!("{folder}.product"), linear, &[x, weight], place)?;
                     if *bias {
-                        let bias = self.stored(folder, "bias", &[outputs], place)?;
+                        let bias = self.stored(folder, "linear.bias", &[outputs], place)?;
                         y = self.add(format!("{folder}.sum"), Op::AddBias, &[y, bias], place)?;
                     }
-                    match activation {
-                        None => y,
-                        Some(kind) => {
-                            let name = format!("{folder}.activated");
-                            self.add(name, Op::Activate(*kind), &[y], place)?
+                    if let Some(kind) = activation {
+                        let name = format!("{folder}.activated");
+                        y = self.add(name, Op::Activate(*kind), &[y], place)?;
+                    }
+                    match residual {
+                        false => y,
+                        true => {
+                            let mut rest = input;
+                            if inputs != outputs {
+                                let dims = [outputs, inputs];
+                                let name = "residual.weight";
+                                let weight = self.stored(folder, name, &dims, place)?;
+                                let linear = Op::Linear {
+                                    epilogue: Epilogue::default(),
+                                };
+                                let name = format!("{folder}.projected");
+                                rest = self.add(name, linear, &[input, weight], place)?;
+                            }
+                            self.add(format!("{folder}.residual"), Op::Add, &[y, rest], place)?
                         }
                     }
+                }
+                Module::LayerNorm { folder, width } => {
+                    let dims = [u64::from(*width)];
+                    let gamma = self.stored(folder, "norm.weight", &dims, place)?;
+                    let beta = self.stored(folder, "norm.bias", &dims, place)?;
+                    let norm = Op::LayerNorm {
+                        eps: LAYER_NORM_EPS,
+                    };
+                    self.add(format!("{folder}.norm"), norm, &[x, gamma, beta], place)?
                 }
                 Module::Normalize { folder } => {
                     let eps = NORMALIZE_EPS;
@@ -135,7 +165,7 @@ impl Builder<'_> {
         dims: &[u64],
         place: &std::ops::Range<usize>,
     ) -> Result<NodeId, ModelError> {
-        let name = format!("{folder}/linear.{tensor}");
+        let name = format!("{folder}/{tensor}");
         let dims = dims.to_vec();
         let stored = WeightExpr::Stored {
             name: name.clone(),

@@ -283,6 +283,9 @@ impl Builder<'_> {
             Operator::FirstToken { x } => (Op::FirstToken, vec![self.value(x)?]),
             Operator::MeanPool { x } => (Op::MeanPool, vec![self.value(x)?]),
             Operator::MaxPool { x } => (Op::MaxPool, vec![self.value(x)?]),
+            Operator::WeightedPool { x, weights } => {
+                (Op::WeightedPool(*weights), vec![self.value(x)?])
+            }
             Operator::LastToken {
                 x,
                 end,

@@ -8,11 +8,11 @@ use crate::{
         reader::{Args, Piece, Reader},
         syntax::{Decoded, INPUTS, Operator, Pattern, PositionBias, RowsOf, Spelling, Table},
     },
-    ops::{Activation, BatchInput, Side},
+    ops::{Activation, BatchInput, PoolWeights, Side},
 };
 
 /// Names of the primitive operators.
-pub(super) const OPERATORS: [&str; 33] = [
+pub(super) const OPERATORS: [&str; 35] = [
     "embedding",
     "linear",
     "add_bias",
@@ -31,6 +31,8 @@ pub(super) const OPERATORS: [&str; 33] = [
     "mean_pool",
     "l2_normalize",
     "max_pool",
+    PoolWeights::Position.name(),
+    PoolWeights::RootLength.name(),
     "last_token",
     "concat",
     "columns",
@@ -301,6 +303,14 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "first_token" => Ok(Operator::FirstToken { x: value("x")? }),
         "mean_pool" => Ok(Operator::MeanPool { x: value("x")? }),
         "max_pool" => Ok(Operator::MaxPool { x: value("x")? }),
+        "weighted_mean_pool" => Ok(Operator::WeightedPool {
+            x: value("x")?,
+            weights: PoolWeights::Position,
+        }),
+        "root_length_pool" => Ok(Operator::WeightedPool {
+            x: value("x")?,
+            weights: PoolWeights::RootLength,
+        }),
         "last_token" => Ok(Operator::LastToken {
             x: value("x")?,
             end: optional("end")?,

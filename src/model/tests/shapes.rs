@@ -4,7 +4,9 @@ use super::{TINY, build, changed, refused};
 use crate::{
     graph::{Graph, Op},
     model::expect::counted,
-    ops::{Activation, AttentionProblem, BatchInput, Epilogue, HeadView, Rotation, Side},
+    ops::{
+        Activation, AttentionProblem, BatchInput, Epilogue, HeadView, PoolWeights, Rotation, Side,
+    },
 };
 
 macro_rules! refuses {
@@ -229,6 +231,8 @@ fn the_countable_names_are_the_names_of_operators() {
         Op::LastToken,
         Op::MeanPool,
         Op::MaxPool,
+        Op::WeightedPool(PoolWeights::Position),
+        Op::WeightedPool(PoolWeights::RootLength),
         Op::Concat { parts: 2 },
         Op::L2Normalize { eps },
         Op::LogProbability,

@@ -468,6 +468,17 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
                 (0..widths[0]).map(largest).collect::<Vec<_>>()
             })
             .collect(),
+        Op::WeightedPool(weights) => batch
+            .sequences()
+            .flat_map(|(start, n)| {
+                let sum = |c| {
+                    let column =
+                        (0..n).map(|i| weights.of(i) * reads[0][(start + i) * widths[0] + c]);
+                    column.sum::<f64>() / weights.divisor(n)
+                };
+                (0..widths[0]).map(sum).collect::<Vec<_>>()
+            })
+            .collect(),
         Op::Concat { .. } => {
             let n_rows = reads[0].len() / widths[0];
             let row = |r: usize| {

@@ -6,6 +6,7 @@ use crate::{
     kernels::{
         KernelSpec, attention::*, draw::Draw, elementwise::*, embedding::*,
         log_probability::LogProbability, pooling::*, rms_norm::RmsNorm, rotary::Rotary,
+        weighted_pool::WeightedPool,
     },
     ops::PositionBias,
     program::Padding,
@@ -162,6 +163,11 @@ impl Lowering<'_> {
                 dtype,
             })),
             Op::MaxPool => one(KernelSpec::MaxPool(MaxPool {
+                width: operand_width(0)?,
+                dtype,
+            })),
+            Op::WeightedPool(weights) => one(KernelSpec::WeightedPool(WeightedPool {
+                weights: *weights,
                 width: operand_width(0)?,
                 dtype,
             })),

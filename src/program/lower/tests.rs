@@ -9,8 +9,8 @@ use crate::{
     kernels::KernelSpec,
     machine::testing,
     ops::{
-        Activation, AttentionProblem, BatchInput, Bias, Epilogue, HeadView, PositionBias, Rotation,
-        Side,
+        Activation, AttentionProblem, BatchInput, Bias, Epilogue, HeadView, PoolWeights,
+        PositionBias, Rotation, Side,
     },
     passes::{
         self,
@@ -193,6 +193,8 @@ fn operators() -> Vec<Op> {
         Op::LastToken,
         Op::MeanPool,
         Op::MaxPool,
+        Op::WeightedPool(PoolWeights::Position),
+        Op::WeightedPool(PoolWeights::RootLength),
         Op::Draw,
         Op::Concat { parts: 2 },
         Op::Concat { parts: 3 },

@@ -13,6 +13,7 @@ use super::{Ending, Job, Piece, Scored};
 use crate::{
     EngineError,
     generate::{Event, Reason, Ticket},
+    search::Hypothesis,
     serve::{Metrics, ServeError},
     text::{StreamDecoder, TextEncoder},
 };
@@ -121,6 +122,8 @@ struct Sequence {
     text: StreamDecoder,
     /// Tokens that were not sent yet.
     scored: Vec<Scored>,
+    /// Hypotheses of its beam search, as many as were requested.
+    hypotheses: Vec<(String, f32)>,
 }
 
 impl Detokenizer {
@@ -137,6 +140,7 @@ impl Detokenizer {
                     job: *job,
                     text: StreamDecoder::default(),
                     scored: Vec::new(),
+                    hypotheses: Vec::new(),
                 };
                 if row.job.goes_on {
                     let decode = |tokens: &[u32]| self.encoder.decode(tokens);
@@ -187,10 +191,16 @@ impl Detokenizer {
                 }
                 if stopped {
                     row.stop();
-                    row.end(Ending::Stop);
+                    if let Err(error) = row.end(Ending::Stop) {
+                        row.fail_with(error);
+                    }
                 }
             }
-            Event::Found { .. } => {}
+            Event::Found { hypotheses, .. } => {
+                if let Err(error) = row.keep(&self.encoder, &hypotheses) {
+                    row.fail(error);
+                }
+            }
             Event::Done { reason, .. } => {
                 let Some(mut row) = self.rows.remove(&ticket) else {
                     return;
@@ -201,10 +211,13 @@ impl Detokenizer {
                 if let Err(error) = row.show(true) {
                     return row.fail_with(error);
                 }
-                row.end(match reason {
+                let ended = row.end(match reason {
                     Reason::Length => Ending::Length,
                     Reason::End | Reason::Cancelled => Ending::Stop,
                 });
+                if let Err(error) = ended {
+                    row.fail_with(error);
+                }
             }
             Event::Failed { problem, .. } => {
                 if let Some(row) = self.rows.remove(&ticket) {
@@ -298,11 +311,30 @@ impl Sequence {
         self.job.ending.complete();
     }
 
-    fn end(&self, ending: Ending) {
-        let _ = self.job.pieces.send(Ok(Piece::End {
+    /// Keeps the texts of the requested hypotheses.
+    fn keep(&mut self, encoder: &TextEncoder, all: &[Hypothesis]) -> Result<(), EngineError> {
+        let n = self.job.hypotheses;
+        if n == 0 {
+            return Ok(());
+        }
+        for found in Hypothesis::best(all, n) {
+            self.hypotheses
+                .push((encoder.decode(&found.tokens)?, found.score));
+        }
+        Ok(())
+    }
+
+    /// Sends the last piece.
+    ///
+    /// # Errors
+    /// There is too little memory for it.
+    fn end(&mut self, ending: Ending) -> Result<(), ServeError> {
+        let piece = Piece::End {
             ending,
             prompt_tokens: self.job.request.prompt.len(),
             tokens: self.text.tokens.len(),
-        }));
+            hypotheses: std::mem::take(&mut self.hypotheses),
+        };
+        self.job.send(piece)
     }
 }

@@ -45,6 +45,8 @@ pub enum Piece {
         ending: Ending,
         prompt_tokens: usize,
         tokens: usize,
+        /// The best hypotheses of a beam search with their scores, best first, as many as were requested.
+        hypotheses: Vec<(String, f32)>,
     },
 }
 
@@ -61,7 +63,10 @@ impl Piece {
                 let tokens: usize = tokens.iter().map(token).sum();
                 (text.len() + 128 + tokens) as u64
             }
-            Self::End { .. } => 0,
+            Self::End { hypotheses, .. } => {
+                let bytes = hypotheses.iter().map(|(text, _)| text.len() + 64);
+                bytes.sum::<usize>() as u64
+            }
         }
     }
 }

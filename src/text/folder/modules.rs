@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::json::{Json, check_known};
 use crate::{
     model::{EMBEDDING, Module, Pooling},
-    ops::Activation,
+    ops::{Activation, PoolWeights},
     text::TextError,
 };
 
@@ -97,14 +97,18 @@ pub(super) fn pooling(json: &Json) -> Result<Vec<Pooling>, TextError> {
         "include_prompt",
     ];
     json.check_keys(&known)?;
-    let mode = |name: &str| match name {
+    let mode = |name: &str| {
+        match name {
         "cls" | "cls_token" => Ok(Pooling::First),
         "lasttoken" => Ok(Pooling::Last),
         "mean" | "mean_tokens" => Ok(Pooling::Mean),
         "max" | "max_tokens" => Ok(Pooling::Max),
+        "mean_sqrt_len_tokens" => Ok(Pooling::Weighted(PoolWeights::RootLength)),
+        "weightedmean" | "weightedmean_tokens" => Ok(Pooling::Weighted(PoolWeights::Position)),
         other => Err(json.problem(format!(
-            "pooling by `{other}` is not known; gemmule pools by cls, max, mean and lasttoken"
+            "pooling by `{other}` is not known; gemmule pools by cls, max, mean, mean_sqrt_len_tokens, weightedmean and lasttoken"
         ))),
+    }
     };
     match json.get("pooling_mode") {
         Some(Value::String(one)) => Ok(vec![mode(one)?]),
@@ -178,9 +182,6 @@ pub(super) fn dense(json: &Json, folder: String) -> Result<Module, TextError> {
         "module_output_name",
         "use_residual",
     ])?;
-    if json.flag("use_residual", false)? {
-        return Err(json.problem("`use_residual` is true, which gemmule does not compute"));
-    }
     let key = "activation_function";
     let activation = match json.class(key)? {
         // The default of the class is Tanh.
@@ -197,7 +198,15 @@ pub(super) fn dense(json: &Json, folder: String) -> Result<Module, TextError> {
         outputs: json.needed("out_features", MAX_WIDTH)?,
         bias: json.flag("bias", true)?,
         activation,
+        residual: json.flag("use_residual", false)?,
     })
+}
+
+pub(super) fn layer_norm(json: &Json, folder: String) -> Result<Module, TextError> {
+    let key = "dimension";
+    json.check_keys(&[key])?;
+    let width = json.needed(key, MAX_WIDTH)?;
+    Ok(Module::LayerNorm { folder, width })
 }
 
 /// Returns a Normalize module. Older versions of sentence-transformers write no file for it.

@@ -23,7 +23,10 @@ use tokenizers::{
 };
 
 use super::json::Json;
-use crate::text::TextError;
+use crate::text::{
+    TextError,
+    languages::{Languages, Places, SourcePlace, TargetPlace},
+};
 use classes::{Around, Class, Setting, class_of};
 use parts::{
     before_precompiled, bert_in, has_byte_level, lowers, normalizers_of, set_decoder_space,
@@ -270,18 +273,74 @@ impl TokenizerSettings {
         Ok(())
     }
 
-    fn language(&self, around: Around, tokenizer: &mut Tokenizer) -> Result<(), TextError> {
-        let (key, legacy) = ("src_lang", "legacy_behaviour");
-        let source = self.json.text(key)?;
-        let (is_after, source) = match around {
+    /// Returns whether the language token follows a source, and the language of `src_lang`.
+    fn source_language(&self, around: Around) -> Result<(bool, Option<&str>), TextError> {
+        let source = self.json.text("src_lang")?;
+        Ok(match around {
             Around::Before | Around::Underscored => (false, source),
             Around::After => (true, source),
             Around::ByLegacyBehaviour => {
-                let asked = self.json.optional_flag(legacy)?;
+                let asked = self.json.optional_flag("legacy_behaviour")?;
                 let default = asked.map(|_| "eng_Latn");
                 (asked.unwrap_or(false), source.or(default))
             }
+        })
+    }
+
+    /// Returns the languages of a tokenizer whose class has any. They are its special tokens, except for those with a name.
+    pub(in crate::text) fn languages(
+        &self,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<Languages>, TextError> {
+        let mut settings = self.class.map_or(&[][..], |class| class.settings).iter();
+        let around = settings.find_map(|setting| match setting {
+            Setting::Language(around) => Some(*around),
+            _ => None,
+        });
+        let Some(around) = around else {
+            return Ok(None);
         };
+        let mut named = vec!["<s>", "</s>", "<unk>", "<pad>", "<mask>"];
+        for key in NAMED {
+            named.extend(self.token(key)?);
+        }
+        let added = tokenizer.get_added_tokens_decoder();
+        let added = added.iter();
+        let added = added.filter(|(_, t)| t.special && !named.contains(&t.content.as_str()));
+        let ids = added.filter_map(|(&id, token)| {
+            let name = match around {
+                Around::Underscored => token.content.strip_prefix("__")?.strip_suffix("__")?,
+                Around::Before | Around::After | Around::ByLegacyBehaviour => &token.content,
+            };
+            Some((name.to_owned(), id))
+        });
+        let ids = ids.collect();
+        let end = self.token("eos_token")?.unwrap_or("</s>");
+        let end = tokenizer.token_to_id(end).ok_or_else(|| {
+            let problem = format!("`{end}` ends texts, and tokenizer.json lacks it");
+            self.json.problem(problem)
+        })?;
+        let (is_after, _) = self.source_language(around)?;
+        let places = Places::Both {
+            source: match is_after {
+                true => SourcePlace::After,
+                false => SourcePlace::Before,
+            },
+            end,
+            // The models of this class begin with the target's language, which is the start token of the decoder.
+            target: match around {
+                Around::After => TargetPlace::Start,
+                Around::Before | Around::ByLegacyBehaviour | Around::Underscored => {
+                    TargetPlace::First
+                }
+            },
+        };
+        Ok(Some(Languages { ids, places }))
+    }
+
+    fn language(&self, around: Around, tokenizer: &mut Tokenizer) -> Result<(), TextError> {
+        let key = "src_lang";
+        let (is_after, source) = self.source_language(around)?;
         let Some(source) = source else { return Ok(()) };
         let language = match around {
             Around::Underscored => format!("__{source}__"),

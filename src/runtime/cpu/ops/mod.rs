@@ -270,6 +270,7 @@ pub fn run(
         KernelSpec::TokenOfSequence(k) => pooling::token_of_sequence(k, args),
         KernelSpec::MeanPool(k) => pooling::mean_pool(k, args),
         KernelSpec::MaxPool(k) => pooling::max_pool(k, args),
+        KernelSpec::WeightedPool(k) => pooling::weighted_pool(k, args),
         KernelSpec::L2Normalize(k) => pooling::l2_normalize(k, args),
         KernelSpec::Draw(k) => rows::draw(k, args),
         KernelSpec::LogProbability(k) => rows::log_probability(k, args),

@@ -7,8 +7,11 @@ use gemmule_cpu::{
 
 use super::OpError;
 use super::args::{Args, Sequence};
-use crate::kernels::pooling::{
-    L2Normalize, MaxPool, MeanPool, MeanPoolNormalize, TokenOfSequence, TokenPosition, larger,
+use crate::kernels::{
+    pooling::{
+        L2Normalize, MaxPool, MeanPool, MeanPoolNormalize, TokenOfSequence, TokenPosition, larger,
+    },
+    weighted_pool::WeightedPool,
 };
 
 pub(super) fn token_of_sequence(
@@ -50,6 +53,31 @@ pub(super) fn max_pool(spec: &MaxPool, mut args: Args<'_, '_>) -> Result<(), OpE
                 // A branch per element would prevent vectorization.
                 for (top, &x) in out.iter_mut().zip(row) {
                     *top = larger(*top, x);
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
+pub(super) fn weighted_pool(spec: &WeightedPool, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let (tokens, batch) = (args.extents.tokens, args.extents.batch);
+    let width = u64::from(spec.width);
+    let x = args.real("x", &[tokens, width])?;
+    let sequences = args.sequences()?;
+    let out = args.out(&[batch, width])?;
+    let width = width as usize;
+    for_row_blocks(out, width, &|first, out| {
+        for (i, out) in out.chunks_exact_mut(width).enumerate() {
+            let sequence = &sequences[first + i];
+            let x = &x[sequence.start * width..][..sequence.len * width];
+            out.fill(0.0);
+            // Divided weights keep the sums of long sequences small.
+            let share = 1.0 / spec.weights.divisor(sequence.len);
+            for (token, row) in x.chunks_exact(width).enumerate() {
+                let weight = (spec.weights.of(token) * share) as f32;
+                for (sum, &x) in out.iter_mut().zip(row) {
+                    *sum += weight * x;
                 }
             }
         }

@@ -2,6 +2,7 @@ use super::*;
 use crate::kernels::pooling::{
     L2Normalize, MaxPool, MeanPool, MeanPoolNormalize, TokenOfSequence, TokenPosition,
 };
+use crate::{kernels::weighted_pool::WeightedPool, ops::PoolWeights};
 
 const WIDTHS: [usize; 4] = [1, 7, 16, 40];
 
@@ -100,6 +101,33 @@ fn mean_pool_is_the_mean_over_each_sequence() {
             let reads = [Read::Real(&x), Read::I32(&batch.cu_lens)];
             let got = output(&spec, &batch.extents, &reads, batch.lens.len() * width);
             assert_close(&got, &means(&batch, &x, width), 1e-6);
+        }
+    }
+}
+
+#[test]
+fn weighted_pools_are_sums_by_position_and_by_the_root_of_the_length() {
+    for (batch, weights) in batches()
+        .into_iter()
+        .flat_map(|batch| PoolWeights::ALL.map(|weights| (batch.clone(), weights)))
+    {
+        for width in WIDTHS {
+            let x = noise(batch.tokens() * width, 1);
+            let spec = KernelSpec::WeightedPool(WeightedPool {
+                weights,
+                width: width as u32,
+                dtype: F32,
+            });
+            let reads = [Read::Real(&x), Read::I32(&batch.cu_lens)];
+            let got = output(&spec, &batch.extents, &reads, batch.lens.len() * width);
+            let sum = |(start, _, len): (usize, usize, usize), c: usize| {
+                let column =
+                    (0..len).map(|i| weights.of(i) * f64::from(x[(start + i) * width + c]));
+                column.sum::<f64>() / weights.divisor(len)
+            };
+            let each = batch.sequences();
+            let want = each.flat_map(|sequence| (0..width).map(move |c| sum(sequence, c)));
+            assert_close(&got, &want.collect::<Vec<_>>(), 3e-6);
         }
     }
 }

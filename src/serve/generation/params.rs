@@ -1,0 +1,141 @@
+//! Parameters of a text that is generated.
+
+use crate::{
+    generate::SamplingParams,
+    search::{Beams, Sampling},
+    serve::ServeError,
+};
+
+/// Text that a generation starts from, for the names in errors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TextSource {
+    /// A prompt, which the text continues.
+    Prompt,
+    /// A conversation, in which the text is the reply.
+    #[default]
+    Messages,
+    /// A text, of which the generated one is the translation.
+    Text,
+}
+
+impl TextSource {
+    /// Field of requests.
+    pub(in crate::serve) fn field(self) -> &'static str {
+        match self {
+            Self::Prompt => "prompt",
+            Self::Messages => "messages",
+            Self::Text => "text",
+        }
+    }
+}
+
+/// Sampling parameters of a text.
+#[derive(Clone, Debug, Default)]
+pub struct GenerationParams {
+    /// Max number of new tokens. By default, the limit of the model's folder, or else the positions and KV cache that are left.
+    pub max_tokens: Option<usize>,
+    /// Max number of new tokens without `max_tokens`, lowered to the positions and KV cache that are left.
+    pub default_max_tokens: Option<usize>,
+    /// Sampling temperature; 0 takes the most probable token. By default, the value of the model's folder.
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    pub seed: Option<u64>,
+    /// Same as in [`Rules`](crate::search::Rules).
+    pub frequency_penalty: f32,
+    pub presence_penalty: f32,
+    pub bias: Vec<(u32, f32)>,
+    /// Strings that end the text. They are not part of it.
+    pub stop: Vec<String>,
+    pub source: TextSource,
+    /// Number of alternatives to return for each token, with log-probabilities; `None` for no log-probabilities.
+    pub log_probabilities: Option<usize>,
+    /// Number of beams; 1 for greedy search. By default, the value of the model's folder.
+    pub num_beams: Option<usize>,
+    /// Exponent of the length in the scores of a beam search.
+    pub length_penalty: Option<f32>,
+    /// Number of hypotheses of a beam search to return with the end of the text.
+    pub hypotheses: usize,
+    /// Start token of the decoder instead of that of the model's folder, for models with a source.
+    pub decoder_start: Option<u32>,
+    /// First new token, which is forced.
+    pub forced_first: Option<u32>,
+    /// Tokens that are forced after the first one.
+    pub prefix: Vec<u32>,
+}
+
+impl GenerationParams {
+    /// Returns the settings of a folder, changed by these parameters.
+    ///
+    /// # Errors
+    /// The first invalid parameter.
+    pub(super) fn options(self, defaults: &SamplingParams) -> Result<SamplingParams, ServeError> {
+        if self.stop.iter().any(String::is_empty) {
+            return Err(ServeError::invalid(
+                "stop",
+                "an empty stop string would end every text at once; leave it out",
+            ));
+        }
+        let mut options = defaults.clone();
+        let rules = &mut options.rules;
+        rules.frequency_penalty = self.frequency_penalty;
+        rules.presence_penalty = self.presence_penalty;
+        rules.bias = self.bias;
+        rules.forced_first = self.forced_first;
+        rules.prefix = self.prefix;
+        options.decoder_start = self.decoder_start.or(options.decoder_start);
+        if let Some(n) = self.max_tokens.or(self.default_max_tokens) {
+            (rules.max_new_tokens, options.max_length) = (n, None);
+        }
+        if self.temperature == Some(0.0) {
+            options.sampling = None;
+        } else if self.temperature.is_some() || self.top_p.is_some() {
+            let defaults = options.sampling.unwrap_or(Sampling {
+                top_k: 0,
+                ..options.default_sampling
+            });
+            options.beams = None;
+            options.sampling = Some(Sampling {
+                temperature: self.temperature.unwrap_or(defaults.temperature),
+                top_p: self.top_p.unwrap_or(defaults.top_p),
+                ..defaults
+            });
+        }
+        if let Some(n) = self.num_beams {
+            let beams = Beams {
+                n,
+                ..options.default_beams
+            };
+            (options.beams, options.sampling) = ((n != 1).then_some(beams), None);
+        }
+        match (&mut options.beams, self.length_penalty) {
+            (Some(beams), Some(penalty)) => beams.length_penalty = penalty,
+            (None, Some(_)) => {
+                return Err(ServeError::invalid(
+                    "length_penalty",
+                    "`length_penalty` has an effect only with several beams; send `num_beams`, or leave it out",
+                ));
+            }
+            (_, None) => {}
+        }
+        let n_beams = options.beams.map_or(1, |beams| beams.n);
+        if self.hypotheses > n_beams {
+            let problem = format!(
+                "{} hypotheses are requested of a search with {n_beams} beam{}; send `num_beams` of at least that number, or request fewer",
+                self.hypotheses,
+                if n_beams == 1 { "" } else { "s" },
+            );
+            return Err(ServeError::invalid("num_hypotheses", problem));
+        }
+        if let Some(n) = self.log_probabilities {
+            if options.beams.is_some() {
+                return Err(ServeError::invalid(
+                    "logprobs",
+                    "the model uses beam search, whose tokens have no log-probabilities; leave `logprobs` out, or send a `temperature`",
+                ));
+            }
+            (options.log_probabilities, options.top_tokens) = (true, n);
+        }
+        options.seed = self.seed.unwrap_or_default();
+        Ok(options)
+    }
+}

@@ -1,0 +1,82 @@
+//! Translations: texts as requests of a model that generates from a source.
+
+use super::{GenerationParams, GenerationService, ServeError, TextSource};
+use crate::text::{LanguagePair, LanguageSide, TargetPrefix, TextError};
+
+/// Parameters of the translations of a request.
+#[derive(Clone, Debug, Default)]
+pub struct TranslationParams {
+    /// Languages, by their names in the model's tokenizer; by default those of the model's folder.
+    pub source_lang: Option<String>,
+    pub target_lang: Option<String>,
+    /// Max number of new tokens. By default twice the tokens of the text plus 16, and at most the limit of the folder.
+    pub max_tokens: Option<usize>,
+    /// Same as in [`GenerationParams`].
+    pub num_beams: Option<usize>,
+    pub length_penalty: Option<f32>,
+    /// Number of translations of each text. More than one needs as many beams.
+    pub hypotheses: usize,
+}
+
+impl GenerationService {
+    /// Returns the tokens of a source and the parameters of its translation; `None` for a blank text, whose translation is empty.
+    /// `index` is the number of the text in errors of the tokenizer.
+    ///
+    /// # Errors
+    /// A language or a prefix that the tokenizer does not know, and a text that it refuses.
+    pub fn translation(
+        &self,
+        index: usize,
+        text: &str,
+        prefix: &TargetPrefix,
+        params: &TranslationParams,
+    ) -> Result<Option<(Vec<u32>, GenerationParams)>, ServeError> {
+        let encoder = self.encoder();
+        let pair = self.languages(params)?;
+        if text.trim().is_empty() {
+            return Ok(None);
+        }
+        let source = encoder.source(index, text, &pair);
+        let source = source.map_err(|e| ServeError::invalid("text", e.to_string()))?;
+        let target = encoder.target(prefix, &pair);
+        let target = target.map_err(|e| ServeError::invalid("target_prefix", e.to_string()));
+        let (forced_first, prefix) = target?;
+        let defaults = self.defaults();
+        // The start token counts for `max_length`.
+        let own = defaults
+            .max_length
+            .map_or(usize::MAX, |n| n.saturating_sub(1));
+        let own = own.min(defaults.rules.max_new_tokens);
+        let usual = 2 * source.len() + 16 + prefix.len();
+        let params = GenerationParams {
+            max_tokens: params.max_tokens,
+            default_max_tokens: Some(usual.min(own).max(1)),
+            source: TextSource::Text,
+            num_beams: params.num_beams,
+            length_penalty: params.length_penalty,
+            hypotheses: params.hypotheses,
+            decoder_start: pair.decoder_start,
+            forced_first,
+            prefix,
+            ..GenerationParams::default()
+        };
+        Ok(Some((source, params)))
+    }
+
+    fn languages(&self, params: &TranslationParams) -> Result<LanguagePair, ServeError> {
+        let (source, target) = (&params.source_lang, &params.target_lang);
+        let pair = self
+            .encoder()
+            .language_pair(source.as_deref(), target.as_deref());
+        pair.map_err(|error| {
+            let param = match &error {
+                TextError::NoLanguage {
+                    side: LanguageSide::Source,
+                    ..
+                } => "source_lang",
+                _ => "target_lang",
+            };
+            ServeError::invalid(param, error.to_string())
+        })
+    }
+}

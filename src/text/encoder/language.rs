@@ -1,0 +1,121 @@
+//! Sources and targets of translations.
+
+use super::{Coder, TextEncoder};
+use crate::text::{
+    LanguagePair, LanguageSide, TextError,
+    languages::{Places, SourcePlace},
+};
+
+/// Beginning of a translation, which the model continues.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum TargetPrefix {
+    #[default]
+    None,
+    /// A text. It follows the token of the target's language, if there is one.
+    Text(String),
+    /// Tokens as written in the checkpoint's files. The first may be that of a language.
+    Tokens(Vec<String>),
+}
+
+impl TextEncoder {
+    /// Returns the tokens of a source's and a target's language. `None` is that of the folder's settings.
+    ///
+    /// # Errors
+    /// A language that the tokenizer does not know.
+    pub fn language_pair(
+        &self,
+        source: Option<&str>,
+        target: Option<&str>,
+    ) -> Result<LanguagePair, TextError> {
+        if let Some(languages) = &self.languages {
+            return languages.pair(source, target);
+        }
+        let sides = [
+            (LanguageSide::Source, source),
+            (LanguageSide::Target, target),
+        ];
+        match sides
+            .into_iter()
+            .find_map(|(side, name)| Some((side, name?)))
+        {
+            None => Ok(LanguagePair::default()),
+            Some((side, name)) => Err(TextError::NoLanguage {
+                side,
+                name: name.chars().take(80).collect(),
+                near: Vec::new(),
+            }),
+        }
+    }
+
+    /// Returns the token ids of a source in the language of a pair.
+    ///
+    /// # Errors
+    /// A text that the tokenizer refuses or panics on; `index` is its number in the error.
+    pub fn source(
+        &self,
+        index: usize,
+        text: &str,
+        pair: &LanguagePair,
+    ) -> Result<Vec<u32>, TextError> {
+        let place = self.languages.as_ref().map(|languages| &languages.places);
+        let Some((id, &Places::Both { source, end, .. })) = pair.source.zip(place) else {
+            let own = self.encoded(index, text, true, self.cut_side)?.ids;
+            return Ok(pair.before.into_iter().chain(own).collect());
+        };
+        let own = self.encoded(index, text, false, self.cut_side)?.ids;
+        Ok(match source {
+            SourcePlace::Before => [id].into_iter().chain(own).chain([end]).collect(),
+            SourcePlace::After => own.into_iter().chain([end, id]).collect(),
+        })
+    }
+
+    /// Returns the forced first token of a translation and the forced tokens after it. `first` is the first token without a
+    /// prefix: that of the target's language, or of the folder's settings.
+    ///
+    /// # Errors
+    /// A prefix that the tokenizer refuses, and one that begins with another language than the target's.
+    pub fn target(
+        &self,
+        prefix: &TargetPrefix,
+        pair: &LanguagePair,
+    ) -> Result<(Option<u32>, Vec<u32>), TextError> {
+        let mut tokens = match prefix {
+            TargetPrefix::None => return Ok((pair.forced_first, Vec::new())),
+            TargetPrefix::Text(text) => match &self.tokenizer {
+                Coder::SentencePiece(pieces) => pieces.prefix(text),
+                Coder::Json(..) => self.encoded(0, text, false, self.cut_side)?.ids,
+            },
+            TargetPrefix::Tokens(tokens) => {
+                let id = |token: &String| {
+                    self.token_id(token)
+                        .ok_or_else(|| TextError::NoPrefixToken {
+                            token: token.chars().take(80).collect(),
+                        })
+                };
+                tokens
+                    .iter()
+                    .map(id)
+                    .collect::<Result<Vec<u32>, TextError>>()?
+            }
+        };
+        let languages = self.languages.as_ref();
+        let has_own = languages.is_some_and(|languages| {
+            matches!(languages.places, Places::Both { .. })
+                && tokens.first().is_some_and(|&id| languages.has(id))
+        });
+        if !has_own {
+            return Ok((pair.forced_first, tokens));
+        }
+        let found = tokens.remove(0);
+        match pair.forced_first.filter(|&expected| expected != found) {
+            None => Ok((Some(found), tokens)),
+            Some(expected) => {
+                let name = |id: u32| self.decode_with(&[id], false);
+                Err(TextError::PrefixLanguage {
+                    found: name(found)?,
+                    expected: name(expected)?,
+                })
+            }
+        }
+    }
+}

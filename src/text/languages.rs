@@ -1,0 +1,137 @@
+//! Languages of translation models, as their tokenizers mark them.
+
+use std::collections::BTreeMap;
+
+use super::{LanguageSide, TextError};
+use crate::names;
+
+/// Max number of names in an error.
+const MAX_NEAR: usize = 3;
+
+/// Languages that a tokenizer has tokens for, and the places of these tokens.
+#[derive(Clone, Debug)]
+pub(super) struct Languages {
+    /// Ids of the tokens, by the name of the language.
+    pub(super) ids: BTreeMap<String, u32>,
+    pub(super) places: Places,
+}
+
+/// Places of the tokens of languages.
+#[derive(Clone, Debug)]
+pub(super) enum Places {
+    /// The source is marked with its language, and a translation begins with the token of its own.
+    Both {
+        source: SourcePlace,
+        /// End token of a source.
+        end: u32,
+        target: TargetPlace,
+    },
+    /// A source begins with the token of the target's language.
+    InSource {
+        /// Languages of the folder's settings, which have no tokens.
+        source: Option<String>,
+        target: Option<String>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SourcePlace {
+    /// Before the text.
+    Before,
+    /// After the text and its end token.
+    After,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TargetPlace {
+    /// First token of a translation.
+    First,
+    /// Start token of the decoder.
+    Start,
+}
+
+/// Languages of a translation, as tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LanguagePair {
+    /// Token that marks the source instead of that of the folder's settings.
+    pub(super) source: Option<u32>,
+    /// Token before the tokens of a source.
+    pub(super) before: Option<u32>,
+    /// Start token of the decoder, if the language selects it.
+    pub decoder_start: Option<u32>,
+    /// First token of the translation, if the language selects it.
+    pub forced_first: Option<u32>,
+}
+
+impl Languages {
+    /// Returns the tokens of a pair of languages; `None` is that of the folder's settings.
+    ///
+    /// # Errors
+    /// A language that the tokenizer does not know or cannot mark.
+    pub(super) fn pair(
+        &self,
+        source: Option<&str>,
+        target: Option<&str>,
+    ) -> Result<LanguagePair, TextError> {
+        use LanguageSide::{Source, Target};
+        let mut pair = LanguagePair::default();
+        match &self.places {
+            Places::Both { target: place, .. } => {
+                pair.source = source.map(|name| self.id(name, Source)).transpose()?;
+                let target = target.map(|name| self.id(name, Target)).transpose()?;
+                match place {
+                    TargetPlace::First => pair.forced_first = target,
+                    TargetPlace::Start => pair.decoder_start = target,
+                }
+            }
+            Places::InSource {
+                source: own_source,
+                target: own_target,
+            } => {
+                let is_own = |name: &str, own: &Option<String>| {
+                    own.as_ref()
+                        .is_some_and(|own| own.eq_ignore_ascii_case(name))
+                };
+                if let Some(name) = source.filter(|name| !is_own(name, own_source)) {
+                    return Err(unknown(name, Source, own_source.iter().map(String::as_str)));
+                }
+                if let Some(name) = target.filter(|name| !is_own(name, own_target)) {
+                    let own = own_target.iter().map(String::as_str);
+                    let all = own.chain(self.ids.keys().map(String::as_str));
+                    let id = self.found(name);
+                    pair.before = Some(id.ok_or_else(|| unknown(name, Target, all))?);
+                }
+            }
+        }
+        Ok(pair)
+    }
+
+    /// Whether a token is that of a language.
+    pub(super) fn has(&self, id: u32) -> bool {
+        self.ids.values().any(|&known| known == id)
+    }
+
+    fn id(&self, name: &str, side: LanguageSide) -> Result<u32, TextError> {
+        let names = self.ids.keys().map(String::as_str);
+        self.found(name).ok_or_else(|| unknown(name, side, names))
+    }
+
+    /// Returns the token of a language by its name, in any case of letters, or by the name of its token.
+    fn found(&self, name: &str) -> Option<u32> {
+        let name = name.trim_matches('_');
+        let exact = self.ids.get(name).copied();
+        exact.or_else(|| {
+            let mut all = self.ids.iter();
+            let found = all.find(|(known, _)| known.eq_ignore_ascii_case(name));
+            found.map(|(_, &id)| id)
+        })
+    }
+}
+
+/// Builds the error for a language that is not known.
+fn unknown<'a>(name: &str, side: LanguageSide, known: impl Iterator<Item = &'a str>) -> TextError {
+    let name: String = name.chars().take(80).collect();
+    let near = names::nearest_few(&name, known, MAX_NEAR);
+    let near = near.into_iter().map(str::to_owned).collect();
+    TextError::NoLanguage { side, name, near }
+}
