@@ -1,8 +1,12 @@
 //! Shape inference: the shape of a result from the shapes of its operands.
 
+mod linear;
+
+use linear::linear;
+
 use super::{Graph, GraphError, NodeId, Op};
 use crate::{
-    ops::{self, AttentionProblem, Epilogue, HeadView, PositionBias},
+    ops::{self, AttentionProblem, HeadView, PositionBias},
     tensor::{Shape, Size, Symbol},
 };
 
@@ -56,29 +60,6 @@ impl Graph {
                 .join(", "),
         })
     }
-}
-
-/// Returns the shape of a linear layer's result. `more` are the operands after the weight that its epilogue reads.
-fn linear(epilogue: Epilogue, x: &Shape, weight: &Shape, more: &[&Shape]) -> Result<Shape, String> {
-    let k = matrix(x)?;
-    let [n, weight_k] = dims(weight, "the weight is a matrix [out, in]")?;
-    constant_width(&n)?;
-    if Size::constant(k) != weight_k {
-        return Err(format!(
-            "the input is {k} wide, but the weight takes {weight_k}"
-        ));
-    }
-    if epilogue.bias {
-        vector(more[0], &n, "bias")?;
-    }
-    let out = Shape(vec![x.0[0].clone(), n]);
-    if epilogue.residual {
-        let residual = more[usize::from(epilogue.bias)];
-        if *residual != out {
-            return Err(format!("the residual must be {out}, found {residual}"));
-        }
-    }
-    Ok(out)
 }
 
 fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {

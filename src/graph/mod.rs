@@ -2,7 +2,6 @@
 //! and one edge per operand. Shapes are symbolic and inferred; [`Graph::verify`] infers them again
 //! after every pass.
 
-mod bound;
 mod heads;
 mod infer;
 mod op;
@@ -24,10 +23,11 @@ use petgraph::{
 /// Name of the output for text generation: the logits of the token after each sequence.
 pub const NEXT_LOGITS: &str = "next_token_logits";
 
-pub use bound::{Bound, BoundLinear};
 pub use infer::{HEAD_STEP, MAX_HEAD, MAX_PARTS, MAX_TABLES, MAX_WIDTH};
 pub use op::Op;
-pub use weight::{Buckets, Positions, Sinusoid, WeightExpr, resized_heads_at, slope, stacked};
+pub use weight::{
+    Bound, BoundLinear, Buckets, Positions, Sinusoid, WeightExpr, resized_heads_at, slope, stacked,
+};
 pub use weight_names::{WeightNames, in_folder};
 
 use serde::{Deserialize, Serialize};

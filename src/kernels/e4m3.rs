@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Class, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role, Tolerance,
+    Class, Constants, Fill, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
+    Tolerance,
     layernorm::{BiasResidualLayerNorm, LayerNorm},
     limits,
     rms_norm::RmsNorm,
@@ -114,6 +115,11 @@ impl Kernel for ToE4m3 {
         ]
     }
 
+    /// Ampere has no conversion to E4M3.
+    fn instructions(&self) -> Instructions {
+        Instructions::Hopper
+    }
+
     fn dtype(&self) -> Option<DType> {
         Some(self.dtype)
     }
@@ -199,6 +205,10 @@ impl Kernel for NormToE4m3 {
             }
         }
         params
+    }
+
+    fn instructions(&self) -> Instructions {
+        Instructions::Hopper
     }
 
     fn dtype(&self) -> Option<DType> {

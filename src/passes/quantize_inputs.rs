@@ -235,7 +235,8 @@ mod tests {
 
     #[test]
     fn inputs_are_within_their_bounds_and_results_near_the_exact_ones() {
-        for (graph, n_products) in [(encoder(), 8), (decoder(), 8)] {
+        // The gates of the decoder have 24 columns, which the layers after them read.
+        for (graph, n_products) in [(encoder(), 8), (decoder(), 6)] {
             let (plain, _) = optimize(graph.clone(), &Options::default()).unwrap();
             let batch = Batch::new(&[3, 1, 5]);
             let want = evaluate(&plain, &batch);
