@@ -75,7 +75,7 @@ class Embedder:
         *,
         device: str | None = None,
         dtype: str | None = None,
-        quantize: Literal["int8"] | None = None,
+        quantize: Literal["fp8", "int8", "int4"] | None = None,
         threads: int | None = None,
         truncate_dim: int | None = None,
     ) -> Self:
@@ -85,7 +85,7 @@ class Embedder:
             model: A folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION".
             device: "cpu", "cuda" or "cuda:N". None is the first supported CUDA device, or the CPU if there is none.
             dtype: "float32", "float16" or "bfloat16". None is float16 on CUDA and float32 on the CPU.
-            quantize: "int8" computes linear layers in 8-bit integers, on the CPU only.
+            quantize: stores the weights of linear layers in 8-bit floating point, 8-bit integers or 4-bit integers.
             threads: Number of CPU threads. None is the number that the process may run at once.
             truncate_dim: Number of values to keep of each vector. None keeps all.
 
@@ -164,7 +164,7 @@ class Embedder:
 
     @property
     def precision(self) -> str:
-        """Precision of the products of linear layers: "f32", "f16", "bf16" or "int8"."""
+        """Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
 
 @final
 class Reranker:
@@ -179,7 +179,7 @@ class Reranker:
         *,
         device: str | None = None,
         dtype: str | None = None,
-        quantize: Literal["int8"] | None = None,
+        quantize: Literal["fp8", "int8", "int4"] | None = None,
         threads: int | None = None,
     ) -> Self:
         """Load a model. The arguments are those of `Embedder`."""
@@ -234,7 +234,7 @@ class Reranker:
 
     @property
     def precision(self) -> str:
-        """Precision of the products of linear layers: "f32", "f16", "bf16" or "int8"."""
+        """Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
 
 @final
 class Generator:
@@ -249,7 +249,7 @@ class Generator:
         *,
         device: str | None = None,
         dtype: str | None = None,
-        quantize: Literal["int8"] | None = None,
+        quantize: Literal["fp8", "int8", "int4"] | None = None,
         threads: int | None = None,
     ) -> Self:
         """Load a model. The arguments are those of `Embedder`."""
@@ -326,7 +326,7 @@ class Generator:
 
     @property
     def precision(self) -> str:
-        """Precision of the products of linear layers: "f32", "f16", "bf16" or "int8"."""
+        """Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
 
 @final
 class TextStream:
@@ -350,7 +350,7 @@ class Translator:
         *,
         device: str | None = None,
         dtype: str | None = None,
-        quantize: Literal["int8"] | None = None,
+        quantize: Literal["fp8", "int8", "int4"] | None = None,
         threads: int | None = None,
     ) -> Self:
         """Load a model. The arguments are those of `Embedder`."""
@@ -384,7 +384,7 @@ class Translator:
 
     @property
     def precision(self) -> str:
-        """Precision of the products of linear layers: "f32", "f16", "bf16" or "int8"."""
+        """Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
 
 @final
 class Engine:
@@ -400,7 +400,7 @@ class Engine:
         outputs: list[str] | None = None,
         device: str | None = None,
         dtype: str | None = None,
-        quantize: Literal["int8"] | None = None,
+        quantize: Literal["fp8", "int8", "int4"] | None = None,
         threads: int | None = None,
     ) -> Self:
         """Load a model.
@@ -452,4 +452,4 @@ class Engine:
 
     @property
     def precision(self) -> str:
-        """Precision of the products of linear layers: "f32", "f16", "bf16" or "int8"."""
+        """Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""

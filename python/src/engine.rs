@@ -27,7 +27,7 @@ const LENGTHS: &str = "lengths";
 ///
 /// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or
 /// "cuda:N", and `dtype` "float32", "float16" or "bfloat16"; by default the first CUDA device in float16, or the CPU in float32.
-/// `quantize="int8"` computes linear layers in 8-bit integers on the CPU. Several threads may use one object at once.
+/// `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits. Several threads may use one object at once.
 #[pyclass(frozen, module = "gemmule")]
 pub struct Engine {
     engine: gemmule::Engine,
@@ -143,7 +143,7 @@ impl Engine {
         self.engine.device().to_string()
     }
 
-    /// Precision of the products of linear layers: "f32", "f16", "bf16" or "int8".
+    /// Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4".
     #[getter]
     fn precision(&self) -> &'static str {
         self.engine.precision().name()

@@ -163,9 +163,11 @@ fn parsed_dtype(name: &str) -> Result<Option<DType>> {
 
 fn parsed_format(name: &str) -> Result<Format> {
     match name {
+        "fp8" => Ok(Format::FP8),
         "int8" => Ok(Format::INT8),
+        "int4" => Ok(Format::INT4),
         _ => Err(Error::Input(format!(
-            "`{name}` is not a format that weights are quantized to; expected \"int8\""
+            "`{name}` is not a format that weights are quantized to; expected \"fp8\", \"int8\" or \"int4\""
         ))),
     }
 }

@@ -92,14 +92,15 @@ def test_iterables_and_arrays_of_texts_are_accepted(minilm):
         np.testing.assert_array_equal(minilm.encode(given), expected)
 
 
-def test_other_precisions_are_close(minilm):
-    int8 = Embedder(checkpoint("st-mean"), device="cpu", quantize="int8")
-    assert (int8.precision, minilm.precision) == ("int8", "f32")
+@pytest.mark.parametrize(("precision", "tolerance"), [("int8", 0.05), ("fp8", 0.1), ("int4", 0.3)])
+def test_other_precisions_are_close(minilm, precision, tolerance):
+    quantized = Embedder(checkpoint("st-mean"), device="cpu", quantize=precision)
+    assert (quantized.precision, minilm.precision) == (precision, "f32")
     run = runs("st-mean")[0]
-    vectors = int8.encode(run["texts"])
+    vectors = quantized.encode(run["texts"])
     expected = np.array(run["values"], np.float32).reshape(run["shape"])
     assert not np.array_equal(vectors, expected)
-    np.testing.assert_allclose(vectors, expected, atol=0.05)
+    np.testing.assert_allclose(vectors, expected, atol=tolerance)
 
 
 def test_the_device_and_threads_are_chosen():

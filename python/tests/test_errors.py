@@ -90,8 +90,8 @@ def test_models_are_checked(kind, tmp_path):
         kind(tmp_path, device="tpu")
     with pytest.raises(InputError, match="`int4` is not a storage type"):
         kind(tmp_path, dtype="int4")
-    with pytest.raises(InputError, match="`int4` is not a format"):
-        kind(tmp_path, quantize="int4")
+    with pytest.raises(InputError, match="`int2` is not a format"):
+        kind(tmp_path, quantize="int2")
     with pytest.raises(InputError, match="threads is 0"):
         kind(tmp_path, threads=0)
     with pytest.raises(GemmuleError, match="config.json"):
