@@ -72,14 +72,24 @@ impl Attention {
             (true, Some(last)) => Dispatch::always(last.clone()),
             _ => by_rounds(&plain, machine, of.heads),
         };
-        let is_supported = |kernel: &KernelSpec| matches!(kernel, KernelSpec::MhaWgmma(_));
-        if !plain.choices().all(is_supported) {
-            return None;
-        }
-        Some(plain.map(|kernel| match kernel {
-            KernelSpec::MhaWgmma(attention) => MhaToE4m3 { attention }.into(),
-            other => other,
-        }))
+        let converting = |kernel: &KernelSpec| {
+            let KernelSpec::MhaWgmma(attention) = kernel else {
+                return None;
+            };
+            let mut attention = attention.clone();
+            if attention.tile.rows > MhaToE4m3::MAX_ROWS {
+                attention.tile = attention.tile.finer(of.head)?;
+            }
+            Some(KernelSpec::from(MhaToE4m3 { attention }))
+        };
+        plain
+            .choices()
+            .all(|kernel| converting(kernel).is_some())
+            .then(|| {
+                plain
+                    .clone()
+                    .map(|kernel| converting(&kernel).unwrap_or(kernel))
+            })
     }
 
     /// Returns one kernel for every length: the one for the longest sequences.

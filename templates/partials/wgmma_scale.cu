@@ -16,7 +16,30 @@ __device__ __forceinline__ void scale_tile(float (&acc)[M_TILES][ACCUMULATORS], 
         }
     }
 }
-{% else %}__device__ __forceinline__ void scale_tile(float (&acc)[M_TILES][ACCUMULATORS], const float* tile_scale) {
+{% else %}struct TileScale { float at[(BLOCK_N + 127) / 128]; };  // of a thread
+
+// Loads the scales of a tile's columns, of which each thread of a warpgroup has every 128th.
+__device__ __forceinline__ TileScale load_tile_scale(const float* scale, unsigned int tile_n) {
+    TileScale of;
+#pragma unroll
+    for (int i = 0; i < (BLOCK_N + 127) / 128; ++i) {
+{% if gated %}        const int row = i * 128 + threadIdx.x % 128, at = tile_n * TILE_N + row % TILE_N;
+        of.at[i] = at < N && row < BLOCK_N ? scale[at + row / TILE_N * N] : 0.0f;
+{% else %}        const int at = tile_n * BLOCK_N + i * 128 + threadIdx.x % 128;
+        of.at[i] = at < N ? scale[at] : 0.0f;
+{% endif %}    }
+    return of;
+}
+
+__device__ __forceinline__ void store_tile_scale(float* tile_scale, const TileScale& of) {
+#pragma unroll
+    for (int i = 0; i < (BLOCK_N + 127) / 128; ++i) {
+        const int at = i * 128 + threadIdx.x % 128;
+        if (at < BLOCK_N) tile_scale[at] = of.at[i];
+    }
+}
+
+__device__ __forceinline__ void scale_tile(float (&acc)[M_TILES][ACCUMULATORS], const float* tile_scale) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < BLOCK_N / 8; ++j) {

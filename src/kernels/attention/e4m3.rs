@@ -19,6 +19,11 @@ pub struct MhaToE4m3 {
     pub attention: MhaWgmma,
 }
 
+impl MhaToE4m3 {
+    /// Max queries of a tile. Three consumer warpgroups have no registers for the conversion.
+    pub const MAX_ROWS: u32 = 128;
+}
+
 impl Kernel for MhaToE4m3 {
     fn symbol(&self) -> String {
         format!("{}_{}", self.definition(), self.attention.tile.name())
@@ -71,7 +76,15 @@ impl Kernel for MhaToE4m3 {
     }
 
     fn validate(&self) -> Result<(), String> {
-        self.attention.validate()
+        self.attention.validate()?;
+        match self.attention.tile.rows <= Self::MAX_ROWS {
+            true => Ok(()),
+            false => Err(format!(
+                "attention in E4M3 with {:?}; expected at most {} queries per tile",
+                self.attention.tile,
+                Self::MAX_ROWS
+            )),
+        }
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
@@ -116,7 +129,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
             (a.of.head, a.tile, a.dtype, a.of.causal, a.of.by.is_none())
                 == (b.of.head, b.tile, b.dtype, b.of.causal, b.of.by.is_none())
         };
-        if kernels.iter().find(is_same).is_none() {
+        if attention.tile.rows <= MhaToE4m3::MAX_ROWS && kernels.iter().find(is_same).is_none() {
             kernels.push(MhaToE4m3 { attention });
         }
     }

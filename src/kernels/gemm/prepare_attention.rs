@@ -52,7 +52,12 @@ impl GemmPrepareAttention {
             && prepare.stride.is_none()
             && tile.stores_directly(prepare.row)
             && tile.outputs_of_warpgroup() <= Self::MAX_OUTPUTS
-            && tile.n <= Self::MAX_COLUMNS
+            && tile.n
+                <= if self.fp8 && !tile.cooperative {
+                    Self::MAX_COLUMNS_FP8
+                } else {
+                    Self::MAX_COLUMNS
+                }
             && is_whole
                 .into_iter()
                 .all(|columns| columns.is_multiple_of(prepare.head))
@@ -65,6 +70,8 @@ impl GemmPrepareAttention {
     /// angles.
     const MAX_OUTPUTS: u32 = 128 * 128;
     const MAX_COLUMNS: u32 = 192;
+    /// Max columns of a ping-pong tile with scales.
+    const MAX_COLUMNS_FP8: u32 = 128;
 
     /// Checks that the kernel can be generated as described.
     ///

@@ -63,6 +63,14 @@ impl GemmFp8 {
         self.of.check()?;
         let GemmWgmma { n, k, tile, .. } = self.of;
         Self::check_k(k)?;
+        // The largest ping-pong tiles have registers for scales if they store directly and add no residual.
+        let is_large = !tile.cooperative && tile.outputs_of_warpgroup() >= 128 * 144;
+        if is_large && (self.of.epilogue.residual || !tile.stores_directly(n)) {
+            return Err(format!(
+                "{tile:?} has no registers for the scales of {n} columns with {:?}; expected a smaller or a cooperative tile",
+                self.of.epilogue
+            ));
+        }
         let in_groups = tile.swaps_ab() || tile.stores_directly(n);
         match self.to_e4m3 && (self.of.epilogue.residual || !in_groups) {
             true => Err(format!(
