@@ -7,7 +7,7 @@ use crate::{
 };
 
 impl WgmmaTile {
-    /// Estimated cycles on a GPU with Hopper's instructions, comparable with [`Tile::cycles`](super::Tile::cycles).
+    /// Estimated cycles on a GPU with Hopper's instructions, comparable with [`Tile::cycles`](crate::kernels::gemm::Tile::cycles).
     ///
     /// `fill + tiles of the busiest SM × (k-steps × cost of a step + epilogue)`. The cost of a step is a norm of its limits (tensor
     /// cores, L2 for one SM, L2 for all SMs) plus the clock reduction due to its bytes, for the mean number of SMs that have a tile
