@@ -28,8 +28,8 @@ const MAX_PENALTY: f32 = 100.0;
 struct TranslationRequest {
     model: Option<String>,
     texts: Vec<String>,
-    /// Beginnings of the translations, one for each text.
-    prefixes: Vec<TargetPrefix>,
+    /// Beginnings of the translations, one for each text. Several texts may share one.
+    prefixes: Vec<Arc<TargetPrefix>>,
     params: TranslationParams,
     stream: bool,
     include_usage: bool,
@@ -92,14 +92,14 @@ impl TranslationRequest {
 }
 
 /// Reads `target_prefix`: a text for all translations, or a list with an entry for each, which is a text, a list of tokens, or null.
-fn prefixes(value: Value, n: usize) -> Result<Vec<TargetPrefix>, Failure> {
+fn prefixes(value: Value, n: usize) -> Result<Vec<Arc<TargetPrefix>>, Failure> {
     let name = "target_prefix";
     let wrong = |found: &str, expected: &str| {
         Failure::invalid(name, format!("`{name}` is {found}; expected {expected}"))
     };
     let list = match value {
-        Value::Null => return Ok(vec![TargetPrefix::None; n]),
-        Value::String(text) => return Ok(vec![TargetPrefix::Text(text); n]),
+        Value::Null => return Ok(vec![Arc::new(TargetPrefix::None); n]),
+        Value::String(text) => return Ok(vec![Arc::new(TargetPrefix::Text(text)); n]),
         Value::Array(list) => list,
         other => {
             let expected = "a text, or a list with a text or a list of tokens for each text";
@@ -131,7 +131,8 @@ fn prefixes(value: Value, n: usize) -> Result<Vec<TargetPrefix>, Failure> {
             "a text, a list of tokens, or null",
         )),
     };
-    list.into_iter().enumerate().map(prefix).collect()
+    let each = list.into_iter().enumerate();
+    each.map(|entry| prefix(entry).map(Arc::new)).collect()
 }
 
 /// Translates texts.
@@ -169,7 +170,10 @@ pub(super) async fn translate(
     });
     let sources = sources.await??;
     let share = app.share();
-    let tokens: usize = sources.iter().flatten().map(|(ids, _)| ids.len()).sum();
+    let each = sources.iter().flatten();
+    let tokens: usize = each
+        .map(|(ids, params)| ids.len() + params.prefix.len())
+        .sum();
     // Ids are copied: one copy waits, and one is generated from.
     share.reserve(8 * tokens as u64).await?;
     let mut all = Vec::with_capacity(n);

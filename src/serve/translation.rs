@@ -42,6 +42,17 @@ impl GenerationService {
         let target = target.map_err(|e| ServeError::invalid("target_prefix", e.to_string()));
         let (forced_first, prefix) = target?;
         let defaults = self.defaults();
+        // Checked for each text, before the prefixes of all texts take memory.
+        let room = self.admission.room(source.len(), defaults);
+        if prefix.len() > room {
+            let n = prefix.len();
+            return Err(ServeError::invalid(
+                "target_prefix",
+                format!(
+                    "the prefix has {n} tokens; expected at most {room}, which the model can generate"
+                ),
+            ));
+        }
         // The start token counts for `max_length`.
         let own = defaults
             .max_length

@@ -252,6 +252,19 @@ fn refusals_of_translations_name_the_field_and_what_is_near() {
     refused(json!({"text": "a", "temperature": 0.5}));
     refused(json!({"text": "a", "target_language": "de"}));
     insta::assert_snapshot!(told);
+    // The texts share the prefix, whose length is checked before that of the translations.
+    let prefix = "The river ".repeat(10_000);
+    let (status, answer) = post(
+        to,
+        PATH,
+        &json!({"text": vec!["a"; 1000], "target_prefix": prefix}),
+    );
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert_eq!(
+        (status, &answer["error"]["param"]),
+        (400, &json!("target_prefix"))
+    );
+    assert!(message.contains("text 0: the prefix has"), "{message}");
     let output = command("hf-m2m", "a", &["--target-lang", "eng"]);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(errors.contains("the target language `eng`"), "{errors}");
