@@ -42,6 +42,10 @@ pub enum CheckpointError {
         "out of memory for the tensor `{tensor}`, which takes {bytes} bytes; are its sizes right? Free memory, or use a smaller model"
     )]
     OutOfMemory { tensor: String, bytes: u64 },
+    #[error(
+        "values computed from the norm with `{tensor}` have no finite bound, so that they have no scale in fp8; check the weights, or disable the pass `quantize_inputs`"
+    )]
+    NoBound { tensor: String },
     #[error("`{index}` names the shard `{shard}`, which is not beside it; download it too")]
     MissingShard { index: PathBuf, shard: String },
     #[error(

@@ -246,7 +246,14 @@ fn scale(bound: &Bound, source: &dyn WeightSource) -> Result<f32, CheckpointErro
         None => (Vec::new(), Vec::new()),
     };
     let largest = bound.of(&gamma, &beta, &weight, &bias) as f32;
-    Ok(row_scale(&[largest]))
+    match largest.is_finite() {
+        true => Ok(row_scale(&[largest])),
+        false => {
+            let stored = bound.gamma.iter().flat_map(WeightExpr::stored).next();
+            let tensor = stored.map_or("a norm", |(name, _)| name).to_owned();
+            Err(CheckpointError::NoBound { tensor })
+        }
+    }
 }
 
 /// Keeps `rows` rows from `from` on of each of `groups` equal parts of `n_rows` rows of `width` elements.

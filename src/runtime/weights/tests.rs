@@ -66,10 +66,12 @@ fn scales_bring_rows_and_bounded_inputs_to_the_range_of_e4m3() {
     let folder = tempfile::tempdir().expect("room for a folder");
     let matrix = encode(&[0.5, -2.0, 1.0, 0.0, 0.0, 0.0], DType::F32);
     let gamma = encode(&[1.0, -3.0, 0.5], DType::F32);
+    let infinite = encode(&[1.0, f32::INFINITY, 0.5], DType::F32);
     let file = folder.path().join("model.safetensors");
     let views = [
         ("w", TensorView::new(Dtype::F32, vec![2, 3], &matrix)),
         ("g", TensorView::new(Dtype::F32, vec![3], &gamma)),
+        ("infinite", TensorView::new(Dtype::F32, vec![3], &infinite)),
     ];
     let views = views.map(|(name, view)| (name, view.expect("the sizes agree")));
     safetensors::serialize_to_file(views, None, &file).expect("room for a file");
@@ -87,6 +89,12 @@ fn scales_bring_rows_and_bounded_inputs_to_the_range_of_e4m3() {
     let scale = 3f32.sqrt() * 3.0 / 448.0;
     let got = evaluate(&WeightExpr::Scale(input.clone()), &source).expect("it is there");
     assert!((got[0] / scale - 1.0).abs() < 1e-6, "{got:?}");
+    let infinite = Bound {
+        gamma: vec![stored("infinite", &[3])],
+        ..input.clone()
+    };
+    let refused = evaluate(&WeightExpr::Scale(infinite), &source).expect_err("it is refused");
+    assert!(matches!(refused, CheckpointError::NoBound { tensor } if tensor == "infinite"));
     let weight = stored("w", &[2, 3]);
     let scales = WeightExpr::ProductScales {
         weight: vec![weight.clone()],
