@@ -97,9 +97,10 @@ fn prefixes(value: Value, n: usize) -> Result<Vec<Arc<TargetPrefix>>, Failure> {
     let wrong = |found: &str, expected: &str| {
         Failure::invalid(name, format!("`{name}` is {found}; expected {expected}"))
     };
+    let shared = |prefix| std::iter::repeat_n(Arc::new(prefix), n).collect();
     let list = match value {
-        Value::Null => return Ok(vec![Arc::new(TargetPrefix::None); n]),
-        Value::String(text) => return Ok(vec![Arc::new(TargetPrefix::Text(text)); n]),
+        Value::Null => return Ok(shared(TargetPrefix::None)),
+        Value::String(text) => return Ok(shared(TargetPrefix::Text(text))),
         Value::Array(list) => list,
         other => {
             let expected = "a text, or a list with a text or a list of tokens for each text";

@@ -8,7 +8,7 @@
 use crate::{
     graph::{Bound, BoundLinear, Graph, GraphError, NodeId, Op, WeightExpr, stacked},
     ops::{Epilogue, HeadView},
-    tensor::Format,
+    tensor::{Format, Size},
 };
 
 /// Name in reports, and to switch the rewrite off.
@@ -28,11 +28,12 @@ pub(super) fn rewrite(
     let (Some(x), Some(weight)) = (graph.operand(id, "x"), graph.operand(id, "weight")) else {
         return Ok(Err("it has no input".to_owned()));
     };
-    let Op::Weight(expr) = graph.op(weight).clone() else {
-        return Ok(Err("its weight is not stored".to_owned()));
+    let Some(rows) = parts(graph, weight) else {
+        return Ok(Err("its weight is computed, not stored".to_owned()));
     };
-    let dims = expr.dims();
-    if let Some(&odd) = dims.iter().find(|&&n| n % STEP != 0) {
+    let dims = graph.shape(weight).0.iter();
+    let odd = dims.filter_map(Size::as_constant).find(|n| n % STEP != 0);
+    if let Some(odd) = odd {
         return Ok(Err(format!(
             "its weight has {odd} rows or columns, and the kernels need a multiple of {STEP}"
         )));
@@ -45,7 +46,7 @@ pub(super) fn rewrite(
     let converted = converted(graph, x, &bound)?;
     let name = graph.node(weight).name.clone();
     let scales = WeightExpr::ProductScales {
-        weight: stacked(&expr),
+        weight: rows,
         input: bound,
     };
     // A weight may be multiplied by several inputs.
@@ -55,11 +56,8 @@ pub(super) fn rewrite(
         &[],
     )?;
     let format = Op::Quantize(Format::E4m3);
-    let known = graph.consumers(weight).into_iter();
-    let known = known
-        .into_iter()
-        .find(|&reader| *graph.op(reader) == format);
-    let quantized = match known {
+    let mut known = graph.consumers(weight).into_iter();
+    let quantized = match known.find(|&reader| *graph.op(reader) == format) {
         Some(known) => known,
         None => graph.add(format!("{name}.e4m3"), format, &[weight])?,
     };
@@ -75,11 +73,8 @@ pub(super) fn rewrite(
 
 /// Returns the node of a value in E4M3, and adds it if it is new.
 fn converted(graph: &mut Graph, x: NodeId, bound: &Bound) -> Result<NodeId, GraphError> {
-    let known = graph.consumers(x).into_iter();
-    if let Some(known) = known
-        .into_iter()
-        .find(|&reader| *graph.op(reader) == Op::ToE4m3)
-    {
+    let mut known = graph.consumers(x).into_iter();
+    if let Some(known) = known.find(|&reader| *graph.op(reader) == Op::ToE4m3) {
         return Ok(known);
     }
     let name = graph.node(x).name.clone();

@@ -199,6 +199,11 @@ impl GenerationService {
         self.admission.has_source()
     }
 
+    /// Max new tokens after a prompt of this many tokens with the settings of the folder.
+    pub(super) fn room(&self, prompt: usize) -> usize {
+        self.admission.room(prompt, &self.defaults)
+    }
+
     /// Generation settings of the folder.
     pub(super) fn defaults(&self) -> &SamplingParams {
         &self.defaults

@@ -43,7 +43,7 @@ impl GenerationService {
         let (forced_first, prefix) = target?;
         let defaults = self.defaults();
         // Checked for each text, before the prefixes of all texts take memory.
-        let room = self.admission.room(source.len(), defaults);
+        let room = self.room(source.len());
         if prefix.len() > room {
             let n = prefix.len();
             return Err(ServeError::invalid(
