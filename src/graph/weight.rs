@@ -138,14 +138,6 @@ impl Bound {
     }
 }
 
-/// Returns the parts of which an expression is stacked: itself, or those of [`WeightExpr::ConcatRows`].
-pub fn stacked(expr: &WeightExpr) -> Vec<WeightExpr> {
-    match expr {
-        WeightExpr::ConcatRows(parts) => parts.clone(),
-        other => vec![other.clone()],
-    }
-}
-
 /// Frequencies of a table of sines and cosines. Row `p` has `sin(p · f[j])` in the first half of
 /// its columns and `cos(p · f[j])` in the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -27,6 +27,20 @@ struct Described {
     answers: Vec<(&'static str, Value)>,
 }
 
+impl Described {
+    fn new(
+        summary: &'static str,
+        body: Option<Value>,
+        answers: Vec<(&'static str, Value)>,
+    ) -> Self {
+        Self {
+            summary,
+            body,
+            answers,
+        }
+    }
+}
+
 /// Returns the document of a server whose `public` routes need no key.
 pub(super) fn document(public: Public) -> Value {
     let mut paths = json!({});
@@ -185,11 +199,7 @@ fn closed(route: Route, prefix: &str, mut schema: Value) -> Value {
 }
 
 fn described(route: Route) -> Described {
-    let of = |summary, body, answers| Described {
-        summary,
-        body,
-        answers,
-    };
+    let of = Described::new;
     match route {
         Route::Embeddings => of(
             "Embeds texts (OpenAI)",
@@ -221,9 +231,9 @@ fn described(route: Route) -> Described {
                 ),
             ],
         ),
-        Route::Completions | Route::ChatCompletions | Route::Translate => {
-            generation::described(route)
-        }
+        Route::Completions => generation::completions(),
+        Route::ChatCompletions => generation::conversations(),
+        Route::Translate => generation::translations(route),
         Route::Embed => of(
             "Embeds texts (TEI)",
             Some(tei(

@@ -35,7 +35,7 @@ pub struct NormToE4m3 {
 
 impl NormToE4m3 {
     /// Columns of a norm are a multiple of this, as products of E4M3 need.
-    pub const STEP: u32 = 16;
+    const STEP: u32 = 16;
 }
 
 /// A norm of whole rows.

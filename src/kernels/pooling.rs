@@ -94,12 +94,13 @@ pub(super) fn pool_launch(extents: &Extents) -> Launch {
     }
 }
 
-/// Constants of `partials/pool_groups.cu`.
+/// Constants of `partials/pool_groups.cu` and `partials/pool_sum.cu`.
 pub(super) fn pool_constants(width: u32, dtype: DType) -> Constants {
     Constants::from([
         ("storage", storage(dtype)),
         ("width", width.into()),
         ("vector", vector_width(dtype, &[width]).into()),
+        ("by_position", false.into()),
     ])
 }
 

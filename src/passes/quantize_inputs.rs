@@ -6,7 +6,7 @@
 //! input convert it.
 
 use crate::{
-    graph::{Bound, BoundLinear, Graph, GraphError, NodeId, Op, WeightExpr, stacked},
+    graph::{Bound, BoundLinear, Graph, GraphError, NodeId, Op, WeightExpr},
     ops::{Epilogue, HeadView},
     tensor::{Format, Size},
 };
@@ -179,7 +179,10 @@ fn parts(graph: &Graph, mut id: NodeId) -> Option<Vec<WeightExpr>> {
     let Op::Weight(expr) = graph.op(id) else {
         return None;
     };
-    let parts = stacked(expr);
+    let parts = match expr {
+        WeightExpr::ConcatRows(parts) => parts.clone(),
+        one => vec![one.clone()],
+    };
     let is_stored = |part: &WeightExpr| {
         matches!(
             part,

@@ -9,7 +9,7 @@ mod prepared;
 
 use std::collections::HashMap;
 
-use attention::Appending;
+use attention::{Appending, Converting, conversions};
 use caches::caches;
 use chains::Chains;
 pub use chains::alternatives;
@@ -75,6 +75,8 @@ struct Lowering<'a> {
     chains: Chains,
     /// The launches that compute several nodes before an attention.
     prepared: Prepared,
+    /// The attentions that convert their result to E4M3, by the node of the conversion.
+    conversions: HashMap<NodeId, Converting>,
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
     meta_of: HashMap<BatchInput, TensorIndex>,
@@ -88,12 +90,14 @@ impl<'a> Lowering<'a> {
     fn new(graph: &'a Graph, options: &LowerOptions<'a>) -> Result<Self, LowerError> {
         let program = starting_program(graph, options);
         let prepared = Prepared::of(graph, &program, options);
+        let conversions = conversions(graph, options);
         Ok(Self {
             graph,
             options: *options,
             dtype: options.dtype,
-            chains: Chains::of(graph, options, &prepared)?,
+            chains: Chains::of(graph, options, &prepared, &conversions)?,
             prepared,
+            conversions,
             program,
             tensor_of: HashMap::new(),
             meta_of: HashMap::new(),
@@ -108,21 +112,17 @@ impl<'a> Lowering<'a> {
             Op::Input(meta) => self.meta(*meta),
             Op::Weight(_) if !self.is_read(id) => return Ok(()),
             Op::Weight(expr) => {
-                let dtype = match expr {
-                    WeightExpr::ProductScales { .. } | WeightExpr::Scale(_) => DType::F32,
-                    _ => self.dtype,
-                };
                 let place = Storage::Weight(expr.clone());
-                self.tensor(&node.name, dtype, node.shape.clone(), place)
+                self.tensor(&node.name, self.element(id), node.shape.clone(), place)
             }
-            Op::Quantize(format) => {
+            Op::Quantize(_) => {
                 let weight = self.graph.operand(id, "weight");
                 let Some(Op::Weight(expr)) = weight.map(|weight| self.graph.op(weight)) else {
                     let problem = "only weights are stored in another format".to_owned();
                     return Err(unsupported(self.graph, id, &node.op, problem));
                 };
                 let place = Storage::Weight(expr.clone());
-                self.tensor(&node.name, *format, node.shape.clone(), place)
+                self.tensor(&node.name, self.element(id), node.shape.clone(), place)
             }
             _ if self.prepared.holds(id) => {
                 self.prepared(id);
@@ -131,10 +131,9 @@ impl<'a> Lowering<'a> {
             Op::Cache { .. } => self.cache(id)?,
             Op::CrossCache { name, .. } => self.remembered(id, name)?,
             // Launched with the conversion of its result.
-            Op::Attention(_) if self.converting(id).is_some() => return Ok(()),
-            Op::ToE4m3
-                if let Some(launch) = attention::converting(self.graph, &self.options, id) =>
-            {
+            Op::Attention(_) if self.converts_itself(id) => return Ok(()),
+            Op::ToE4m3 if self.conversions.contains_key(&id) => {
+                let launch = self.conversions[&id].clone();
                 self.converting_attention(id, launch)
             }
             _ if self.chains.holds(id) => {
@@ -147,10 +146,28 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Returns the conversion to E4M3 that an attention computes itself.
-    fn converting(&self, attention: NodeId) -> Option<NodeId> {
-        let reader = self.graph.sole_consumer(attention)?;
-        attention::converting(self.graph, &self.options, reader).map(|_| reader)
+    /// Whether an attention converts its result to E4M3.
+    fn converts_itself(&self, attention: NodeId) -> bool {
+        let reader = self.graph.sole_consumer(attention);
+        reader.is_some_and(|reader| self.conversions.contains_key(&reader))
+    }
+
+    /// Returns the type of the elements of a node's value.
+    fn element(&self, id: NodeId) -> Element {
+        let op = self.graph.op(id);
+        if let Op::Quantize(format) = op {
+            return (*format).into();
+        }
+        if *op == Op::ToE4m3 {
+            return Element::E4m3;
+        }
+        // Sums of logarithms, and scales, need more precision than the storage type may have.
+        let is_single = matches!(
+            op,
+            Op::LogProbability
+                | Op::Weight(WeightExpr::ProductScales { .. } | WeightExpr::Scale(_))
+        );
+        if is_single { DType::F32 } else { self.dtype }.into()
     }
 
     /// Whether a weight is read as it is. If it is only read in other formats, it needs no memory in this one.
@@ -176,12 +193,7 @@ impl<'a> Lowering<'a> {
             .kernels(id, op)
             .map_err(|problem| unsupported(self.graph, id, op, problem))?;
         let mut operands = self.bind(&dispatch, |lowering, name| lowering.operand(id, name));
-        let dtype = match op {
-            // Sums of logarithms need more precision than the storage type may have.
-            Op::LogProbability => DType::F32,
-            _ => self.dtype,
-        };
-        let out = self.tensor(&node.name, dtype, node.shape.clone(), UNPLACED);
+        let out = self.tensor(&node.name, self.element(id), node.shape.clone(), UNPLACED);
         operands.push(out);
         self.step(id, dispatch, operands);
         Ok(out)

@@ -4,63 +4,46 @@ use serde_json::{Value, json};
 
 use super::{Described, Route, closed, schema::*};
 
-pub(super) fn described(route: Route) -> Described {
-    let of = |summary, body, answers| Described {
-        summary,
-        body,
-        answers,
-    };
-    match route {
-        Route::Completions => of(
-            "Completes prompts (OpenAI)",
-            Some({
-                let mut body = writing();
-                body["required"] = json!(["prompt"]);
-                body["properties"]["prompt"] = named("Input");
-                body["properties"]["best_of"] = or_null(whole(1));
-                body["properties"]["logprobs"] = json!({"anyOf": [
-                    {"type": ["integer", "null"], "minimum": 0, "maximum": 20}, {"const": false},
-                ]});
-                body
-            }),
-            vec![
-                ("application/json", named("Texts")),
-                ("text/event-stream", text()),
-            ],
-        ),
-        Route::ChatCompletions => of(
-            "Completes conversations (OpenAI)",
-            Some({
-                let mut body = writing();
-                body["required"] = json!(["messages"]);
-                body["properties"]["messages"] =
-                    json!({"type": "array", "minItems": 1, "items": named("Message")});
-                body["properties"]["tools"] =
-                    or_null(json!({"type": "array", "items": {"type": "object"}}));
-                body["properties"]["tool_choice"] = only(json!([null, "auto", "none"]));
-                body["properties"]["logprobs"] = flag();
-                body["properties"]["chat_template_kwargs"] = json!({"type": ["object", "null"]});
-                for name in ["add_generation_prompt", "continue_final_message"] {
-                    body["properties"][name] = flag();
-                }
-                body["properties"]["top_logprobs"] =
-                    or_null(json!({"type": "integer", "minimum": 0, "maximum": 20}));
-                body
-            }),
-            vec![
-                ("application/json", named("Texts")),
-                ("text/event-stream", text()),
-            ],
-        ),
-        _ => of(
-            "Translates texts",
-            Some(object(&["text"], translating(route))),
-            vec![
-                ("application/json", named("Translations")),
-                ("text/event-stream", text()),
-            ],
-        ),
+/// Returns the route of a whole answer, or of its parts as events.
+fn described(summary: &'static str, body: Value, answer: &str) -> Described {
+    let answers = vec![
+        ("application/json", named(answer)),
+        ("text/event-stream", text()),
+    ];
+    Described::new(summary, Some(body), answers)
+}
+
+pub(super) fn completions() -> Described {
+    let mut body = writing();
+    body["required"] = json!(["prompt"]);
+    body["properties"]["prompt"] = named("Input");
+    body["properties"]["best_of"] = or_null(whole(1));
+    body["properties"]["logprobs"] = json!({"anyOf": [
+        {"type": ["integer", "null"], "minimum": 0, "maximum": 20}, {"const": false},
+    ]});
+    described("Completes prompts (OpenAI)", body, "Texts")
+}
+
+pub(super) fn conversations() -> Described {
+    let mut body = writing();
+    body["required"] = json!(["messages"]);
+    body["properties"]["messages"] =
+        json!({"type": "array", "minItems": 1, "items": named("Message")});
+    body["properties"]["tools"] = or_null(json!({"type": "array", "items": {"type": "object"}}));
+    body["properties"]["tool_choice"] = only(json!([null, "auto", "none"]));
+    body["properties"]["logprobs"] = flag();
+    body["properties"]["chat_template_kwargs"] = json!({"type": ["object", "null"]});
+    for name in ["add_generation_prompt", "continue_final_message"] {
+        body["properties"][name] = flag();
     }
+    body["properties"]["top_logprobs"] =
+        or_null(json!({"type": "integer", "minimum": 0, "maximum": 20}));
+    described("Completes conversations (OpenAI)", body, "Texts")
+}
+
+pub(super) fn translations(route: Route) -> Described {
+    let body = object(&["text"], translating(route));
+    described("Translates texts", body, "Translations")
 }
 
 fn translating(route: Route) -> Value {

@@ -13,7 +13,6 @@ use crate::{
     ops::{AttentionProblem, BatchInput},
     program::{AttentionChoice, TensorIndex},
     select::{Attention, CachedAttention, Dispatch},
-    tensor::Element,
 };
 
 /// The launches of an attention node.
@@ -33,21 +32,24 @@ pub(super) struct Appending {
 }
 
 /// An attention that converts its result to E4M3.
+#[derive(Clone)]
 pub(super) struct Converting {
     /// The node of the attention. Its result in 16 bits is not stored.
-    pub(super) attention: NodeId,
+    attention: NodeId,
     dispatch: Dispatch<KernelSpec>,
 }
 
-/// Returns the attention whose result a node converts to E4M3, if its kernels do so themselves.
-pub(super) fn converting(
-    graph: &Graph,
-    options: &LowerOptions,
-    conversion: NodeId,
-) -> Option<Converting> {
-    if *graph.op(conversion) != Op::ToE4m3 || options.no_fused_launches {
-        return None;
-    }
+/// Returns the attentions that convert their result, by the node of the conversion.
+pub(super) fn conversions(graph: &Graph, options: &LowerOptions) -> HashMap<NodeId, Converting> {
+    let nodes = graph.topological().into_iter();
+    let nodes = nodes.filter(|&id| *graph.op(id) == Op::ToE4m3 && !options.no_fused_launches);
+    nodes
+        .filter_map(|id| Some((id, converting(graph, options, id)?)))
+        .collect()
+}
+
+/// Returns the attention whose result a node converts, if its kernels do so themselves.
+fn converting(graph: &Graph, options: &LowerOptions, conversion: NodeId) -> Option<Converting> {
     let id = graph.operand(conversion, "x")?;
     let &Op::Attention(of) = graph.op(id) else {
         return None;
@@ -84,7 +86,8 @@ impl Lowering<'_> {
             of_attention.or_else(|| lowering.operand(conversion, name))
         });
         let node = self.graph.node(conversion);
-        let out = self.tensor(&node.name, Element::E4m3, node.shape.clone(), UNPLACED);
+        let element = self.element(conversion);
+        let out = self.tensor(&node.name, element, node.shape.clone(), UNPLACED);
         operands.push(out);
         self.step(conversion, launch.dispatch, operands);
         out

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 
 use super::{
-    LowerError, LowerOptions, Lowering, Prepared, UNPLACED, attention::converting, rows,
-    starting_program, unsupported, width,
+    LowerError, LowerOptions, Lowering, Prepared, UNPLACED,
+    attention::{Converting, conversions},
+    rows, starting_program, unsupported, width,
 };
 use crate::{
     graph::{Graph, NodeId, Op},
@@ -40,7 +41,7 @@ pub fn alternatives(
     more: f64,
 ) -> Result<Vec<Alternative>, LowerError> {
     let prepared = Prepared::of(graph, &starting_program(graph, options), options);
-    let found = Found::of(graph, options, &prepared)?;
+    let found = Found::of(graph, options, &prepared, &conversions(graph, options))?;
     Ok(found.question(options).alternatives(tokens, more))
 }
 
@@ -64,7 +65,12 @@ impl Found {
         }
     }
 
-    fn of(graph: &Graph, options: &LowerOptions, prepared: &Prepared) -> Result<Self, LowerError> {
+    fn of(
+        graph: &Graph,
+        options: &LowerOptions,
+        prepared: &Prepared,
+        conversions: &HashMap<NodeId, Converting>,
+    ) -> Result<Self, LowerError> {
         let order = graph.topological();
         let order_of: HashMap<NodeId, usize> = order.iter().copied().zip(0..).collect();
         let mut nodes: Vec<Vec<NodeId>> = Vec::new();
@@ -80,7 +86,7 @@ impl Found {
                     let feeds = matches!(site, Site::Prepare { is_alone: true, .. });
                     (site, feeds.then_some(x))
                 }
-                None if converting(graph, options, id).is_some() => continue,
+                None if conversions.contains_key(&id) => continue,
                 None => match site(graph, id, options.dtype).map_err(failed)? {
                     Some(site) if !prepared.holds(id) => (site, feeder(graph, id, &order_of)),
                     _ => continue,
@@ -131,8 +137,9 @@ impl Chains {
         graph: &Graph,
         options: &LowerOptions,
         prepared: &Prepared,
+        conversions: &HashMap<NodeId, Converting>,
     ) -> Result<Self, LowerError> {
-        let found = Found::of(graph, options, prepared)?;
+        let found = Found::of(graph, options, prepared, conversions)?;
         let launches = found.question(options).answer();
         Ok(Self {
             nodes: found.nodes,

@@ -10,7 +10,7 @@ use crate::{
     ops::{AttentionProblem, HeadView, Rotation},
     program::{Cache, Program},
     select::{Dispatch, Site},
-    tensor::{DType, Element},
+    tensor::DType,
 };
 
 /// The launches of a graph that compute several nodes each.
@@ -485,10 +485,7 @@ impl Lowering<'_> {
 
     fn rows_of(&mut self, id: NodeId) {
         let node = self.graph.node(id);
-        let element = match node.op {
-            Op::ToE4m3 => Element::E4m3,
-            _ => self.dtype.into(),
-        };
+        let element = self.element(id);
         let tensor = self.tensor(&node.name, element, node.shape.clone(), UNPLACED);
         self.tensor_of.insert(id, tensor);
     }

@@ -1,9 +1,9 @@
 //! Products in E4M3, and the conversion of their operands: in a separate launch, or in the launch of the kernel before.
 
-use super::{Bindings, Candidate, Implementation, Launch, Operand};
+use super::{Bindings, Candidate, Implementation, Launch, Operand, norm};
 use crate::{
     kernels::{
-        e4m3::{Norm, NormToE4m3},
+        e4m3::NormToE4m3,
         gemm::{GemmFp8, GemmWgmma, WgmmaTile},
     },
     machine::Machine,
@@ -22,36 +22,16 @@ pub(super) fn conversion(chain: &[Link], _: &Machine) -> Option<Implementation> 
 
 /// Converts the result of a norm in the norm's launch.
 pub(super) fn after_norm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
-    let [norm, conversion, ..] = chain else {
+    let [before, conversion, ..] = chain else {
         return None;
     };
     let Site::ToE4m3(_) = &conversion.site else {
         return None;
     };
-    let norms: Vec<Norm> = match &norm.site {
-        Site::LayerNorm(norm) => {
-            let kernels = norm.by_rows(machine).into_iter();
-            kernels.map(|(_, kernel)| Norm::Layer(kernel)).collect()
-        }
-        Site::SumLayerNorm(norm) => {
-            let kernels = norm.by_rows(machine).into_iter();
-            kernels.map(|(_, kernel)| Norm::Sum(kernel)).collect()
-        }
-        Site::RmsNorm(norm) => vec![Norm::Rms(norm.clone())],
-        Site::Linear { .. }
-        | Site::ScaledLinear { .. }
-        | Site::ToE4m3(_)
-        | Site::Gate(_)
-        | Site::Prepare { .. } => return None,
-    };
-    let keeps = !norm.is_private;
-    let mut candidates: Vec<Candidate> = Vec::new();
-    for norm in norms {
-        let candidate = Candidate::new(NormToE4m3 { norm, keeps });
-        if !candidates.contains(&candidate) {
-            candidates.push(candidate);
-        }
-    }
+    let norms = norm::kernels(&before.site, machine)?.into_iter();
+    let keeps = !before.is_private;
+    let candidates = norms.map(|norm| Candidate::new(NormToE4m3 { norm, keeps }));
+    let candidates = candidates.collect();
     let mut bindings = Bindings::to_operands_of(&[0, 1]);
     if keeps {
         bindings = bindings.with("out", Operand::Value(0));

@@ -2,39 +2,17 @@
 
 use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{
-    kernels::KernelSpec,
+    kernels::e4m3::Norm,
     machine::Machine,
     select::site::{Link, Site},
 };
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
-    let kernels: Vec<KernelSpec> = match &chain.first()?.site {
-        Site::LayerNorm(norm) => {
-            let kernels = norm.by_rows(machine).into_iter();
-            kernels.map(|(_, kernel)| kernel.into()).collect()
-        }
-        Site::SumLayerNorm(norm) => {
-            let kernels = norm.by_rows(machine).into_iter();
-            kernels.map(|(_, kernel)| kernel.into()).collect()
-        }
-        Site::RmsNorm(norm) => vec![norm.clone().into()],
-        Site::Linear { .. }
-        | Site::ScaledLinear { .. }
-        | Site::ToE4m3(_)
-        | Site::Gate(_)
-        | Site::Prepare { .. } => return None,
-    };
-    // A kernel may serve several ranges of rows.
-    let mut candidates: Vec<Candidate> = Vec::new();
-    for candidate in kernels.into_iter().map(Candidate::new) {
-        if !candidates.contains(&candidate) {
-            candidates.push(candidate);
-        }
-    }
+    let norms = kernels(&chain.first()?.site, machine)?.into_iter();
     let launch = Launch {
         site: 0,
         bindings: Bindings::to_operands_of(&[0]).with("out", Operand::Value(0)),
-        candidates,
+        candidates: norms.map(|norm| Candidate::new(norm.spec())).collect(),
     };
     Some(Implementation {
         name: "norm",
@@ -42,4 +20,32 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         launches: vec![launch],
         saved: 0.0,
     })
+}
+
+/// Returns the kernels of a norm by the number of rows; `None` for a site of another kind.
+pub(super) fn kernels(site: &Site, machine: &Machine) -> Option<Vec<Norm>> {
+    let all: Vec<Norm> = match site {
+        Site::LayerNorm(norm) => {
+            let kernels = norm.by_rows(machine).into_iter();
+            kernels.map(|(_, kernel)| Norm::Layer(kernel)).collect()
+        }
+        Site::SumLayerNorm(norm) => {
+            let kernels = norm.by_rows(machine).into_iter();
+            kernels.map(|(_, kernel)| Norm::Sum(kernel)).collect()
+        }
+        Site::RmsNorm(norm) => vec![Norm::Rms(norm.clone())],
+        Site::Linear { .. }
+        | Site::ScaledLinear { .. }
+        | Site::ToE4m3(_)
+        | Site::Gate(_)
+        | Site::Prepare { .. } => return None,
+    };
+    // A kernel may serve several ranges of rows.
+    let mut distinct: Vec<Norm> = Vec::new();
+    for kernel in all {
+        if !distinct.contains(&kernel) {
+            distinct.push(kernel);
+        }
+    }
+    Some(distinct)
 }

@@ -1,5 +1,6 @@
 //! The Hopper GEMM with factors in E4M3.
 
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::{BLOCK_K, GemmWgmma, THREADS};
@@ -79,6 +80,45 @@ impl GemmFp8 {
             )),
             false => Ok(()),
         }
+    }
+
+    /// Computes the results from the products of each row. `more` are the operands after the weight. Results in E4M3 are not yet rounded.
+    pub(crate) fn finish(&self, products: &[f32], more: &[&[f32]], out: &mut [f32]) {
+        let Epilogue {
+            bias,
+            residual,
+            activation,
+        } = self.of.epilogue;
+        let mut more = more.iter().copied();
+        let mut next = |is_there: bool| is_there.then(|| more.next().unwrap_or_default());
+        let scale = next(true).unwrap_or_default();
+        let (bias, residual) = (next(bias), next(residual));
+        let out_scale = next(self.to_e4m3).map(|scale| f64::from(scale[0]));
+        let n = self.of.n as usize;
+        let rows = products.par_chunks(self.of.weight_rows() as usize);
+        let rows = rows.zip(out.par_chunks_mut(n)).enumerate();
+        rows.for_each(|(row, (products, out))| {
+            let sum = |c: usize| {
+                let bias = bias.map_or(0.0, |b| f64::from(b[c]));
+                f64::from(products[c]) * f64::from(scale[c]) + bias
+            };
+            for (c, out) in out.iter_mut().enumerate() {
+                let mut result = sum(c);
+                if let Some(activation) = activation {
+                    result = activate_f64(activation, result);
+                }
+                if self.of.gated {
+                    result *= sum(n + c);
+                }
+                if let Some(residual) = residual {
+                    result += f64::from(residual[row * n + c]);
+                }
+                *out = match out_scale {
+                    Some(scale) => saturated((result / scale) as f32),
+                    None => result as f32,
+                };
+            }
+        });
     }
 
     fn out(&self) -> Element {
@@ -227,9 +267,6 @@ impl Kernel for GemmFp8 {
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        let GemmWgmma {
-            n, epilogue, gated, ..
-        } = self.of;
         let products = GemmWgmma {
             n: self.of.weight_rows(),
             dtype: DType::F32,
@@ -237,32 +274,9 @@ impl Kernel for GemmFp8 {
             ..self.of.clone()
         };
         let products = products.plain().reference(extents, &reads[..2]).remove(0);
-        let mut more = reads[2..].iter().map(|tensor| tensor.real());
-        let mut next = |is_there: bool| is_there.then(|| more.next().unwrap_or_default());
-        let scale = next(true).unwrap_or_default();
-        let bias = next(epilogue.bias);
-        let residual = next(epilogue.residual);
-        let out_scale = next(self.to_e4m3).map_or(1.0, |scale| f64::from(scale[0]));
-        let activate = |v: f64| epilogue.activation.map_or(v, |a| activate_f64(a, v));
-        let n = n as usize;
-        let mut out = Vec::with_capacity(extents.rows as usize * n);
-        let weight_rows = self.of.weight_rows() as usize;
-        let rows = products.real().chunks(weight_rows.max(1)).enumerate();
-        for (row, sums) in rows {
-            let sum = |c: usize| {
-                let bias = bias.map_or(0.0, |b| f64::from(b[c]));
-                f64::from(sums[c]) * f64::from(scale[c]) + bias
-            };
-            out.extend((0..n).map(|c| {
-                let more = residual.map_or(0.0, |r| f64::from(r[row * n + c]));
-                let gate = if gated { sum(n + c) } else { 1.0 };
-                let result = ((activate(sum(c)) * gate + more) / out_scale) as f32;
-                match self.to_e4m3 {
-                    true => saturated(result),
-                    false => result,
-                }
-            }));
-        }
+        let more: Vec<&[f32]> = reads[2..].iter().map(|tensor| tensor.real()).collect();
+        let mut out = vec![0.0; extents.rows as usize * self.of.n as usize];
+        self.finish(products.real(), &more, &mut out);
         vec![HostTensor::Real(out)]
     }
 

@@ -10,7 +10,6 @@ use crate::{
         e4m3::{NormToE4m3, ToE4m3},
         gemm::GemmFp8,
     },
-    ops::activate_f64,
     tensor::{Element, Extents},
 };
 
@@ -18,7 +17,9 @@ pub(super) fn to_e4m3(spec: &ToE4m3, mut args: Args<'_, '_>) -> Result<(), OpErr
     let (rows, width) = (args.extents.rows, u64::from(spec.width));
     let x = args.real("x", &[rows, width])?;
     let scale = args.real("out_scale", &[1])?[0];
-    convert(x, scale, args.out(&[rows, width])?);
+    let out = args.out(&[rows, width])?;
+    out.copy_from_slice(x);
+    convert(out, scale);
     Ok(())
 }
 
@@ -41,12 +42,12 @@ pub(super) fn norm_to_e4m3(
         (true, [out, converted]) => {
             super::run(&spec.norm.spec(), extents, of_norm, &mut [&mut **out])?;
             Args::new(op, extents, &[], converted).out(&[out.len() as u64])?;
-            convert(out, scale, converted);
+            converted.copy_from_slice(out);
+            convert(converted, scale);
         }
         (false, [converted]) => {
             super::run(&spec.norm.spec(), extents, of_norm, &mut [&mut **converted])?;
-            let round = |v: &mut f32| *v = Element::E4m3.round(*v / scale);
-            converted.par_iter_mut().for_each(round);
+            convert(converted, scale);
         }
         (_, writes) => {
             let expected = "the converted norm, or the norm and the converted one";
@@ -67,14 +68,14 @@ pub(super) fn mha_to_e4m3(
     let scale = Args::new("mha_to_e4m3", extents, scale, &mut []).real("out_scale", &[1])?[0];
     let attention = spec.attention.clone().into();
     super::run(&attention, extents, of_attention, &mut [&mut *out])?;
-    let round = |v: &mut f32| *v = Element::E4m3.round(*v / scale);
-    out.par_iter_mut().for_each(round);
+    convert(out, scale);
     Ok(())
 }
 
-fn convert(x: &[f32], scale: f32, out: &mut [f32]) {
-    let round = |(out, &x): (&mut f32, &f32)| *out = Element::E4m3.round(x / scale);
-    out.par_iter_mut().zip(x).for_each(round);
+/// Replaces values by their quotients by `scale` in E4M3.
+fn convert(values: &mut [f32], scale: f32) {
+    let round = |v: &mut f32| *v = Element::E4m3.round(*v / scale);
+    values.par_iter_mut().for_each(round);
 }
 
 pub(super) fn gemm_fp8(spec: &GemmFp8, mut args: Args<'_, '_>) -> Result<(), OpError> {
@@ -84,19 +85,16 @@ pub(super) fn gemm_fp8(spec: &GemmFp8, mut args: Args<'_, '_>) -> Result<(), OpE
     let weight_rows = u64::from(of.weight_rows());
     let x = args.real("x", &[rows, k])?;
     let weight = args.weight("weight", &[weight_rows, k])?;
-    let scale = args.real("scale", &[weight_rows])?;
-    let bias = match of.epilogue.bias {
-        true => Some(args.real("bias", &[weight_rows])?),
-        false => None,
-    };
-    let residual = match of.epilogue.residual {
-        true => Some(args.real("residual", &[rows, n])?),
-        false => None,
-    };
-    let out_scale = match spec.to_e4m3 {
-        true => Some(args.real("out_scale", &[1])?[0]),
-        false => None,
-    };
+    let mut more = vec![args.real("scale", &[weight_rows])?];
+    if of.epilogue.bias {
+        more.push(args.real("bias", &[weight_rows])?);
+    }
+    if of.epilogue.residual {
+        more.push(args.real("residual", &[rows, n])?);
+    }
+    if spec.to_e4m3 {
+        more.push(args.real("out_scale", &[1])?);
+    }
     let op = args.op();
     let out = args.out(&[rows, n])?;
     if out.is_empty() {
@@ -113,31 +111,16 @@ pub(super) fn gemm_fp8(spec: &GemmFp8, mut args: Args<'_, '_>) -> Result<(), OpE
         activation: None,
         residual: None,
     };
-    let (n, weight_rows) = (n as usize, weight_rows as usize);
     let product = Linear {
         x,
-        n: weight_rows,
+        n: weight_rows as usize,
         k: k as usize,
         finish,
     };
     product.run(weight, &mut sums);
-    let rows = out.par_chunks_mut(n).zip(sums.par_chunks(weight_rows));
-    rows.enumerate().for_each(|(row, (out, sums))| {
-        let sum = |c: usize| {
-            let bias = bias.map_or(0.0, |bias| f64::from(bias[c]));
-            f64::from(sums[c]) * f64::from(scale[c]) + bias
-        };
-        for (c, out) in out.iter_mut().enumerate() {
-            let activation = of.epilogue.activation;
-            let activated = activation.map_or(sum(c), |a| activate_f64(a, sum(c)));
-            let gate = if of.gated { sum(n + c) } else { 1.0 };
-            let more = residual.map_or(0.0, |residual| f64::from(residual[row * n + c]));
-            let result = activated * gate + more;
-            *out = match out_scale {
-                Some(scale) => Element::E4m3.round((result / f64::from(scale)) as f32),
-                None => result as f32,
-            };
-        }
-    });
+    spec.finish(&sums, &more, out);
+    if spec.to_e4m3 {
+        convert(out, 1.0);
+    }
     Ok(())
 }

@@ -14,72 +14,59 @@ use crate::kernels::{
     weighted_pool::WeightedPool,
 };
 
-pub(super) fn token_of_sequence(
-    spec: &TokenOfSequence,
+pub(super) fn token_of_sequence(spec: &TokenOfSequence, args: Args<'_, '_>) -> Result<(), OpError> {
+    for_sequences(spec.width, args, &|x, out| {
+        let mut rows = x.chunks_exact(out.len());
+        let row = match spec.which {
+            TokenPosition::First => rows.next(),
+            TokenPosition::Last => rows.next_back(),
+        };
+        if let Some(row) = row {
+            out.copy_from_slice(row);
+        }
+    })
+}
+
+pub(super) fn max_pool(spec: &MaxPool, args: Args<'_, '_>) -> Result<(), OpError> {
+    for_sequences(spec.width, args, &|x, out| {
+        out.fill(f32::NEG_INFINITY);
+        for row in x.chunks_exact(out.len()) {
+            // A branch per element would prevent vectorization.
+            for (top, &x) in out.iter_mut().zip(row) {
+                *top = larger(*top, x);
+            }
+        }
+    })
+}
+
+pub(super) fn weighted_pool(spec: &WeightedPool, args: Args<'_, '_>) -> Result<(), OpError> {
+    for_sequences(spec.width, args, &|x, out| {
+        out.fill(0.0);
+        // Divided weights keep the sums of long sequences small.
+        let share = 1.0 / spec.weights.divisor(x.len() / out.len());
+        for (token, row) in x.chunks_exact(out.len()).enumerate() {
+            let weight = (spec.weights.of(token) * share) as f32;
+            for (sum, &x) in out.iter_mut().zip(row) {
+                *sum += weight * x;
+            }
+        }
+    })
+}
+
+/// Computes a row of the result from the rows of each sequence.
+fn for_sequences(
+    width: u32,
     mut args: Args<'_, '_>,
+    row: &(dyn Fn(&[f32], &mut [f32]) + Sync),
 ) -> Result<(), OpError> {
     let (tokens, batch) = (args.extents.tokens, args.extents.batch);
-    let width = u64::from(spec.width);
-    let x = args.real("x", &[tokens, width])?;
+    let x = args.real("x", &[tokens, width.into()])?;
     let sequences = args.sequences()?;
-    let out = args.out(&[batch, width])?;
+    let out = args.out(&[batch, width.into()])?;
     let width = width as usize;
     for_row_blocks(out, width, &|first, out| {
-        for (i, out) in out.chunks_exact_mut(width).enumerate() {
-            let sequence = &sequences[first + i];
-            let token = match spec.which {
-                TokenPosition::First => sequence.start,
-                TokenPosition::Last => sequence.start + sequence.len - 1,
-            };
-            out.copy_from_slice(&x[token * width..][..width]);
-        }
-    });
-    Ok(())
-}
-
-pub(super) fn max_pool(spec: &MaxPool, mut args: Args<'_, '_>) -> Result<(), OpError> {
-    let (tokens, batch) = (args.extents.tokens, args.extents.batch);
-    let width = u64::from(spec.width);
-    let x = args.real("x", &[tokens, width])?;
-    let sequences = args.sequences()?;
-    let out = args.out(&[batch, width])?;
-    let width = width as usize;
-    for_row_blocks(out, width, &|first, out| {
-        for (i, out) in out.chunks_exact_mut(width).enumerate() {
-            let sequence = &sequences[first + i];
-            let x = &x[sequence.start * width..][..sequence.len * width];
-            out.fill(f32::NEG_INFINITY);
-            for row in x.chunks_exact(width) {
-                // A branch per element would prevent vectorization.
-                for (top, &x) in out.iter_mut().zip(row) {
-                    *top = larger(*top, x);
-                }
-            }
-        }
-    });
-    Ok(())
-}
-
-pub(super) fn weighted_pool(spec: &WeightedPool, mut args: Args<'_, '_>) -> Result<(), OpError> {
-    let (tokens, batch) = (args.extents.tokens, args.extents.batch);
-    let width = u64::from(spec.width);
-    let x = args.real("x", &[tokens, width])?;
-    let sequences = args.sequences()?;
-    let out = args.out(&[batch, width])?;
-    let width = width as usize;
-    for_row_blocks(out, width, &|first, out| {
-        for (i, out) in out.chunks_exact_mut(width).enumerate() {
-            let sequence = &sequences[first + i];
-            let x = &x[sequence.start * width..][..sequence.len * width];
-            out.fill(0.0);
-            // Divided weights keep the sums of long sequences small.
-            let share = 1.0 / spec.weights.divisor(sequence.len);
-            for (token, row) in x.chunks_exact(width).enumerate() {
-                let weight = (spec.weights.of(token) * share) as f32;
-                for (sum, &x) in out.iter_mut().zip(row) {
-                    *sum += weight * x;
-                }
-            }
+        for (sequence, out) in sequences[first..].iter().zip(out.chunks_exact_mut(width)) {
+            row(&x[sequence.start * width..][..sequence.len * width], out);
         }
     });
     Ok(())

@@ -2,6 +2,7 @@
 
 mod attention;
 mod errors;
+mod fp8;
 mod gemm;
 mod linear;
 mod long_attention;

@@ -1,0 +1,33 @@
+use std::collections::HashSet;
+
+use super::{long_attention::agree, *};
+use crate::{
+    kernels::{e4m3::Norm, representative},
+    tensor::DType,
+};
+
+/// One kernel of each definition, at sizes that take little time.
+#[test]
+fn products_and_conversions_in_fp8_agree_with_their_references() {
+    let is_small = |kernel: &KernelSpec| match kernel {
+        KernelSpec::GemmFp8(k) => k.of.k < 500,
+        KernelSpec::ToE4m3(k) => k.width < 500,
+        KernelSpec::NormToE4m3(k) => match &k.norm {
+            Norm::Layer(norm) => norm.width == 336,
+            Norm::Sum(norm) => norm.width == 336,
+            Norm::Rms(norm) => norm.width == 336,
+        },
+        KernelSpec::MhaToE4m3(k) => k.attention.of.head == 32 && k.attention.of.causal,
+        _ => false,
+    };
+    let mut seen = HashSet::new();
+    let in_f16 = |kernel: &KernelSpec| kernel.as_kernel().dtype() == Some(DType::F16);
+    let mut kernels = representative();
+    kernels.retain(|kernel| is_small(kernel) && in_f16(kernel));
+    kernels.retain(|kernel| seen.insert(kernel.as_kernel().definition()));
+    let of = |is: fn(&KernelSpec) -> bool| kernels.iter().filter(|kernel| is(kernel)).count();
+    assert_eq!(of(|k| matches!(k, KernelSpec::GemmFp8(_))), 3);
+    assert_eq!(of(|k| matches!(k, KernelSpec::NormToE4m3(_))), 6);
+    assert_eq!(of(|k| matches!(k, KernelSpec::MhaToE4m3(_))), 1);
+    agree(kernels);
+}

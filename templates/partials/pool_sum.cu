@@ -1,0 +1,32 @@
+    // Each group sums every GROUPS-th row from `begin` to `end`{% if by_position %}, times its position from 1 on{% endif %}. The first group adds the partial sums.
+    if (group < GROUPS) {
+#pragma unroll 4
+        for (int t = begin + group; t < end; t += GROUPS) {
+            const T* from = x + static_cast<long long>(t) * WIDTH;
+{%- if by_position %}
+            const float weight = static_cast<float>(t - begin + 1);
+{%- endif %}
+#pragma unroll
+            for (int h = 0; h < PACKS_PER_THREAD; ++h) {
+                const Pack<T, N> a = load_pack<N>(from + pack_column(h));
+#pragma unroll
+                for (int j = 0; j < N; ++j) {{ total }}[h][j] += {% if by_position %}weight * {% endif %}to_float(a.at[j]);
+            }
+        }
+    }
+    if constexpr (GROUPS > 1) {  // in this case a thread has one pack
+        __shared__ float partial[GROUPS][N][GROUP];
+        if (group < GROUPS) {
+#pragma unroll
+            for (int j = 0; j < N; ++j) partial[group][j][threadIdx.x % GROUP] = {{ total }}[0][j];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+            {{ total }}[0][j] = 0.0f;
+            if (group == 0) {
+#pragma unroll 8
+                for (int g = 0; g < GROUPS; ++g) {{ total }}[0][j] += partial[g][j][threadIdx.x];
+            }
+        }
+    }
