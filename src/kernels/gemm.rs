@@ -25,7 +25,7 @@ pub use prepare_attention::GemmPrepareAttention;
 pub use residual_norm::GemmResidualNorm;
 pub use residual_row_stats::GemmResidualRowStats;
 pub use split_k::{GemmSplitK, SplitKTile};
-pub use stream::{GemmStream, StreamNorm, StreamTile};
+pub use stream::{GemmStream, GemmStreamFp8, StreamNorm, StreamTile};
 pub use wgmma::{GemmFp8, GemmWgmma, WgmmaTile};
 pub(crate) use {
     deferred_layernorm::normalised,

@@ -1,13 +1,13 @@
 {%- if not packed %}
-// acc += weight · xᵀ, an m64k16 MMA with N = MMA_N. If `accumulate` is 0, acc is overwritten. Warp w has the weight rows from 16w on.
+// acc += weight · xᵀ, an m64k{{ mma_k }} MMA with N = MMA_N. If `accumulate` is 0, acc is overwritten. Warp w has the weight rows from 16w on.
 // Lane l holds acc[4j + e] for weight row l / 4 + e / 2 · 8 and token 8j + l % 4 · 2 + e % 2.
 __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], unsigned long long weight,
                                              unsigned long long x, int accumulate) {
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "setp.ne.b32 p, %{{ accumulators + 2 }}, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n{{ mma_n }}k16.f32.{{ storage }}.{{ storage }} "
-                 "{ {{ acc_registers }} }, %{{ accumulators }}, %{{ accumulators + 1 }}, p, 1, 1, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n{{ mma_n }}k{{ mma_k }}.f32.{% if scaled %}e4m3.e4m3{% else %}{{ storage }}.{{ storage }}{% endif %} "
+                 "{ {{ acc_registers }} }, %{{ accumulators }}, %{{ accumulators + 1 }}, p, 1, 1{% if not scaled %}, 0, 0{% endif %};\n"
                  "}"
                  : {{ acc_operands }}
                  : "l"(weight), "l"(x), "r"(accumulate));
@@ -58,6 +58,20 @@ __device__ __forceinline__ void store_two(T* to, int column, unsigned int pair) 
         if (column + 1 < N) to[1].bits = pair >> 16;
     }
 }
+{%- if to_e4m3 %}
+
+// Two results times `factor` in E4M3, each in the low byte of 16 bits. Magnitudes above 448 become 448.
+__device__ __forceinline__ unsigned int pack_result(float a, float b, float factor) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b * factor), "f"(a * factor));
+    return __byte_perm(pair, 0, 0x4140);
+}
+
+__device__ __forceinline__ void store_two(unsigned char* to, int column, unsigned int pair) {
+    static_assert(N % 2 == 0, "columns are stored in pairs");
+    if (column < N) *reinterpret_cast<unsigned short*>(to) = __byte_perm(pair, 0, 0x4420);
+}
+{%- endif %}
 {%- if residual %}
 
 __device__ __forceinline__ unsigned int load_two(const T* from, int column) {

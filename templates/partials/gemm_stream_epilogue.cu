@@ -24,7 +24,7 @@
             for (int e = 0; e < 4; ++e) y[e] = sum[e] + lane_bias[e / 2];
 {%- endif %}
 {%- if gated %}
-            const unsigned int pair = transposed(pack_pair<T>({{ activation }}(y[0]) * y[2], {{ activation }}(y[1]) * y[3]));
+            const unsigned int pair = transposed({% if to_e4m3 %}pack_result{% else %}pack_pair<T>{% endif %}({{ activation }}(y[0]) * y[2], {{ activation }}(y[1]) * y[3]{% if to_e4m3 %}, factor{% endif %}));
             if (token < n_tokens) store_two(out + at, my_column, pair);
 {%- else %}
 {%- if emits %}
@@ -38,7 +38,7 @@
                 unpack_pair<T>(transposed(add[half]), more[0], more[1]);
                 s[0] += more[0], s[1] += more[1];
 {%- endif %}
-                const unsigned int pair = transposed(pack_pair<T>(s[0], s[1]));
+                const unsigned int pair = transposed({% if to_e4m3 %}pack_result(s[0], s[1], factor){% else %}pack_pair<T>(s[0], s[1]){% endif %});
 {%- if staged %}
                 staged[staging][octet % STAGED_OCTETS * 8 + lane / 4][warp * 8 + half * 4 + lane % 4] = pair;
 {%- else %}

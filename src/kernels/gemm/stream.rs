@@ -3,6 +3,7 @@
 
 mod check;
 mod estimate;
+mod fp8;
 mod instances;
 mod reference;
 mod tile;
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::reference::{stream_normals, stream_scaled};
 use self::tile::Layout;
-pub use self::{instances::representative, tile::StreamTile};
+pub use self::{fp8::GemmStreamFp8, instances::representative, tile::StreamTile};
 use super::{
     Gemm, Tile, packed,
     row_stats::{row_stats_of, row_stats_shape},
@@ -386,6 +387,10 @@ impl Kernel for GemmStream {
                     .into(),
             ),
             ("hopper", true.into()),
+            ("block_k", BLOCK_K.into()),
+            ("mma_k", 16u32.into()),
+            ("scaled", false.into()),
+            ("to_e4m3", false.into()),
             ("warp_mma", self.multiplies_by_warps().into()),
             ("rows", rows.into()),
             ("splits", splits.into()),

@@ -1,7 +1,7 @@
 //! The persistent, warp-specialised GEMM for Hopper: `wgmma` on tiles that TMA loads.
 
 mod estimate;
-mod fp8;
+pub(super) mod fp8;
 
 use serde::{Deserialize, Serialize};
 

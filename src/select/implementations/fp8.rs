@@ -4,7 +4,7 @@ use super::{Bindings, Candidate, Implementation, Launch, Operand, norm};
 use crate::{
     kernels::{
         e4m3::NormToE4m3,
-        gemm::{GemmFp8, GemmWgmma, WgmmaTile},
+        gemm::{GemmFp8, GemmStreamFp8, GemmWgmma, WgmmaTile},
     },
     machine::Machine,
     select::site::{Link, Site},
@@ -121,8 +121,14 @@ fn gated(chain: &[Link]) -> Option<GemmWgmma> {
 }
 
 fn tiles(of: &GemmWgmma, to_e4m3: bool, machine: &Machine) -> Vec<Candidate> {
-    let kernels = GemmFp8::tiles(of, to_e4m3, machine.instructions);
-    kernels.into_iter().map(Candidate::new).collect()
+    let function = GemmFp8 {
+        of: of.clone(),
+        to_e4m3,
+    };
+    let few_rows = GemmStreamFp8::tiles(&function, machine.instructions).into_iter();
+    let kernels = GemmFp8::tiles(of, to_e4m3, machine.instructions).into_iter();
+    let kernels = kernels.map(Candidate::new);
+    kernels.chain(few_rows.map(Candidate::new)).collect()
 }
 
 /// Returns one launch that covers the first sites, at the last of them.

@@ -100,5 +100,6 @@ pub fn representative() -> Vec<KernelSpec> {
             }
         }
     }
+    kernels.extend(super::fp8::representative());
     kernels
 }

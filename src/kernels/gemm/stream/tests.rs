@@ -1,7 +1,13 @@
 //! Tests of the generated GEMM that streams its weight, and of the descriptions that it rejects.
 
 use super::*;
-use crate::{kernels::KernelSpec, machine::testing::hopper};
+use crate::{
+    kernels::{
+        KernelSpec,
+        gemm::{GemmFp8, GemmWgmma, WgmmaTile},
+    },
+    machine::testing::hopper,
+};
 
 fn gemm(rows: u32, splits: u32) -> GemmStream {
     GemmStream {
@@ -20,8 +26,10 @@ fn gemm(rows: u32, splits: u32) -> GemmStream {
 fn shared_memory_has_room_for_the_ctas_that_the_tile_states() {
     let machine = hopper();
     for kernel in representative() {
-        let KernelSpec::GemmStream(kernel) = kernel else {
-            panic!("{kernel:?}");
+        let kernel = match kernel {
+            KernelSpec::GemmStream(kernel) => kernel,
+            KernelSpec::GemmStreamFp8(kernel) => kernel.halved(),
+            _ => panic!("{kernel:?}"),
         };
         assert_eq!(kernel.check(), Ok(()));
         let bytes = kernel.checked_layout().shared_bytes();
@@ -73,6 +81,27 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
         refused(added),
         "a GEMM of normalised rows cannot add a residual"
     );
+}
+
+#[test]
+fn a_result_in_e4m3_requires_pairs_of_columns_and_no_residual() {
+    let function = |n, epilogue, to_e4m3| GemmFp8 {
+        of: GemmWgmma {
+            n,
+            k: 768,
+            dtype: DType::F16,
+            epilogue,
+            gated: false,
+            tile: WgmmaTile::CANDIDATES[0],
+        },
+        to_e4m3,
+    };
+    let tiles = |of| GemmStreamFp8::tiles(&of, Instructions::Hopper).len();
+    let plain = Epilogue::default();
+    assert!(tiles(function(768, plain, true)) > 0);
+    assert!(tiles(function(761, plain, false)) > 0);
+    assert_eq!(tiles(function(761, plain, true)), 0);
+    assert_eq!(tiles(function(768, plain.with_residual(), true)), 0);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::{BLOCK_K, GemmWgmma, THREADS};
+use super::{BLOCK_K, GemmWgmma, THREADS, WgmmaTile};
 use crate::{
     kernels::{
         Case, Class, Constants, Fill, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
@@ -293,8 +293,8 @@ impl Kernel for GemmFp8 {
     }
 }
 
-/// Instances of every tile, epilogue and way to store, at sizes that are no multiple of a tile.
-pub(super) fn representative() -> Vec<KernelSpec> {
+/// Returns functions of every epilogue and result, at sizes that are no multiple of a tile. Their tiles are arbitrary.
+pub(in crate::kernels::gemm) fn functions() -> impl Iterator<Item = GemmFp8> {
     let plain = Epilogue::default();
     let gelu = Epilogue::new(true, Some(Activation::GeluExact));
     let silu = |bias| Epilogue::new(bias, Some(Activation::Silu));
@@ -315,18 +315,23 @@ pub(super) fn representative() -> Vec<KernelSpec> {
         (DType::BF16, 768, 336, plain, false, true),
         (DType::BF16, 352, 336, silu(true), true, false),
     ];
-    let mut kernels = Vec::new();
-    for (dtype, n, k, epilogue, gated, to_e4m3) in sizes {
+    let functions = sizes.map(|(dtype, n, k, epilogue, gated, to_e4m3)| {
         let of = GemmWgmma {
             n,
             k,
             dtype,
             epilogue,
             gated,
-            tile: super::WgmmaTile::CANDIDATES[0],
+            tile: WgmmaTile::CANDIDATES[0],
         };
-        let tiles = GemmFp8::tiles(&of, to_e4m3, Instructions::Hopper);
-        kernels.extend(tiles.into_iter().map(KernelSpec::from));
-    }
-    kernels
+        GemmFp8 { of, to_e4m3 }
+    });
+    functions.into_iter()
+}
+
+/// Instances of every tile.
+pub(super) fn representative() -> Vec<KernelSpec> {
+    let kernels =
+        functions().flat_map(|of| GemmFp8::tiles(&of.of, of.to_e4m3, Instructions::Hopper));
+    kernels.map(KernelSpec::from).collect()
 }

@@ -251,6 +251,7 @@ pub fn run(
         },
         KernelSpec::GemmSplitK(k) => gemm::gemm(&k.plain(), args),
         KernelSpec::GemmFp8(k) => fp8::gemm_fp8(k, args),
+        KernelSpec::GemmStreamFp8(k) => fp8::gemm_fp8(&k.of, args),
         KernelSpec::ToE4m3(k) => fp8::to_e4m3(k, args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
         KernelSpec::Combine(k) => rows::combine(k, args),
