@@ -110,7 +110,7 @@ impl Compiled {
     /// Checks that the graph can be lowered for every storage type and every described card.
     ///
     /// # Errors
-    /// The error of the first combination that cannot be lowered.
+    /// Returns the error of the first combination that cannot be lowered.
     pub fn check_everywhere(&self) -> Result<(), EngineError> {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             for machine in Machine::all()? {

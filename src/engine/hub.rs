@@ -89,8 +89,8 @@ pub enum Files {
 /// that of the file.
 ///
 /// # Errors
-/// The errors of the hub, a model without weights that gemmule reads, and a name of no or of several GGUF files. A quantization
-/// that is not read is refused before the weights are fetched.
+/// Returns the errors of the hub, and an error if the model has no supported weights or if the name matches no GGUF
+/// file or several. An unsupported quantization is refused before the weights are downloaded.
 pub fn fetch(
     hub: &Hub,
     id: &ModelId,
@@ -103,7 +103,7 @@ pub fn fetch(
 /// Like [`fetch`], for a model that is described by its `model_type`.
 ///
 /// # Errors
-/// The errors of [`fetch`], and a `model_type` without a description, which is refused before the weights are fetched.
+/// Returns the errors of [`fetch`]. A `model_type` without a description is refused before the weights are downloaded.
 pub(crate) fn fetch_described(
     hub: &Hub,
     id: &ModelId,

@@ -34,8 +34,8 @@ impl Pending {
     /// Waits for the outputs of the batch. May be called on any thread.
     ///
     /// # Errors
-    /// The errors of [`Session::submit`](super::Session::submit) for a batch of a pipeline, errors of the device, and a pipeline's thread that has
-    /// ended.
+    /// Returns errors of the device. For a batch of a pipeline, also returns the errors of
+    /// [`Session::submit`](super::Session::submit), and an error if the pipeline's thread has ended.
     pub fn wait(self) -> Result<Outputs, EngineError> {
         match self.0 {
             Where::Done(outputs) => Ok(*outputs),

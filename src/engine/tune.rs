@@ -157,7 +157,7 @@ impl<'a> Tuner<'a> {
     /// [`TuneMode::Off`], only those of the given file.
     ///
     /// # Errors
-    /// A file that is refused, in mode `Off`, and errors of NVRTC and the device.
+    /// Returns errors of NVRTC and the device. In mode `Off`, also returns an error if the file is refused.
     pub fn time(&self, compiled: &Compiled) -> Result<Timings, EngineError> {
         let on = self.timed_on();
         let mut timings = self.known(&on)?;

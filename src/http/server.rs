@@ -103,7 +103,7 @@ impl Server {
     /// Starts to serve requests on a socket.
     ///
     /// # Errors
-    /// The socket cannot be used, or the system cannot start threads.
+    /// Returns an error if the socket cannot be used, or the system cannot start threads.
     pub fn start(socket: TcpListener, models: Models, choice: HttpChoice) -> io::Result<Self> {
         Self::started(socket, models, choice, false)
     }
@@ -111,7 +111,7 @@ impl Server {
     /// Does the same, after it has installed the signal handlers of [`Server::run`]: a client that is answered can rely on them.
     ///
     /// # Errors
-    /// The same, or the system does not allow handlers for the signals.
+    /// Same as [`start`](Self::start). Also returns an error if the system does not allow handlers for the signals.
     pub fn start_with_signals(
         socket: TcpListener,
         models: Models,
@@ -172,7 +172,7 @@ impl Server {
     /// change. Commands of web pages are refused.
     ///
     /// # Errors
-    /// The socket cannot be used.
+    /// Returns an error if the socket cannot be used.
     pub fn listen_admin(&self, socket: TcpListener) -> io::Result<SocketAddr> {
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?;
@@ -203,7 +203,7 @@ impl Server {
     /// at any time.
     ///
     /// # Errors
-    /// The system does not allow handlers for the signals.
+    /// Returns an error if the system does not allow handlers for the signals.
     pub fn run<E: Send + 'static>(
         mut self,
         load: impl FnOnce(&Models) -> Result<(), E> + Send + 'static,

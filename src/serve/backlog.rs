@@ -155,7 +155,7 @@ impl Tenants {
     /// always admitted requests are.
     ///
     /// # Errors
-    /// Returns the time of the work that goes before the request.
+    /// Returns the time of the queued work that runs before the request.
     pub fn admit(
         &self,
         tenant: u32,
@@ -223,7 +223,7 @@ impl Backlog {
     /// Decides whether to admit a request.
     ///
     /// # Errors
-    /// Returns the time of the work that goes before it.
+    /// Returns the time of the queued work that runs before it.
     pub fn admit(
         &self,
         tenant: u32,

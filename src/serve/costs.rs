@@ -98,7 +98,7 @@ fn kept(file: &Path) -> Result<Option<CostTable>, String> {
 /// time counts. Memory is computed by the planner.
 ///
 /// # Errors
-/// A batch fails.
+/// Returns an error if a batch fails.
 pub fn measure(
     engine: &Engine,
     session: &mut Session,

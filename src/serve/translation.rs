@@ -23,7 +23,7 @@ impl GenerationService {
     /// `index` is the number of the text in errors of the tokenizer.
     ///
     /// # Errors
-    /// A language or a prefix that the tokenizer does not know, and a text that it refuses.
+    /// Returns an error if the tokenizer does not know a language or a prefix, or if it refuses a text.
     pub fn translation(
         &self,
         index: usize,

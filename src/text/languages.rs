@@ -67,7 +67,7 @@ impl Languages {
     /// Returns the tokens of a pair of languages; `None` is that of the folder's settings.
     ///
     /// # Errors
-    /// A language that the tokenizer does not know or cannot mark.
+    /// Returns an error if the tokenizer does not know the language or cannot mark it.
     pub(super) fn pair(
         &self,
         source: Option<&str>,

@@ -70,7 +70,7 @@ impl WordCache {
     /// and offsets; `None` if the tokenizer needs the whole input.
     ///
     /// # Errors
-    /// The errors of the tokenizer.
+    /// Returns the errors of the tokenizer.
     pub(super) fn encode(
         &self,
         tokenizer: &Tokenizer,

@@ -19,7 +19,7 @@ pub trait Embedder {
     /// splits them into batches.
     ///
     /// # Errors
-    /// A failure that is not due to one text. It stops the run, and windows that are finished are kept.
+    /// Returns an error for a failure that is not due to a single text. It stops the run; finished windows are kept.
     fn embed(&mut self, texts: &[&str]) -> Result<Embedded, EmbedderError>;
 }
 

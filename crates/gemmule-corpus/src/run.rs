@@ -75,9 +75,9 @@ pub struct Hooks<'h> {
 /// Embeds the texts of a file, and writes their vectors. An interrupted run goes on where it stopped.
 ///
 /// # Errors
-/// Options that do not go together, an input that cannot be read, an output that exists or that another run writes, a failure
-/// of the embedder, a full disk and cancellation. See [`CorpusError::Stopped`] for the ones after which the same command goes
-/// on.
+/// Returns an error for contradictory options, an input that cannot be read, an output that exists or that another run
+/// writes, a failure of the embedder, a full disk or cancellation. See [`CorpusError::Stopped`] for the errors after
+/// which the same command resumes the run.
 pub fn run(
     job: &Job,
     embedder: &mut dyn Embedder,

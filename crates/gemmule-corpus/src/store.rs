@@ -91,8 +91,8 @@ impl Store {
     /// Opens the folder of a job's output, and goes on with what it has or starts over.
     ///
     /// # Errors
-    /// An output that exists, another run that writes it, and an interrupted run with another identity. The latter and an
-    /// output that exists are no errors with [`Job::overwrite`].
+    /// Returns an error if the output exists, if another run writes it, or if an interrupted run has another identity.
+    /// With [`Job::overwrite`], only the second case is an error.
     pub fn open(job: &Job, identity: BTreeMap<String, String>) -> Result<Opened, CorpusError> {
         let folder = job.partial();
         let exists = || CorpusError::Exists {

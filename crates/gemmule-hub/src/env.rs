@@ -22,7 +22,7 @@ impl Hub {
     /// - `https_proxy`, `http_proxy`, `all_proxy`, `no_proxy`; `SSL_CERT_FILE`.
     ///
     /// # Errors
-    /// Values that cannot be used, and a token file that cannot be read.
+    /// Returns an error for invalid values, or if the token file cannot be read.
     pub fn from_env() -> Result<Self, HubError> {
         let broken = RefCell::new(None);
         let hub = Self::from_variables(|name| match std::env::var(name) {
@@ -43,7 +43,7 @@ impl Hub {
     /// Like [`from_env`](Self::from_env), with the variables of a function. An empty value is like none.
     ///
     /// # Errors
-    /// The errors of [`from_env`](Self::from_env).
+    /// Returns the errors of [`from_env`](Self::from_env).
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, HubError> {
         let variable = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
         let home = variable("HOME").map(PathBuf::from);

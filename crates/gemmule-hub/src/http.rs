@@ -164,7 +164,7 @@ impl<'n> Retries<'n> {
     /// Waits before the next attempt.
     ///
     /// # Errors
-    /// The failure, if no attempt is left or the server asks for too long a pause.
+    /// Returns the failure if no attempt is left, or if the server requests too long a pause.
     pub(crate) fn wait(
         &mut self,
         what: &str,

@@ -31,7 +31,7 @@ impl ModelId {
     /// is the name of one, or a part of it.
     ///
     /// # Errors
-    /// [`HubError::BadId`] for another form, and for characters that the hub does not allow.
+    /// Returns [`HubError::BadId`] for another form, or for characters that the hub does not allow.
     pub fn parse(text: &str) -> Result<Self, HubError> {
         let bad = |problem: &str| HubError::BadId {
             given: text.to_owned(),

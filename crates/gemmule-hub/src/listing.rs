@@ -63,7 +63,7 @@ impl Listing {
     /// Parses the answer of `/api/models/…/revision/…?blobs=true`.
     ///
     /// # Errors
-    /// Another form of JSON, and names that [`check_name`] refuses.
+    /// Returns an error if the JSON has another form or [`check_name`] refuses a name.
     pub(crate) fn parse(url: &str, bytes: &[u8]) -> Result<Self, HubError> {
         let bad = |problem: String| HubError::BadListing {
             url: url.to_owned(),

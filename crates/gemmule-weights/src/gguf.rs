@@ -80,7 +80,7 @@ impl Gguf {
     /// A model that is split into files `NAME-00001-of-00003.gguf` is opened by the name of any of them. All must be in one folder.
     ///
     /// # Errors
-    /// A file that cannot be read, is damaged, or has a tensor of a type that is not read.
+    /// Returns an error if the file cannot be read, is damaged, or has a tensor of an unsupported type.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
         let path = path.as_ref();
         let (file, header) = open_part(path)?;
@@ -177,7 +177,7 @@ impl Gguf {
     /// Reads the elements of a tensor of this file in row-major order, dequantised.
     ///
     /// # Errors
-    /// A file that cannot be read, and a tensor for which there is no memory.
+    /// Returns an error if the file cannot be read or there is no memory for a tensor.
     pub fn read(&self, tensor: &Tensor) -> Result<Vec<f32>, GgufError> {
         let mut out = self.allocate(tensor, tensor.elements(), 0.0)?;
         let mut filled = 0;
@@ -192,7 +192,7 @@ impl Gguf {
     /// Reads the bytes of a tensor of this file as they are stored: elements, or blocks of elements, in row-major order.
     ///
     /// # Errors
-    /// A file that cannot be read, and a tensor for which there is no memory.
+    /// Returns an error if the file cannot be read or there is no memory for a tensor.
     pub fn read_raw(&self, tensor: &Tensor) -> Result<Vec<u8>, GgufError> {
         let mut out = self.allocate(tensor, tensor.bytes, 0)?;
         let part = &self.parts[tensor.part];

@@ -97,7 +97,7 @@ impl From<rawzip::Error> for TorchError {
 /// Reads the directory of a file: its tensors by name. No values are read.
 ///
 /// # Errors
-/// A file that is damaged, that is not a state dict, or that needs more than building tensors.
+/// Returns an error if the file is damaged, is not a state dict, or requires more than building tensors.
 pub fn open(file: &File) -> Result<BTreeMap<String, Tensor>, TorchError> {
     let archive = Archive::open(file)?;
     let prefix = archive.prefix()?;

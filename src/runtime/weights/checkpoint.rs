@@ -70,7 +70,7 @@ impl Checkpoint {
     /// Opens the weights of a model. A GGUF file has the tensors of subfolders, too.
     ///
     /// # Errors
-    /// The errors of [`open`](Self::open).
+    /// Returns the errors of [`open`](Self::open).
     pub fn of(
         trunk: &ModelFiles,
         root: &ModelFiles,

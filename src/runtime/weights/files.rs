@@ -36,7 +36,7 @@ impl ModelFiles {
     /// A model that is split into several GGUF files counts as one file, that of its first part.
     ///
     /// # Errors
-    /// A GGUF file that cannot be read or translated, and a folder with several.
+    /// Returns an error if a GGUF file cannot be read or converted, or if the folder has several.
     pub fn open(path: &Path) -> Result<Self, ReadError> {
         if is_gguf(path) && !path.is_dir() || begins_as_gguf(path) {
             return Self::gguf(path);
@@ -89,7 +89,7 @@ impl ModelFiles {
     /// Reads a text file as a limited number of bytes; `None` if there is none of this name.
     ///
     /// # Errors
-    /// A file that cannot be read, and one above the size limit of its kind.
+    /// Returns an error if the file cannot be read or exceeds the size limit of its kind.
     pub fn text(&self, name: &str, kind: Kind) -> Result<Option<String>, ReadError> {
         match self {
             Self::Folder(folder) => {
@@ -122,7 +122,7 @@ impl ModelFiles {
     /// Returns the paths of what is on disk: files and subfolders of a folder, or the GGUF files.
     ///
     /// # Errors
-    /// A folder that cannot be listed.
+    /// Returns an error if the folder cannot be listed.
     pub fn paths(&self) -> io::Result<Vec<PathBuf>> {
         match self {
             Self::Folder(folder) => std::fs::read_dir(folder)?

@@ -29,7 +29,7 @@ use crate::{
 /// Checks the quantization that the config.json of a folder describes. No weights are needed.
 ///
 /// # Errors
-/// A quantization that is not read.
+/// Returns an error for an unsupported quantization.
 #[cfg(feature = "hub")]
 pub(crate) fn check_quantization(folder: &std::path::Path) -> Result<(), CheckpointError> {
     quantized::configured(folder).map(|_| ())

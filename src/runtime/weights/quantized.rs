@@ -79,7 +79,7 @@ impl Failure {
 /// Reads the quantization of a folder from its config.json; `None` if there is none.
 ///
 /// # Errors
-/// A quantization that is not read.
+/// Returns an error for an unsupported quantization.
 pub(super) fn configured(folder: &Path) -> Result<Option<Config>, CheckpointError> {
     let file = folder.join(CONFIG);
     if !file.exists() {
@@ -96,7 +96,7 @@ pub(super) fn configured(folder: &Path) -> Result<Option<Config>, CheckpointErro
 /// Finds the quantized matrices among the tensors of a folder; `None` without a configuration.
 ///
 /// # Errors
-/// Tensors that do not agree with the configuration, or that need one.
+/// Returns an error if tensors contradict the configuration, or are quantized without one.
 pub(super) fn find(
     config: Option<&Config>,
     folder: &Path,

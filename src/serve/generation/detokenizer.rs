@@ -271,7 +271,7 @@ impl Sequence {
     /// Sends the part of the text that cannot change any more, or all of it if `is_over`.
     ///
     /// # Errors
-    /// There is too little memory for pieces that the client has not read.
+    /// Returns an error if there is too little memory for pieces that the client has not read.
     fn show(&mut self, is_over: bool) -> Result<(), ServeError> {
         let text = &mut self.text;
         let to = match is_over {
@@ -327,7 +327,7 @@ impl Sequence {
     /// Sends the last piece.
     ///
     /// # Errors
-    /// There is too little memory for it.
+    /// Returns an error if there is too little memory for it.
     fn end(&mut self, ending: Ending) -> Result<(), ServeError> {
         let piece = Piece::End {
             ending,

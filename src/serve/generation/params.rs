@@ -67,7 +67,7 @@ impl GenerationParams {
     /// Returns the settings of a folder, changed by these parameters.
     ///
     /// # Errors
-    /// The first invalid parameter.
+    /// Returns the first invalid parameter.
     pub(super) fn options(self, defaults: &SamplingParams) -> Result<SamplingParams, ServeError> {
         if self.stop.iter().any(String::is_empty) {
             return Err(ServeError::invalid(

@@ -40,7 +40,7 @@ pub(crate) trait Source: Send {
     /// Returns the next window, or `None` at the end.
     ///
     /// # Errors
-    /// An input that cannot be read further, and a first window whose column has no texts at all.
+    /// Returns an error if the input cannot be read further, or if the column has no texts in the first window.
     fn window(&mut self) -> Result<Option<Window>, CorpusError>;
 
     /// Returns the kept columns. They are known after the first window.

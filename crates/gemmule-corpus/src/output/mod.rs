@@ -75,7 +75,7 @@ pub(crate) trait Encoder: Send + Sync {
 /// Returns the encoder of a job.
 ///
 /// # Errors
-/// A kept column with the name of a column of the output, or of a type that the format cannot hold.
+/// Returns an error if a kept column has the name of an output column, or a type that the format does not support.
 pub(crate) fn encoder(
     checked: &Checked<'_>,
     layout: Layout,

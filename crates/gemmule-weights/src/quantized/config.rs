@@ -113,7 +113,7 @@ impl Config {
     /// Parses the quantization of a config.json; `None` if there is none.
     ///
     /// # Errors
-    /// A method that is not read, and a setting that is unknown or contradictory.
+    /// Returns an error for an unsupported method, or for an unknown or contradictory setting.
     pub fn parse(config: &Value) -> Result<Option<Self>> {
         let mut found: Option<(String, &Value)> = None;
         let top = config.as_object().into_iter().flatten();

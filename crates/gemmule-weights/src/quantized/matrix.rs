@@ -90,7 +90,7 @@ impl Matrix {
     /// Joins the tensors of the matrix. `read` returns the bytes of a tensor.
     ///
     /// # Errors
-    /// The errors of `read`, and scales, zero points or groups that are out of their range.
+    /// Returns the errors of `read`, and an error if scales, zero points or groups are out of range.
     pub fn read<E: From<QuantizedError>>(
         &self,
         mut read: impl FnMut(&str) -> Result<Vec<u8>, E>,

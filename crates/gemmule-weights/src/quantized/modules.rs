@@ -120,7 +120,7 @@ fn is_packed(element: Element) -> bool {
 /// Returns an error if the tensors of a checkpoint without a `quantization_config` are quantized.
 ///
 /// # Errors
-/// [`QuantizedError::Tensor`] with the first such tensor.
+/// Returns [`QuantizedError::Tensor`] with the first such tensor.
 pub fn check_plain(tensors: &BTreeMap<String, Info>) -> Result<()> {
     for parts in by_module(tensors).values() {
         let weight = parts.get(WEIGHT).copied();
@@ -149,7 +149,8 @@ impl Config {
     /// shapes are read.
     ///
     /// # Errors
-    /// The errors of `read`, and a tensor that is missing, superfluous, or of another type or shape than the configuration demands.
+    /// Returns the errors of `read`, and an error if a tensor is missing, superfluous, or differs in type or shape from
+    /// the configuration.
     pub fn matrices<E: From<QuantizedError>>(
         &self,
         tensors: &BTreeMap<String, Info>,

@@ -102,7 +102,7 @@ impl Quantized {
     /// Returns all real numbers in row-major order. `name` is that of the matrix, for messages.
     ///
     /// # Errors
-    /// [`QuantizedError::Memory`].
+    /// Returns [`QuantizedError::Memory`].
     pub fn dequantize(&self, name: &str) -> Result<Vec<f32>> {
         let n = self.rows * self.columns;
         let mut out: Vec<f32> = room(name, n)?;
