@@ -157,7 +157,8 @@ pub fn compile(
     let passes = passes::Options {
         without: options.without.clone(),
         quantize: options.quantize,
-        // Decode steps multiply few rows, whose time is that of reading the weight. Their kernels convert it to 16 bits.
+        // Decode steps multiply few rows, so their time is that of reading the weights. Their kernels convert weights
+        // to 16 bits.
         fp8_inputs: options.dtype.has_mma()
             && options.machine.instructions == Instructions::Hopper
             && !options.cached,

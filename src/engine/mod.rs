@@ -203,9 +203,9 @@ impl Engine {
     }
 
     /// Bytes of intermediate tensors that a new session needs for a batch, computed without running it.
-    /// [`Engine::weight_bytes`] come on top, once for all sessions. Neither counts the scratch memory of a running CPU step:
-    /// per thread up to 960 queries and 128 keys of one head (0.6 MiB for heads of 64), and in bf16 or int8 the rounded
-    /// activations of up to 4,096 rows of one layer.
+    /// [`Engine::weight_bytes`] are not included; all sessions share them. Neither counts the scratch memory of a
+    /// running CPU step: per thread up to 960 queries and 128 keys of one head (0.6 MiB for heads of 64), and in bf16
+    /// or int8 the rounded activations of up to 4,096 rows of one layer.
     ///
     /// # Errors
     /// Returns an error if the batch exceeds the declared maximum, if any.

@@ -22,7 +22,7 @@ impl Pending {
         Self(Where::Done(Box::new(outputs)))
     }
 
-    /// A batch that a pipeline's thread has been asked to submit.
+    /// Creates a batch that was sent to a pipeline's thread.
     pub(super) fn sent(submitted: Receiver<Result<Self, EngineError>>) -> Self {
         Self(Where::Sent(submitted))
     }

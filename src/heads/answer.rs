@@ -96,7 +96,7 @@ impl<'o> Answers<'o> {
         let (Some(start), Some(end)) = (starts.first_mut(), ends.first_mut()) else {
             return;
         };
-        // The first token stands for no answer.
+        // The first token represents an empty answer.
         self.none = self.none.min(*start * *end);
         (*start, *end) = (0.0, 0.0);
         // Answers that become the same words are merged, so more are needed.

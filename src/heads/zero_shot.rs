@@ -8,7 +8,7 @@ use super::softmax;
 /// Options of zero-shot classification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZeroShotOptions {
-    /// Sentence in which `{}` stands for a label.
+    /// Sentence with `{}` in the place of the label.
     pub template: String,
     /// Whether several labels may hold, and each is scored on its own.
     pub multi_label: bool,

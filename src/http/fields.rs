@@ -1,11 +1,11 @@
 //! Table of the request fields that the server knows, for all routes.
 //!
-//! Some routes compute a field. Elsewhere the field is ignored if it cannot change a response. Otherwise it is refused, except
-//! with values that ask for nothing. A field that is not in the table is refused, because it might change a response. Null is
-//! accepted for every field.
+//! Some routes support a field. Elsewhere the field is ignored if it cannot change a response. Otherwise it is refused,
+//! except with values that have no effect. A field that is not in the table is refused, because it might change a
+//! response. Null is accepted for every field.
 //!
-//! [`Fields`](super::request::Fields) checks bodies against this table. Tests check that the OpenAPI document and the table in
-//! `docs/serving.md` agree with it.
+//! [`Fields`](super::request::Fields) checks bodies against this table. Tests check that the OpenAPI document and the
+//! table in `docs/serving.md` agree with it.
 
 use serde_json::Value;
 
@@ -15,12 +15,12 @@ use crate::names::nearest;
 pub(super) struct Field {
     /// Name in the body; a dot separates an object from its field.
     pub name: &'static str,
-    /// Routes that compute it.
+    /// Routes that support it.
     pub routes: &'static [Route],
     pub elsewhere: Elsewhere,
 }
 
-/// Handling of a field by routes that do not compute it.
+/// Handling of a field by routes that do not support it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Elsewhere {
     /// Ignores it: no value changes a response.
@@ -407,7 +407,7 @@ impl Field {
         }
     }
 
-    /// Returns the values besides null that ask for nothing.
+    /// Returns the values besides null that have no effect.
     pub fn neutral(&self) -> Vec<Value> {
         match self.elsewhere {
             Elsewhere::Ignored => Vec::new(),

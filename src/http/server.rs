@@ -108,7 +108,8 @@ impl Server {
         Self::started(socket, models, choice, false)
     }
 
-    /// Does the same, after it has installed the signal handlers of [`Server::run`]: a client that is answered can rely on them.
+    /// Like [`start`](Self::start), but first installs the signal handlers of [`Server::run`], so that a client that
+    /// gets a response can rely on them.
     ///
     /// # Errors
     /// Same as [`start`](Self::start). Also returns an error if the system does not allow handlers for the signals.

@@ -1,4 +1,4 @@
-//! Files of timings, given by the user or stored beside the cubin cache.
+//! Files of timings, given by the user or stored next to the cubin cache.
 
 use std::{
     io,

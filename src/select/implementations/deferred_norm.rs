@@ -1,6 +1,6 @@
-//! Deferred normalisation at small M: two GEMMs compute a linear layer, the following LayerNorm and
-//! the linear layer that reads it first. The first stores row statistics beside its rows, and the
-//! second normalises its accumulators with them.
+//! Deferred normalisation at small M: two GEMMs compute a linear layer, the following LayerNorm,
+//! and the first linear layer that reads its result. The first stores row statistics next to its
+//! rows, and the second normalises its accumulators with them.
 
 use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{

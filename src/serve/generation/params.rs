@@ -1,4 +1,4 @@
-//! Parameters of a text that is generated.
+//! Parameters of a generated text.
 
 use crate::{
     generate::SamplingParams,
@@ -6,15 +6,15 @@ use crate::{
     serve::ServeError,
 };
 
-/// Text that a generation starts from, for the names in errors.
+/// Kind of text that generation starts from. Selects the name of the request field in errors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TextSource {
     /// A prompt, which the text continues.
     Prompt,
-    /// A conversation, in which the text is the reply.
+    /// A conversation, to which the generated text is the reply.
     #[default]
     Messages,
-    /// A text, of which the generated one is the translation.
+    /// A source text, which is translated.
     Text,
 }
 
