@@ -1,4 +1,4 @@
-//! Settings by the variables of `huggingface_hub`.
+//! Settings from the variables of `huggingface_hub`.
 
 use std::{
     cell::RefCell,
@@ -40,7 +40,7 @@ impl Hub {
         }
     }
 
-    /// Like [`from_env`](Self::from_env), with the variables of a function. An empty value is like none.
+    /// Like [`from_env`](Self::from_env), with the variables that a function returns. An empty value counts as unset.
     ///
     /// # Errors
     /// Returns the errors of [`from_env`](Self::from_env).
@@ -102,7 +102,7 @@ fn token(text: &str, place: &str) -> Result<Token, HubError> {
     })
 }
 
-/// Reads a token file. It is no error if the file does not exist, or is empty, as after signing out.
+/// Reads a token file. A missing or empty file, as after signing out, is not an error.
 fn token_file(file: &Path) -> Result<Option<Token>, HubError> {
     let opened = match File::open(file) {
         Ok(opened) => opened,

@@ -1,4 +1,4 @@
-//! Proxies by the usual variables.
+//! Proxies from the usual environment variables.
 
 use ureq::{Proxy, http::Uri};
 

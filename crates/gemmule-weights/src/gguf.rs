@@ -1,7 +1,7 @@
 //! Files of llama.cpp (GGUF versions 2 and 3): metadata, and tensors of plain or quantised elements.
 //!
-//! [`Gguf`] reads a file as it is, with the names and settings of llama.cpp. [`folder::Folder`] translates it into those of a folder
-//! that transformers saves.
+//! [`Gguf`] reads a file as it is, with the names and settings of llama.cpp. [`folder::Folder`] converts these to the
+//! names and settings of a folder saved by transformers.
 
 mod blocks;
 mod error;
@@ -52,7 +52,7 @@ struct Part {
 #[derive(Clone, Debug)]
 pub struct Tensor {
     pub name: String,
-    /// Sizes in row-major order, the reverse of the order in the file: the last one is that of a row.
+    /// Sizes in row-major order, the reverse of the order in the file: the last one is the length of a row.
     pub dims: Vec<u64>,
     pub format: Format,
     /// Size in bytes in the file.
@@ -200,7 +200,7 @@ impl Gguf {
         Ok(out)
     }
 
-    /// Passes the blocks of some whole rows at a time, and the number of their elements, to `take`.
+    /// Calls `take` with the blocks of a few whole rows at a time, and the number of their elements.
     pub(crate) fn each_row(
         &self,
         tensor: &Tensor,
@@ -250,7 +250,7 @@ impl Gguf {
         at(self.path())(problem)
     }
 
-    /// Returns the value of a key of a type. `expected` describes it in messages.
+    /// Returns the value of a key as `T`. `expected` describes the type in messages.
     pub(crate) fn value<'g, T>(
         &'g self,
         key: &str,

@@ -29,7 +29,7 @@ const MAX_ENTRIES: usize = 1 << 20;
 const ZIP: [u8; 4] = *b"PK\x03\x04";
 /// First byte of a pickle, and so of the format before PyTorch 1.6, which is a sequence of pickles.
 const PICKLE: u8 = 0x80;
-/// First bytes of the file that Git LFS leaves in the place of another one.
+/// First bytes of the pointer file that Git LFS leaves in place of a file.
 const LFS: &[u8] = b"version https://git-lfs";
 /// Maximum size of a tensor's name in bytes.
 const MAX_NAME: usize = 1024;

@@ -51,18 +51,18 @@ pub(crate) trait Source: Send {
         None
     }
 
-    /// Returns the number of rows of the input, if its format tells.
+    /// Returns the number of rows of the input, if its format states it.
     fn total(&self) -> Option<u64> {
         None
     }
 
-    /// Returns the number of bytes of the input, if it is not compressed and windows tell their place in it.
+    /// Returns the number of bytes of the input, if it is not compressed and windows know their position in it.
     fn total_bytes(&self) -> Option<u64> {
         None
     }
 }
 
-/// Opens the input after the windows that are finished.
+/// Opens the input after its finished windows.
 pub(crate) fn open(
     checked: &Checked<'_>,
     from: Position,
@@ -77,7 +77,7 @@ pub(crate) fn open(
     })
 }
 
-/// The identity of an input: pairs of what it is and its value.
+/// Returns the identity of an input as pairs of a property and its value.
 pub(crate) fn identity(path: &Path) -> Result<[(String, String); 3], CorpusError> {
     let failed = CorpusError::io(path, "read");
     let metadata = fs::metadata(path).map_err(&failed)?;

@@ -1,6 +1,6 @@
 //! Writers of outputs.
 //!
-//! An output grows by the bytes of a window at a time, so an interrupted run goes on where the last finished window ends.
+//! An output grows by the bytes of one window at a time, so an interrupted run resumes after the last finished window.
 
 mod arrow;
 mod jsonl;

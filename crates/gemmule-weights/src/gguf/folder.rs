@@ -1,8 +1,8 @@
-//! Translation of a file into the folder that transformers saves: config.json, tokenizer.json, tokenizer_config.json,
-//! generation_config.json, and tensors by their published names.
+//! Conversion of a file to the contents of a folder saved by transformers: config.json, tokenizer.json,
+//! tokenizer_config.json, generation_config.json, and tensors by their published names.
 //!
-//! The converter of llama.cpp permutes rows, transposes weights and adds to norms of some architectures. [`Folder::read`] undoes
-//! that.
+//! The converter of llama.cpp permutes rows, transposes weights and adds 1 to the norms of some architectures.
+//! [`Folder::read`] undoes this.
 
 mod arrange;
 mod config;
@@ -63,7 +63,7 @@ impl Weight {
 }
 
 impl Folder {
-    /// Translates the metadata and the names of a file. No values of weights are read.
+    /// Converts the metadata and the names of a file. Reads no values of weights.
     ///
     /// # Errors
     /// Returns an error for an unsupported architecture or tensor, or for metadata that is missing or contradicts the

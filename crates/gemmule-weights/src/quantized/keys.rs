@@ -82,7 +82,7 @@ impl Keys {
         value.as_bool().ok_or_else(wrong).map(Some)
     }
 
-    /// Removes a text in lower case.
+    /// Removes a text, and returns it in lower case.
     pub fn text(&mut self, names: &[&str]) -> Result<Option<String>> {
         match self.take_any(names)? {
             None => Ok(None),

@@ -1,4 +1,4 @@
-//! A quantized matrix in memory, and the real numbers that it stands for.
+//! A quantized matrix in memory, and the real numbers that it represents.
 
 use super::error::{QuantizedError, Result};
 
