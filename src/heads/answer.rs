@@ -16,7 +16,7 @@ pub struct AnswerOptions {
     pub max_tokens: Option<usize>,
     /// Number of tokens that two parts of a text share, by default 128 or half of `max_tokens`.
     pub stride: Option<usize>,
-    /// Whether no answer is an answer, with an empty text.
+    /// Whether an empty answer is allowed, if the text has none.
     pub allows_none: bool,
     /// Whether answers are extended to whole words.
     pub aligns_to_words: bool,
@@ -61,7 +61,7 @@ pub(super) struct SpanToken {
 pub(super) struct Answers<'o> {
     options: &'o AnswerOptions,
     found: Vec<Answer>,
-    /// Lowest score of no answer.
+    /// Lowest score of the empty answer.
     none: f32,
 }
 

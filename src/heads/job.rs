@@ -12,7 +12,7 @@ use crate::text::{Encoded, Placed, PlacedToken, TextEncoder, TextError};
 /// Max number of tokens of a question with a part of its text, unless the options say otherwise.
 const MAX_TOKENS: usize = 384;
 
-/// An input or option of a head that cannot be used.
+/// An error in an input or an option of a head.
 #[derive(Debug, thiserror::Error)]
 #[cfg_attr(feature = "miette", derive(miette::Diagnostic))]
 #[non_exhaustive]

@@ -1,5 +1,5 @@
-//! Classification by labels that the model was not trained on. A model of natural language inference (NLI) tells whether a text
-//! entails that it has a label.
+//! Classification by labels that the model was not trained on. A model of natural language inference (NLI) scores
+//! whether a text entails a sentence with the label.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use super::softmax;
 pub struct ZeroShotOptions {
     /// Sentence with `{}` in the place of the label.
     pub template: String,
-    /// Whether several labels may hold, and each is scored on its own.
+    /// Whether several labels may apply. Each is then scored independently.
     pub multi_label: bool,
 }
 

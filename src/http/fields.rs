@@ -33,7 +33,7 @@ const fn computed(name: &'static str, routes: &'static [Route]) -> Field {
     computed_or(name, routes, "[]")
 }
 
-/// A field that some routes compute. Other routes accept the values in `neutral`.
+/// A field that some routes support. Other routes accept the values in `neutral`.
 const fn computed_or(name: &'static str, routes: &'static [Route], neutral: &'static str) -> Field {
     Field {
         name,
@@ -399,7 +399,7 @@ pub(super) const FIELDS: &[Field] = &[
 ];
 
 impl Field {
-    /// Returns whether a route computes the field. `POST /` computes the fields of all routes that it forwards to.
+    /// Returns whether a route supports the field. `POST /` supports the fields of all routes that it forwards to.
     pub fn is_computed(&self, route: Route) -> bool {
         match route {
             Route::Base => BASE.iter().any(|base| self.routes.contains(base)),
@@ -417,7 +417,7 @@ impl Field {
         }
     }
 
-    /// Returns whether a value cannot change the response of a route that does not compute the field.
+    /// Returns whether a value cannot change the response of a route that does not support the field.
     pub fn is_neutral(&self, value: &Value) -> bool {
         let is_same = |neutral: &Value| match (neutral.as_f64(), value.as_f64()) {
             (Some(neutral), Some(value)) => neutral == value,
@@ -428,7 +428,7 @@ impl Field {
             || self.neutral().iter().any(is_same)
     }
 
-    /// Returns the error for a value that is not neutral, on a route that does not compute the field.
+    /// Returns the error for a value that is not neutral, on a route that does not support the field.
     pub fn refusal(&self, route: Route, value: &Value) -> Failure {
         let name = self.name;
         if !self.routes.is_empty() {

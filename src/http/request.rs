@@ -14,7 +14,7 @@ use super::{
     fields::{Elsewhere, field, shown, unknown},
 };
 
-/// Fields that a route computes, of a body or of an object in it.
+/// Fields that a route supports, of a body or of an object in it.
 pub(super) struct Fields {
     route: Route,
     /// Path of the object with a trailing dot; empty for the body itself.

@@ -168,9 +168,9 @@ impl Server {
         self.address
     }
 
-    /// Accepts administrative commands on another socket. `POST /admin/reload` reads the file of keys again and loads the models
-    /// anew. It responds once the last request of the old models has finished. If either step fails, neither keys nor models
-    /// change. Commands of web pages are refused.
+    /// Accepts administrative commands on another socket. `POST /admin/reload` reads the file of keys and loads the
+    /// models again. It responds once the last request of the old models has finished. If either step fails, neither
+    /// keys nor models change. Commands of web pages are refused.
     ///
     /// # Errors
     /// Returns an error if the socket cannot be used.
@@ -468,7 +468,7 @@ impl App {
         response
     }
 
-    /// Reads the keys again and loads the models anew. Either both are replaced or neither is.
+    /// Reads the keys and loads the models again. Either both are replaced or neither is.
     fn reload(&self) -> Result<Vec<String>, ReloadError> {
         let keys = self.choice.keys.as_ref().map(Keys::reload).transpose();
         let keys = keys.map_err(|error| ReloadError::Failed {

@@ -24,7 +24,7 @@ const LIMITS: Limits = Limits {
 };
 /// Stack size of the thread that parses and renders, for the maximum depth. Untouched pages take no memory.
 const STACK: usize = 64 << 20;
-/// Names that are parameters of their own and not allowed in `kwargs`.
+/// Names of separate parameters, which are not allowed in `kwargs`.
 const RESERVED: [&str; 7] = [
     "messages",
     "conversation",

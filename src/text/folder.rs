@@ -118,7 +118,7 @@ impl Score {
 }
 
 impl Folder {
-    /// Reads the JSON files of a folder, or what a GGUF file has in their place; see [`ModelFiles::open`].
+    /// Reads the JSON files of a folder, or the equivalent contents of a GGUF file; see [`ModelFiles::open`].
     ///
     /// # Errors
     /// Returns an error if files are missing or not JSON, or refer to files that do not exist.

@@ -46,7 +46,7 @@ impl Notes {
     }
 }
 
-/// An error of a checkpoint's file, or of what it holds.
+/// An error in a checkpoint's file, or in its contents.
 enum Failure {
     Read(CheckpointError),
     Problem(QuantizedError),
@@ -105,7 +105,7 @@ pub(super) fn find(
     stored: &BTreeMap<&str, &Place>,
 ) -> Result<Option<(Matrices, Notes)>, CheckpointError> {
     let failed = |failure: Failure| failure.of(&folder.join(CONFIG), main);
-    // A tensor of an unknown type is no part of a layout that is read.
+    // A tensor of an unknown type is not part of a supported layout.
     let infos = stored.iter().filter_map(|(&name, place)| {
         let element = *place.stored.element.as_ref().ok()?;
         let dims = place.stored.dims.clone();

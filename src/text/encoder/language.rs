@@ -18,7 +18,7 @@ pub enum TargetPrefix {
 }
 
 impl TextEncoder {
-    /// Returns the tokens of a source's and a target's language. `None` is that of the folder's settings.
+    /// Returns the tokens of the languages of source and target. `None` selects the language of the folder's settings.
     ///
     /// # Errors
     /// Returns an error if the tokenizer does not know the language.
