@@ -61,7 +61,7 @@ const WEIGHTS: [&str; 4] = [
 /// Weights of heads that have files of their own.
 const HEADS: [&str; 2] = ["sparse_linear", "colbert_linear"];
 
-/// Endings of weights in any format.
+/// Extensions of weights in any format.
 const ENDINGS: [&str; 9] = [
     ".safetensors",
     ".gguf",

@@ -175,7 +175,7 @@ pub(crate) struct Lock {
     _file: File,
 }
 
-/// Lists the files below a folder. Entries that cannot be read, and links to nothing, are left out.
+/// Lists the files below a folder, except for unreadable entries and broken links.
 fn walk(folder: &Path, prefix: &str, depth: usize, names: &mut Vec<String>) {
     let Ok(entries) = fs::read_dir(folder) else {
         return;
