@@ -275,7 +275,7 @@ impl Model {
         })
     }
 
-    /// Returns the default name of a model: that of its folder, or of its GGUF file without the ending.
+    /// Returns the default name of a model: the name of its folder, or of its GGUF file without extension.
     pub fn name_of(folder: &Path) -> String {
         let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
         let name = match folder.is_file() {

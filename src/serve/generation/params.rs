@@ -55,7 +55,7 @@ pub struct GenerationParams {
     pub length_penalty: Option<f32>,
     /// Number of hypotheses of a beam search to return with the end of the text.
     pub hypotheses: usize,
-    /// Start token of the decoder instead of that of the model's folder, for models with a source.
+    /// Start token of the decoder, for models with a source. By default, the value of the model's folder.
     pub decoder_start: Option<u32>,
     /// First new token, which is forced.
     pub forced_first: Option<u32>,

@@ -50,7 +50,7 @@ impl GemmFp8 {
         kernels.filter(|kernel| kernel.check().is_ok()).collect()
     }
 
-    /// Checks that rows of `k` elements start at multiples of 16 bytes, as those of a tensor map do.
+    /// Checks that rows of `k` elements start at multiples of 16 bytes, as a tensor map requires.
     pub(in crate::kernels::gemm) fn check_k(k: u32) -> Result<(), String> {
         match k.is_multiple_of(16) {
             true => Ok(()),
