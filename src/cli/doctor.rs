@@ -208,7 +208,7 @@ fn models(cache: &Path) -> String {
     format!("{}: {n} in the cache", cache.display())
 }
 
-/// Says what runs here, and the first thing that is missing for more.
+/// Reports which devices work here, and the first component that is missing for others.
 fn verdict(presence: &Presence, has_nvrtc: bool) -> &'static str {
     match (presence.driver, presence.devices.is_empty(), has_nvrtc) {
         (false, ..) => "Models run on the CPU. A GPU needs the NVIDIA driver.",

@@ -69,7 +69,7 @@ impl OnlyTexts {
     /// Reads the texts.
     ///
     /// # Errors
-    /// A file that cannot be read, or without a text.
+    /// Returns an error if the file cannot be read or has no text.
     pub(super) fn read(&self) -> Result<(Vec<String>, Source), Report> {
         let file = self.texts_file.as_deref();
         let (texts, source) = Source::texts("text", &self.texts, file)?;

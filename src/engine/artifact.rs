@@ -162,8 +162,8 @@ impl Artifact {
 
     /// Checks that each cubin was compiled from the source that this version of gemmule generates for its kernel.
     ///
-    /// This detects mixed-up cubins and those of other versions, but not forged ones, whose digest can be forged, too. An
-    /// artifact must be trusted like a program.
+    /// This detects cubins that were mixed up or belong to another version. It does not detect forged ones, because a
+    /// digest can be forged, too. An artifact must be trusted like a program.
     fn check_code(&self) -> Result<(), String> {
         if self.cubins.is_empty() {
             return Ok(());

@@ -212,8 +212,9 @@ impl Builder {
         self.allocator(AllocatorChoice::Chunk(policy))
     }
 
-    /// Sets whether sequences are packed, or padded to the longest in their batch to measure the gain of packing. Results are
-    /// equal. Padding requires the `fuse_attention` pass to be disabled, and no output that is a mean over tokens.
+    /// Sets whether sequences are packed, or padded to the longest in their batch to measure the gain of packing.
+    /// Results are equal. Padding requires that the `fuse_attention` pass is disabled and that no output is a mean over
+    /// tokens.
     pub fn padding(mut self, padding: Padding) -> Self {
         self.padding = padding;
         self

@@ -110,7 +110,7 @@ impl Compiled {
     /// Checks that the graph can be lowered for every storage type and every described card.
     ///
     /// # Errors
-    /// The error of the first combination that cannot be lowered.
+    /// Returns the error of the first combination that cannot be lowered.
     pub fn check_everywhere(&self) -> Result<(), EngineError> {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             for machine in Machine::all()? {
@@ -157,7 +157,8 @@ pub fn compile(
     let passes = passes::Options {
         without: options.without.clone(),
         quantize: options.quantize,
-        // Decode steps multiply few rows, whose time is that of reading the weight. Their kernels convert it to 16 bits.
+        // Decode steps multiply few rows, so their time is that of reading the weights. Their kernels convert weights
+        // to 16 bits.
         fp8_inputs: options.dtype.has_mma()
             && options.machine.instructions == Instructions::Hopper
             && !options.cached,

@@ -60,7 +60,7 @@ impl DeviceName {
     /// kernels of the default card.
     ///
     /// # Errors
-    /// A card that no kernel supports.
+    /// Returns an error if no kernel supports the card.
     pub fn machine(&self) -> Result<(Machine, Served), EngineError> {
         Ok(match self {
             Self::Cpu { .. } => (Machine::usual()?, Served::Own),

@@ -5,8 +5,8 @@ impl Outputs {
     /// computed from them, and JSON cannot represent them.
     ///
     /// # Errors
-    /// [`EngineError::NotFinite`] with the first output that has NaN or infinite values, their number, and the position of
-    /// the first.
+    /// Returns [`EngineError::NotFinite`] with the first output that has NaN or infinite values, their number, and the
+    /// position of the first.
     pub fn check_finite(&self) -> Result<(), EngineError> {
         for output in &self.outputs {
             let Some(first) = output.values.iter().position(|v| !v.is_finite()) else {

@@ -11,8 +11,8 @@ impl Engine {
     /// Creates a generator with a KV cache of `cache_bytes`, rounded down to whole blocks.
     ///
     /// # Errors
-    /// [`GenerateError::NotGenerating`](crate::generate::GenerateError::NotGenerating) if the engine was not built with [`Builder::generating`](crate::Builder::generating),
-    /// and memory that cannot be allocated.
+    /// Returns [`GenerateError::NotGenerating`](crate::generate::GenerateError::NotGenerating) if the engine was not
+    /// built with [`Builder::generating`](crate::Builder::generating), or an error if memory cannot be allocated.
     pub fn generator(&self, cache_bytes: u64) -> Result<Generator, EngineError> {
         Ok(self.generation_model().generator(cache_bytes)?)
     }
@@ -26,7 +26,8 @@ impl Engine {
     /// the results in the order of the prompts. See [`Generator::write_all`].
     ///
     /// # Errors
-    /// Options that are invalid for every prompt, memory that cannot be allocated, and a step that fails as a whole.
+    /// Returns an error if the options are invalid for every prompt, if memory cannot be allocated, or if an entire
+    /// step fails.
     pub fn generate(
         &self,
         prompts: &[Vec<u32>],
@@ -42,8 +43,9 @@ impl Engine {
     /// once as fit, without creating it. Memory for tokens that the host selects while a device computes is not counted.
     ///
     /// # Errors
-    /// [`GenerateError::NotGenerating`](crate::generate::GenerateError::NotGenerating) if the engine was not built with
-    /// [`Builder::generating`](crate::Builder::generating), and sizes above the limits of the memory planner.
+    /// Returns [`GenerateError::NotGenerating`](crate::generate::GenerateError::NotGenerating) if the engine was not
+    /// built with [`Builder::generating`](crate::Builder::generating), or an error if sizes exceed the limits of the
+    /// memory planner.
     pub fn generator_bytes(
         &self,
         prompts: &[usize],
@@ -59,7 +61,8 @@ impl Engine {
     /// tokens gets all remaining positions, but at most 1 GiB or 4,096 new tokens, whichever is larger.
     ///
     /// # Errors
-    /// [`GenerateError::NotGenerating`](crate::generate::GenerateError::NotGenerating) if the engine was not built with [`Builder::generating`](crate::Builder::generating).
+    /// Returns [`GenerateError::NotGenerating`](crate::generate::GenerateError::NotGenerating) if the engine was not
+    /// built with [`Builder::generating`](crate::Builder::generating).
     pub fn cache_bytes_needed(
         &self,
         prompts: &[usize],
@@ -75,7 +78,7 @@ impl Engine {
     /// always enough for the longest prompt alone.
     ///
     /// # Errors
-    /// The errors of [`default_cache_bytes`](Self::default_cache_bytes).
+    /// Returns the errors of [`default_cache_bytes`](Self::default_cache_bytes).
     pub fn cache_bytes_at_most(
         &self,
         prompts: &[usize],
@@ -91,7 +94,7 @@ impl Engine {
     /// sequences, up to half of the free memory, but at least eight.
     ///
     /// # Errors
-    /// The errors of [`cache_bytes_needed`](Self::cache_bytes_needed), and a device error.
+    /// Returns the errors of [`cache_bytes_needed`](Self::cache_bytes_needed) and errors of the device.
     pub fn default_cache_bytes(&self, options: &SamplingParams) -> Result<u64, EngineError> {
         Ok(self.generation_model().default_cache_bytes(options)?)
     }

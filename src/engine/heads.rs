@@ -45,7 +45,8 @@ impl Engine {
     /// must have the output `token_logits`. A text that is too long is cut.
     ///
     /// # Errors
-    /// An engine without a checkpoint folder or without that output, a text that the tokenizer refuses, and a batch that fails.
+    /// Returns an error if the engine has no checkpoint folder or lacks that output, if the tokenizer refuses a text,
+    /// or if a batch fails.
     pub fn classify_tokens<S: AsRef<str>>(
         &self,
         texts: &[S],
@@ -71,7 +72,7 @@ impl Engine {
     /// have the output `mlm_logits`.
     ///
     /// # Errors
-    /// Same as [`classify_tokens`](Self::classify_tokens), and a text without a mask.
+    /// Same as [`classify_tokens`](Self::classify_tokens). Also returns an error if a text has no mask.
     pub fn fill_masks<S: AsRef<str>>(
         &self,
         texts: &[S],
@@ -101,7 +102,7 @@ impl Engine {
     /// transformers.
     ///
     /// # Errors
-    /// Same as [`rerank`](Self::rerank), and a model without a label of entailment.
+    /// Same as [`rerank`](Self::rerank). Also returns an error if the model has no entailment label.
     pub fn classify_zero_shot<S: AsRef<str>>(
         &self,
         text: &str,
@@ -125,7 +126,7 @@ impl Engine {
     /// have the output `token_logits`, with the labels of start and end.
     ///
     /// # Errors
-    /// Same as [`classify_tokens`](Self::classify_tokens), and options out of range.
+    /// Same as [`classify_tokens`](Self::classify_tokens). Also returns an error if an option is out of range.
     pub fn answer(
         &self,
         question: &str,

@@ -1,7 +1,8 @@
-//! Models of the Hugging Face hub: the files of a model that gemmule reads, and [`fetch`], which brings them into the cache.
+//! Models of the Hugging Face hub: the files of a model that gemmule reads, and [`fetch`], which downloads them into
+//! the cache.
 //!
-//! A hub has the same model in the formats of several frameworks. Only what [`Folder`](crate::text::Folder) and the weights need is
-//! fetched.
+//! A repository may have the same model in the formats of several frameworks. Only the files that
+//! [`Folder`](crate::text::Folder) and the weights need are downloaded.
 
 use std::{cell::RefCell, collections::BTreeSet, path::Path, path::PathBuf};
 
@@ -60,7 +61,7 @@ const WEIGHTS: [&str; 4] = [
 /// Weights of heads that have files of their own.
 const HEADS: [&str; 2] = ["sparse_linear", "colbert_linear"];
 
-/// Endings of weights in any format.
+/// Extensions of weights in any format.
 const ENDINGS: [&str; 9] = [
     ".safetensors",
     ".gguf",
@@ -84,13 +85,13 @@ pub enum Files {
 
 /// Fetches the files of a model that gemmule reads, and returns their folder. Files in the cache are not fetched again.
 ///
-/// A repository with GGUF files has a model in each. One is named after a colon, by the name of its file or by its quantisation:
-/// `org/name:NAME.gguf`, `org/name:Q8_0`. Without a name, the only file is taken, if there are no other weights. The returned path is
-/// that of the file.
+/// Each GGUF file of a repository is a model. It is selected after a colon, by its name or its quantisation:
+/// `org/name:NAME.gguf`, `org/name:Q8_0`. Without a name, the only GGUF file is taken, if there are no other weights.
+/// The returned path is then that of the file.
 ///
 /// # Errors
-/// The errors of the hub, a model without weights that gemmule reads, and a name of no or of several GGUF files. A quantization
-/// that is not read is refused before the weights are fetched.
+/// Returns the errors of the hub, and an error if the model has no supported weights or if the name matches no GGUF
+/// file or several. An unsupported quantization is refused before the weights are downloaded.
 pub fn fetch(
     hub: &Hub,
     id: &ModelId,
@@ -103,7 +104,7 @@ pub fn fetch(
 /// Like [`fetch`], for a model that is described by its `model_type`.
 ///
 /// # Errors
-/// The errors of [`fetch`], and a `model_type` without a description, which is refused before the weights are fetched.
+/// Returns the errors of [`fetch`]. A `model_type` without a description is refused before the weights are downloaded.
 pub(crate) fn fetch_described(
     hub: &Hub,
     id: &ModelId,
@@ -175,7 +176,8 @@ fn fetch_checked(
     Ok(folder)
 }
 
-/// Checks the config.json of a model, and its quantization. A file that is damaged is reported by those who read it later.
+/// Checks the config.json of a model, and its quantization. A damaged file is reported later, by the code that reads
+/// it.
 fn check_config(
     names: &[&str],
     folder: &Path,
@@ -200,14 +202,14 @@ fn check_config(
 enum Gguf<'n> {
     /// The name of its first part.
     Model(&'n str),
-    /// There is none of the given name, or several and no name is given. The names of all follow.
+    /// No file has the given name, or there are several and no name is given. Holds the names of all.
     Unclear(Vec<&'n str>),
     /// The weights are in other files.
     No,
 }
 
-/// Chooses a GGUF file by its name, or by the end of its name without ending: `Q8_0`. Of several, the shortest name is taken, to which
-/// the others add something.
+/// Chooses a GGUF file by its name, or by the end of its name without extension, such as `Q8_0`. If several match, the
+/// shortest name is taken; the others only add to it.
 fn gguf<'n>(names: &[&'n str], file: Option<&str>) -> Gguf<'n> {
     let known = gguf_models(names);
     let Some(file) = file else {
@@ -311,7 +313,7 @@ fn modules(folder: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Reads a JSON file that another part reports if it is damaged.
+/// Reads a JSON file. Returns `None` if it is damaged, which is reported by the code that parses it later.
 fn json(file: &Path, kind: Kind) -> Option<Value> {
     let text = files::text(file, kind).ok()?;
     serde_json::from_str(&text).ok()

@@ -115,7 +115,7 @@ impl Engine {
     /// variables of `huggingface_hub`, such as `HF_HOME` and `HF_TOKEN`, apply. [`hub::fetch`] shows progress.
     ///
     /// # Errors
-    /// The errors of [`hub::fetch`].
+    /// Returns the errors of [`hub::fetch`].
     #[cfg(feature = "hub")]
     pub fn from_hub(name: &str) -> Result<Builder, EngineError> {
         let id = hub::ModelId::parse(name)?;
@@ -157,7 +157,7 @@ impl Engine {
     /// Creates a session with another memory planner than the engine's.
     ///
     /// # Errors
-    /// An invalid chunk policy, or a stream that the device cannot create.
+    /// Returns an error if the chunk policy is invalid or the device cannot create a stream.
     pub fn session_with(&self, allocator: &AllocatorChoice) -> Result<Session, EngineError> {
         self.session_of(allocator, self.graphs)
     }
@@ -165,7 +165,7 @@ impl Engine {
     /// Creates a session that replays other CUDA graphs than the engine's setting.
     ///
     /// # Errors
-    /// A stream that the device cannot create.
+    /// Returns an error if the device cannot create a stream.
     pub fn session_replaying(&self, graphs: GraphChoice) -> Result<Session, EngineError> {
         self.session_of(&self.allocator, graphs)
     }
@@ -203,12 +203,12 @@ impl Engine {
     }
 
     /// Bytes of intermediate tensors that a new session needs for a batch, computed without running it.
-    /// [`Engine::weight_bytes`] come on top, once for all sessions. Neither counts the scratch memory of a running CPU step:
-    /// per thread up to 960 queries and 128 keys of one head (0.6 MiB for heads of 64), and in bf16 or int8 the rounded
-    /// activations of up to 4,096 rows of one layer.
+    /// [`Engine::weight_bytes`] are not included; all sessions share them. Neither counts the scratch memory of a
+    /// running CPU step: per thread up to 960 queries and 128 keys of one head (0.6 MiB for heads of 64), and in bf16
+    /// or int8 the rounded activations of up to 4,096 rows of one layer.
     ///
     /// # Errors
-    /// A batch above the declared maximum, if there is one.
+    /// Returns an error if the batch exceeds the declared maximum, if any.
     pub fn bytes_needed(&self, batch: &Batch) -> Result<u64, EngineError> {
         Ok(self.footprint(batch)?.chunks)
     }
@@ -274,7 +274,7 @@ impl Engine {
     /// `[batch]` for one label and `[batch, labels]` for several.
     ///
     /// # Errors
-    /// [`EngineError::NoScores`] if the outputs have no `sequence_logits`.
+    /// Returns [`EngineError::NoScores`] if the outputs have no `sequence_logits`.
     pub fn scores(&self, outputs: &Outputs) -> Result<Output, EngineError> {
         let logits = outputs.get(LOGITS).map_err(|_| EngineError::NoScores)?;
         let n_labels = logits.shape.last().copied().unwrap_or(1);

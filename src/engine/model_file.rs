@@ -23,7 +23,8 @@ impl ModelFile {
     /// Opens the shipped description or the file called `name`.
     ///
     /// # Errors
-    /// A name of neither, and a file of neither kind, with invalid contents, or larger than the limit.
+    /// Returns an error if `name` is neither a description nor a file, or if the file is of neither kind, is invalid,
+    /// or exceeds the size limit.
     pub fn open(name: &str) -> Result<Self, EngineError> {
         let beginning = match Self::beginning(name)? {
             Named::Shipped(description) => return Ok(Self::Description(description)),
@@ -85,7 +86,7 @@ fn described(name: &str, beginning: Beginning) -> Result<Description, EngineErro
 /// Opens a shipped description by name, or the description in a file.
 ///
 /// # Errors
-/// The errors of [`ModelFile::open`], and a compiled model.
+/// Returns the errors of [`ModelFile::open`], and an error for a compiled model.
 pub fn description(name: &str) -> Result<Description, EngineError> {
     match ModelFile::beginning(name)? {
         Named::Shipped(description) => Ok(*description),

@@ -13,7 +13,7 @@ impl Outputs {
     /// width]` otherwise.
     ///
     /// # Errors
-    /// [`EngineError::NoOutput`] if the run has no such output.
+    /// Returns [`EngineError::NoOutput`] if the run has no such output.
     pub fn get(&self, name: &str) -> Result<&Output, EngineError> {
         self.outputs
             .iter()
@@ -32,7 +32,8 @@ impl Outputs {
     /// Returns the rows of sequence `sequence` in an output with a row for each token, row-major.
     ///
     /// # Errors
-    /// An unknown output, and [`EngineError::NoSequence`] for an index beyond the batch.
+    /// Returns [`EngineError::NoOutput`] if the run has no such output, and [`EngineError::NoSequence`] if the index is
+    /// out of range.
     pub fn sequence(&self, name: &str, sequence: usize) -> Result<&[f32], EngineError> {
         let output = self.get(name)?;
         let rows = output.shape.first().copied().unwrap_or(0) as usize;

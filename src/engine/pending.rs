@@ -22,7 +22,7 @@ impl Pending {
         Self(Where::Done(Box::new(outputs)))
     }
 
-    /// A batch that a pipeline's thread has been asked to submit.
+    /// Creates a batch that was sent to a pipeline's thread.
     pub(super) fn sent(submitted: Receiver<Result<Self, EngineError>>) -> Self {
         Self(Where::Sent(submitted))
     }
@@ -34,8 +34,8 @@ impl Pending {
     /// Waits for the outputs of the batch. May be called on any thread.
     ///
     /// # Errors
-    /// The errors of [`Session::submit`](super::Session::submit) for a batch of a pipeline, errors of the device, and a pipeline's thread that has
-    /// ended.
+    /// Returns errors of the device. For a batch of a pipeline, also returns the errors of
+    /// [`Session::submit`](super::Session::submit), and an error if the pipeline's thread has ended.
     pub fn wait(self) -> Result<Outputs, EngineError> {
         match self.0 {
             Where::Done(outputs) => Ok(*outputs),

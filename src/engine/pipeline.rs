@@ -29,7 +29,7 @@ impl Pipeline {
     /// Starts a thread that owns the session.
     ///
     /// # Errors
-    /// A thread that the system cannot start.
+    /// Returns an error if the system cannot start a thread.
     pub fn new(mut session: Session) -> Result<Self, EngineError> {
         let (batches, jobs) = sync_channel::<Job>(QUEUE);
         let run = move || {
@@ -53,7 +53,7 @@ impl Pipeline {
     /// Enqueues a batch, and blocks while the queue is full. Errors of the batch are returned by [`Pending::wait`].
     ///
     /// # Errors
-    /// [`EngineError::PipelineEnded`] if the thread has ended.
+    /// Returns [`EngineError::PipelineEnded`] if the thread has ended.
     pub fn submit(&self, batch: Batch) -> Result<Pending, EngineError> {
         let (answer, pending) = sync_channel(1);
         let job = Job { batch, answer };
@@ -67,7 +67,7 @@ impl Pipeline {
     /// Waits until the executor has taken all batches, and returns the session.
     ///
     /// # Errors
-    /// A thread that ended with a panic.
+    /// Returns an error if the thread panicked.
     pub fn into_session(mut self) -> Result<Session, EngineError> {
         self.batches = None;
         let thread = self.thread.take().ok_or(EngineError::PipelineEnded)?;

@@ -31,7 +31,7 @@ impl Session {
     /// ([`Limits::end`]), tokens after its first occurrence are padding and are left out.
     ///
     /// # Errors
-    /// The errors of [`submit`](Self::submit) and of [`Pending::wait`].
+    /// Returns the errors of [`submit`](Self::submit) and [`Pending::wait`].
     pub fn run(&mut self, batch: &Batch) -> Result<Outputs, EngineError> {
         self.submit(batch)?.wait()
     }
@@ -41,9 +41,10 @@ impl Session {
     /// returns.
     ///
     /// # Errors
-    /// A batch above the model's limits; tokens after the end of a sequence, if an output has a row for each token; memory
-    /// that cannot be allocated; and [`CudaError::InFlight`](crate::runtime::cuda::CudaError::InFlight) if two submitted
-    /// batches were neither waited for nor dropped.
+    /// Returns an error if the batch exceeds the model's limits, if a sequence has tokens after its end and an output
+    /// has a row for each token, or if memory cannot be allocated. Returns
+    /// [`CudaError::InFlight`](crate::runtime::cuda::CudaError::InFlight) if two submitted batches were neither waited
+    /// for nor dropped.
     ///
     /// ```no_run
     /// # use gemmule::{Batch, Engine};
@@ -112,7 +113,7 @@ impl Session {
     /// the one in flight. Does nothing on a CPU, which allocates memory when it is needed.
     ///
     /// # Errors
-    /// Memory that cannot be allocated, and extents above the declared maximum.
+    /// Returns an error if memory cannot be allocated, or if the extents exceed the declared maximum.
     pub fn reserve(&mut self, extents: &Extents) -> Result<(), EngineError> {
         match &mut self.backend {
             SessionBackend::Cpu(_) => Ok(()),
@@ -124,7 +125,7 @@ impl Session {
     /// `runs` pairs. Empty on the CPU.
     ///
     /// # Errors
-    /// The errors of [`submit`](Self::submit) and of [`Pending::wait`].
+    /// Returns the errors of [`submit`](Self::submit) and [`Pending::wait`].
     pub fn gaps(
         &mut self,
         batch: &Batch,

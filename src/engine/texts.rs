@@ -26,8 +26,8 @@ impl Engine {
     /// 16,384 tokens. The first call loads the tokenizer.
     ///
     /// # Errors
-    /// An engine without a checkpoint folder or without that output, a text that the tokenizer refuses, and a batch that
-    /// fails.
+    /// Returns an error if the engine has no checkpoint folder or lacks that output, if the tokenizer refuses a text,
+    /// or if a batch fails.
     pub fn embed<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<f32>>, EngineError> {
         let inputs = texts.iter().map(|text| Input::Text(text.as_ref()));
         self.rows(inputs, |outputs, at| {
@@ -39,8 +39,8 @@ impl Engine {
     /// is the logit after the folder's activation, by default a sigmoid; see [`scores`](Self::scores).
     ///
     /// # Errors
-    /// An engine without a checkpoint folder, a model with no score or several scores for a pair, a text that the tokenizer
-    /// refuses, and a batch that fails.
+    /// Returns an error if the engine has no checkpoint folder, if the model does not give exactly one score for a
+    /// pair, if the tokenizer refuses a text, or if a batch fails.
     pub fn rerank<S: AsRef<str>>(
         &self,
         query: &str,
@@ -64,8 +64,8 @@ impl Engine {
     /// engine must be built with [`Builder::generating`](super::Builder::generating).
     ///
     /// # Errors
-    /// An engine without a checkpoint folder, unsupported options, a prompt that the tokenizer refuses or that does not fit,
-    /// and a step that fails.
+    /// Returns an error if the engine has no checkpoint folder, if its options are unsupported, if the tokenizer
+    /// refuses the prompt, if the prompt does not fit, or if a step fails.
     pub fn generate_text(&self, prompt: &str) -> Result<String, EngineError> {
         let encoder = self.encoder(&self.encoders.prompts, TextEncoder::for_prompts)?;
         let prompts = encoder.prompts(&[prompt])?;

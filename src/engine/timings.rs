@@ -58,7 +58,7 @@ impl TimedOn {
     /// Returns the card's description with this number of SMs; `None` if the card has no description of its own.
     ///
     /// # Errors
-    /// The errors of [`Machine::all`].
+    /// Returns the errors of [`Machine::all`].
     pub fn machine(&self) -> Result<Option<Machine>, MachineError> {
         let own = |machine: &&Machine| {
             machine.capability == self.capability && machine.cards.contains(&self.card)

@@ -153,11 +153,11 @@ impl<'a> Tuner<'a> {
         TimedOn::new(self.device.info(), self.jit.nvrtc().version())
     }
 
-    /// Returns the timings of a program's kernels: those of the given file or else of the cache, and new measurements. With
-    /// [`TuneMode::Off`], only those of the given file.
+    /// Returns the timings of a program's kernels, from the given file or else the cache, and from new measurements.
+    /// With [`TuneMode::Off`], returns only timings of the given file.
     ///
     /// # Errors
-    /// A file that is refused, in mode `Off`, and errors of NVRTC and the device.
+    /// Returns errors of NVRTC and the device. In mode `Off`, also returns an error if the file is refused.
     pub fn time(&self, compiled: &Compiled) -> Result<Timings, EngineError> {
         let on = self.timed_on();
         let mut timings = self.known(&on)?;

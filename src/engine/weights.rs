@@ -28,7 +28,7 @@ pub(super) fn stored(program: &Program) -> Vec<Stored<'_>> {
 /// Opens a folder's checkpoint, and checks that it has all tensors of the program in their shapes.
 ///
 /// # Errors
-/// Files that are missing or damaged, and tensors that are missing or have another shape.
+/// Returns an error if files are missing or damaged, or if tensors are missing or have another shape.
 pub fn open_checkpoint(
     folder: &Folder,
     names: &WeightNames,
@@ -45,7 +45,7 @@ pub fn open_checkpoint(
 /// description that names a layer's weights without its index.
 ///
 /// # Errors
-/// [`EngineError::LeftOut`] with the first such tensor.
+/// Returns [`EngineError::LeftOut`] with the first such tensor.
 pub fn unread(
     source: &dyn WeightSource,
     names: &WeightNames,

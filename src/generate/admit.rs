@@ -61,7 +61,8 @@ impl Generator {
     /// Admits a request and reserves all memory that it can need. It runs from the next step on.
     ///
     /// # Errors
-    /// An invalid request, or [`AdmitError::Full`] if there is no room now. Nothing is changed in either case.
+    /// Returns an error if the request is invalid, or [`AdmitError::Full`] if there is no room now. Nothing is changed
+    /// in either case.
     pub fn admit(&mut self, request: Request) -> Result<Ticket, AdmitError> {
         let n = self.admission().blocks_for(&request)?;
         let Request {
@@ -97,7 +98,7 @@ impl Generator {
     /// Checks whether [`admit`](Self::admit) would take the request now.
     ///
     /// # Errors
-    /// The error that [`admit`](Self::admit) would return.
+    /// Returns the error that [`admit`](Self::admit) would return.
     pub fn has_room(&self, request: &Request) -> Result<(), AdmitError> {
         let n = self.admission().blocks_for(request)?;
         match n.saturating_sub(self.blocks.total() - self.blocks.held()) {
@@ -121,7 +122,7 @@ impl Generator {
     /// Checks the options, independent of a prompt.
     ///
     /// # Errors
-    /// The first invalid option.
+    /// Returns the first invalid option.
     pub fn check_options(&self, options: &SamplingParams) -> Result<(), AdmitError> {
         self.admission().check_options(options)
     }
@@ -166,7 +167,7 @@ impl Admission {
     /// Checks whether [`Generator::admit`] takes the request when nothing else runs.
     ///
     /// # Errors
-    /// The reason of the refusal.
+    /// Returns the reason for the refusal.
     pub fn check(&self, request: &Request) -> Result<(), AdmitError> {
         self.blocks_for(request).map(|_| ())
     }

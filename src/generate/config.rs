@@ -39,8 +39,8 @@ const MAX_ENDS: usize = 1024;
 /// [`Generator::check_options`](super::Generator::check_options) refuses that, so the caller removes one.
 ///
 /// # Errors
-/// A file that cannot be read, a key that changes the result and is not supported, an unknown key, and values of a wrong type
-/// or out of range.
+/// Returns an error if a file cannot be read, if an unsupported key would change the result, if a key is unknown, or if
+/// a value has a wrong type or is out of range.
 pub fn generation_config(folder: &Path) -> Result<SamplingParams, GenerateError> {
     generation_config_of(&ModelFiles::open(folder)?)
 }
@@ -48,7 +48,7 @@ pub fn generation_config(folder: &Path) -> Result<SamplingParams, GenerateError>
 /// Reads the generation settings of a model like [`generation_config`].
 ///
 /// # Errors
-/// The errors of [`generation_config`].
+/// Returns the errors of [`generation_config`].
 pub fn generation_config_of(files: &ModelFiles) -> Result<SamplingParams, GenerateError> {
     let read = |name: &str| -> Result<(PathBuf, Option<Value>), GenerateError> {
         let file = files.name(name);

@@ -1,8 +1,8 @@
-//! Concurrent prompt reading (prefill) on a device.
+//! Concurrent prefill on a device.
 //!
-//! A prefill run reads all weights, and decoding a few sequences leaves most of the device idle. Prompts are therefore read
-//! on a stream of their own, concurrently with the decode steps. A run takes all waiting prompts; prompts that arrive while
-//! it runs wait for the next run. The busier the device, the more prompts share a run.
+//! A prefill run reads all weights, and decoding a few sequences leaves most of the device idle. Prompts are therefore
+//! read on a separate stream, concurrently with the decode steps. A run takes all waiting prompts; prompts that arrive
+//! while it runs wait for the next run. The busier the device, the more prompts share a run.
 
 use std::{collections::VecDeque, sync::Arc};
 

@@ -224,7 +224,7 @@ impl Generator {
     /// admitted before are discarded.
     ///
     /// # Errors
-    /// A step that fails as a whole. All requests are then cancelled.
+    /// Returns an error if an entire step fails. All requests are then cancelled.
     pub fn write_all(
         &mut self,
         requests: impl IntoIterator<Item = Request>,
@@ -318,7 +318,7 @@ impl Generator {
     /// events of the oldest one are returned.
     ///
     /// # Errors
-    /// A step that fails as a whole. Its requests keep their state, and the next call tries again.
+    /// Returns an error if an entire step fails. Its requests keep their state, and the next call tries again.
     pub fn poll(&mut self) -> Result<Vec<Event>, GenerateError> {
         if self.device.is_some() {
             self.step_on_device()?;

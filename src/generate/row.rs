@@ -191,7 +191,7 @@ impl Row {
         (self.n_prompt + self.n_enqueued).max(self.source_slots().len())
     }
 
-    /// Whether it continues after the enqueued steps.
+    /// Whether it needs steps after the enqueued ones.
     pub(super) fn awaits_steps(&self) -> bool {
         self.n_enqueued < self.options.rules.max_new_tokens
     }

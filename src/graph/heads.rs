@@ -14,7 +14,7 @@ impl Graph {
     /// graphs with relative scores are not changed.
     ///
     /// # Errors
-    /// A graph that fails [`verify`](Self::verify).
+    /// Returns an error if the graph fails [`verify`](Self::verify).
     pub fn with_padded_heads(mut self) -> Result<Self, GraphError> {
         let nodes = self.topological();
         let has_relative = |id: &NodeId| matches!(self.op(*id), Op::RelativeScores { .. });

@@ -44,8 +44,8 @@ pub enum WeightExpr {
     },
     /// A tensor of the checkpoint plus 1.
     PlusOne { name: String, dims: Vec<u64> },
-    /// A matrix `[heads·to, heads·from]` of ones and zeros that makes heads of `from` elements heads of `to`: elements that
-    /// are new are 0, and those beyond `to` are left out.
+    /// A matrix `[heads·to, heads·from]` of ones and zeros that makes heads of `from` elements heads of `to`: new
+    /// elements are 0, and elements beyond `to` are dropped.
     ResizedHeads { heads: u64, from: u64, to: u64 },
     /// A vector of zeros, for example the bias of a norm without one.
     Zeros { n: u64 },

@@ -16,7 +16,7 @@ pub struct AnswerOptions {
     pub max_tokens: Option<usize>,
     /// Number of tokens that two parts of a text share, by default 128 or half of `max_tokens`.
     pub stride: Option<usize>,
-    /// Whether no answer is an answer, with an empty text.
+    /// Whether an empty answer is allowed, if the text has none.
     pub allows_none: bool,
     /// Whether answers are extended to whole words.
     pub aligns_to_words: bool,
@@ -61,7 +61,7 @@ pub(super) struct SpanToken {
 pub(super) struct Answers<'o> {
     options: &'o AnswerOptions,
     found: Vec<Answer>,
-    /// Lowest score of no answer.
+    /// Lowest score of the empty answer.
     none: f32,
 }
 
@@ -96,7 +96,7 @@ impl<'o> Answers<'o> {
         let (Some(start), Some(end)) = (starts.first_mut(), ends.first_mut()) else {
             return;
         };
-        // The first token stands for no answer.
+        // The first token represents an empty answer.
         self.none = self.none.min(*start * *end);
         (*start, *end) = (0.0, 0.0);
         // Answers that become the same words are merged, so more are needed.

@@ -51,7 +51,7 @@ impl FromStr for Aggregation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EntityOptions {
     pub aggregation: Aggregation,
-    /// Labels that are left out.
+    /// Labels that are omitted.
     pub ignored: Vec<String>,
 }
 
@@ -104,11 +104,11 @@ impl Serialize for Entity {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ScoredToken {
     pub index: usize,
-    /// Name of the token, or for an unknown one its text.
+    /// Name of the token, or its text if the token is unknown.
     pub word: String,
     pub start: usize,
     pub end: usize,
-    /// Whether it continues the word of the token before.
+    /// Whether it continues the word of the previous token.
     pub continues: bool,
     /// Probabilities of the labels.
     pub scores: Vec<f32>,

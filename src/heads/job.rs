@@ -12,7 +12,7 @@ use crate::text::{Encoded, Placed, PlacedToken, TextEncoder, TextError};
 /// Max number of tokens of a question with a part of its text, unless the options say otherwise.
 const MAX_TOKENS: usize = 384;
 
-/// An input or option of a head that cannot be used.
+/// An error in an input or an option of a head.
 #[derive(Debug, thiserror::Error)]
 #[cfg_attr(feature = "miette", derive(miette::Diagnostic))]
 #[non_exhaustive]
@@ -100,7 +100,7 @@ impl TokenJob {
     /// Tokenizes a text. `index` is its index among texts, for errors.
     ///
     /// # Errors
-    /// The errors of [`TextEncoder::place`].
+    /// Returns the errors of [`TextEncoder::place`].
     pub fn new(encoder: &TextEncoder, index: usize, text: &str) -> Result<Self, HeadError> {
         let placed = encoder.place(index, text)?;
         Ok(Self {
@@ -117,7 +117,7 @@ impl TokenJob {
     /// Returns all tokens with their probabilities of labels, or their logits with `are_raw`.
     ///
     /// # Errors
-    /// Logits of other labels.
+    /// Returns an error if the number of logits does not match the tokens and labels.
     pub fn scores(
         &self,
         logits: &[f32],
@@ -140,7 +140,7 @@ impl TokenJob {
     /// Returns the entities of the text from the logits of all tokens.
     ///
     /// # Errors
-    /// Logits of other labels, and tokens that cannot be joined.
+    /// Returns an error if the number of logits does not match the tokens and labels, or if tokens cannot be joined.
     pub fn finish(
         &self,
         encoder: &TextEncoder,
@@ -202,7 +202,7 @@ impl MaskJob {
     /// Tokenizes a text. `index` is its index among texts, for errors.
     ///
     /// # Errors
-    /// The errors of [`TextEncoder::place`], and a text or tokenizer without a mask.
+    /// Returns the errors of [`TextEncoder::place`], and an error if the text or the tokenizer has no mask.
     pub fn new(encoder: &TextEncoder, index: usize, text: &str) -> Result<Self, HeadError> {
         let mask = encoder.named_token("mask_token")?;
         let mask = mask.ok_or(HeadError::NoMaskToken)?;
@@ -234,7 +234,7 @@ impl MaskJob {
     /// Returns the ids of the targets of `options`. Each is the token of that name, or the first token of the word.
     ///
     /// # Errors
-    /// A target without a token.
+    /// Returns an error if a target has no token.
     pub fn targets(encoder: &TextEncoder, options: &MaskOptions) -> Result<Vec<u32>, HeadError> {
         let ids = options.targets.iter().map(|target| {
             if let Some(id) = encoder.token_id(target) {
@@ -254,7 +254,7 @@ impl MaskJob {
     /// Returns the best tokens for each mask. `rows` has the logits of the vocabulary for each mask.
     ///
     /// # Errors
-    /// Logits for another number of masks, and tokens that cannot be decoded.
+    /// Returns an error if the number of logits does not match the masks, or if tokens cannot be decoded.
     pub fn finish(
         &self,
         encoder: &TextEncoder,
@@ -303,8 +303,8 @@ impl ZeroShotJob {
     /// Tokenizes the text with a sentence for each label. `names` are the labels of the model.
     ///
     /// # Errors
-    /// No label, a template without a place for it, a model without a label of entailment, and the errors of
-    /// [`TextEncoder::pair_cutting_first`].
+    /// Returns an error if there is no label, if the template has no place for it, or if the model has no entailment
+    /// label. Also returns the errors of [`TextEncoder::pair_cutting_first`].
     pub fn new(
         encoder: &TextEncoder,
         names: &[String],
@@ -357,7 +357,7 @@ impl QuestionJob {
     /// Tokenizes a question with the parts of its text.
     ///
     /// # Errors
-    /// Options out of range, and the errors of [`TextEncoder::place_parts`].
+    /// Returns an error if an option is out of range, and the errors of [`TextEncoder::place_parts`].
     pub fn new(
         encoder: &TextEncoder,
         question: &str,
@@ -389,7 +389,7 @@ impl QuestionJob {
     /// Returns the answers, best first, from the logits of start and end for all tokens of each sequence.
     ///
     /// # Errors
-    /// Logits of other labels.
+    /// Returns an error if the number of logits does not match the tokens and labels.
     pub fn finish(
         &self,
         rows: &[&[f32]],

@@ -1,8 +1,8 @@
-//! Tasks of heads, as the pipelines of transformers define them: token classification, masked tokens, zero-shot classification and
-//! questions about a text.
+//! Tasks of heads, as the pipelines of transformers define them: token classification, masked tokens, zero-shot
+//! classification and questions about a text.
 //!
-//! A job tokenizes its texts and says which sequences a model must compute ([`TokenJob::input`] and so on). It then turns their
-//! logits into results. Jobs use no engine, so an engine and a server share them.
+//! A job tokenizes its texts and returns the sequences that a model must compute ([`TokenJob::input`] and so on). It
+//! then turns their logits into results. Jobs use no engine, so an engine and a server share them.
 
 mod answer;
 mod entity;

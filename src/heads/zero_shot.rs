@@ -1,5 +1,5 @@
-//! Classification by labels that the model was not trained on. A model of natural language inference (NLI) tells whether a text
-//! entails that it has a label.
+//! Classification by labels that the model was not trained on. A model of natural language inference (NLI) scores
+//! whether a text entails a sentence with the label.
 
 use serde::Serialize;
 
@@ -8,9 +8,9 @@ use super::softmax;
 /// Options of zero-shot classification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZeroShotOptions {
-    /// Sentence in which `{}` stands for a label.
+    /// Sentence with `{}` in the place of the label.
     pub template: String,
-    /// Whether several labels may hold, and each is scored on its own.
+    /// Whether several labels may apply. Each is then scored independently.
     pub multi_label: bool,
 }
 

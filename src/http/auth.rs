@@ -63,7 +63,7 @@ impl Keys {
     /// same name are one tenant. Empty lines and lines that begin with `#` are skipped.
     ///
     /// # Errors
-    /// A line that is not a key. Lines count from 1.
+    /// Returns an error for a line that is not a key. Lines are counted from 1.
     pub fn parse(text: &str) -> Result<Self, KeysError> {
         let tenants = Arc::new(RwLock::new(tenants(text)?));
         Ok(Self {
@@ -75,7 +75,7 @@ impl Keys {
     /// Reads the keys of a file, in the format of [`parse`](Self::parse). A reload of the server reads the file again.
     ///
     /// # Errors
-    /// The file cannot be read, or `parse` fails.
+    /// Returns an error if the file cannot be read, or `parse` fails.
     pub fn open(file: &Path) -> Result<Self, KeysError> {
         Ok(Self {
             tenants: Arc::new(RwLock::new(read(file)?)),

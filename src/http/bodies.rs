@@ -18,7 +18,7 @@ pub struct Bodies {
 
 impl Bodies {
     /// # Errors
-    /// The system cannot start a runtime.
+    /// Returns an error if the system cannot start a runtime.
     pub fn new(models: Models) -> io::Result<Self> {
         Ok(Self {
             runtime: Builder::new_current_thread().enable_all().build()?,
@@ -37,7 +37,7 @@ impl Bodies {
     /// Handles a body and returns status and body of the response. Both conform to the OpenAPI document.
     ///
     /// # Panics
-    /// The document does not list the response's status, or a JSON response is not valid JSON.
+    /// Panics if the document does not list the response's status, or if a JSON response is not valid JSON.
     pub fn post(&self, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
         let (route, ..) = Route::of(path, &Method::POST);
         let submit = Submit::default();

@@ -23,7 +23,7 @@ const INPUT_TYPES: [&str; 4] = [
     "clustering",
 ];
 
-/// Reads `truncate`: the side on which inputs that are too long are cut, or that they are errors.
+/// Reads `truncate`: the side on which too long inputs are cut, or that they are refused.
 fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure> {
     let side = match fields.text("truncate")?.as_deref() {
         None | Some("END") => Some(CutSide::Right),
@@ -81,7 +81,7 @@ pub(super) async fn embed(
     }
     let inputs: Vec<Text> = texts.iter().cloned().map(Text::One).collect();
     let purpose = fields.text("input_type")?;
-    // Without prompts, a purpose that each request must name has no prompt to choose.
+    // The model has no prompts, so the required purpose selects none.
     let purpose =
         purpose.filter(|purpose| service.has_prompts() || !INPUT_TYPES.contains(&purpose.as_str()));
     let prompt = purpose.map(|name| prompted_by_purpose(service, "input_type", &name, &inputs));

@@ -73,7 +73,7 @@ pub(super) fn allowed(origins: &[Origin], headers: &HeaderMap) -> Option<HeaderV
 /// Handles a preflight request (`OPTIONS`). `methods` are those of the path.
 ///
 /// # Errors
-/// The origin is not allowed.
+/// Returns an error if the origin is not allowed.
 pub(super) fn preflight(
     origins: &[Origin],
     headers: &HeaderMap,

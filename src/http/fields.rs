@@ -1,11 +1,11 @@
 //! Table of the request fields that the server knows, for all routes.
 //!
-//! Some routes compute a field. Elsewhere the field is ignored if it cannot change a response. Otherwise it is refused, except
-//! with values that ask for nothing. A field that is not in the table is refused, because it might change a response. Null is
-//! accepted for every field.
+//! Some routes support a field. Elsewhere the field is ignored if it cannot change a response. Otherwise it is refused,
+//! except with values that have no effect. A field that is not in the table is refused, because it might change a
+//! response. Null is accepted for every field.
 //!
-//! [`Fields`](super::request::Fields) checks bodies against this table. Tests check that the OpenAPI document and the table in
-//! `docs/serving.md` agree with it.
+//! [`Fields`](super::request::Fields) checks bodies against this table. Tests check that the OpenAPI document and the
+//! table in `docs/serving.md` agree with it.
 
 use serde_json::Value;
 
@@ -15,12 +15,12 @@ use crate::names::nearest;
 pub(super) struct Field {
     /// Name in the body; a dot separates an object from its field.
     pub name: &'static str,
-    /// Routes that compute it.
+    /// Routes that support it.
     pub routes: &'static [Route],
     pub elsewhere: Elsewhere,
 }
 
-/// Handling of a field by routes that do not compute it.
+/// Handling of a field by routes that do not support it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Elsewhere {
     /// Ignores it: no value changes a response.
@@ -33,7 +33,7 @@ const fn computed(name: &'static str, routes: &'static [Route]) -> Field {
     computed_or(name, routes, "[]")
 }
 
-/// A field that some routes compute. Other routes accept the values in `neutral`.
+/// A field that some routes support. Other routes accept the values in `neutral`.
 const fn computed_or(name: &'static str, routes: &'static [Route], neutral: &'static str) -> Field {
     Field {
         name,
@@ -399,7 +399,7 @@ pub(super) const FIELDS: &[Field] = &[
 ];
 
 impl Field {
-    /// Returns whether a route computes the field. `POST /` computes the fields of all routes that it forwards to.
+    /// Returns whether a route supports the field. `POST /` supports the fields of all routes that it forwards to.
     pub fn is_computed(&self, route: Route) -> bool {
         match route {
             Route::Base => BASE.iter().any(|base| self.routes.contains(base)),
@@ -407,7 +407,7 @@ impl Field {
         }
     }
 
-    /// Returns the values besides null that ask for nothing.
+    /// Returns the values besides null that have no effect.
     pub fn neutral(&self) -> Vec<Value> {
         match self.elsewhere {
             Elsewhere::Ignored => Vec::new(),
@@ -417,7 +417,7 @@ impl Field {
         }
     }
 
-    /// Returns whether a value cannot change the response of a route that does not compute the field.
+    /// Returns whether a value cannot change the response of a route that does not support the field.
     pub fn is_neutral(&self, value: &Value) -> bool {
         let is_same = |neutral: &Value| match (neutral.as_f64(), value.as_f64()) {
             (Some(neutral), Some(value)) => neutral == value,
@@ -428,7 +428,7 @@ impl Field {
             || self.neutral().iter().any(is_same)
     }
 
-    /// Returns the error for a value that is not neutral, on a route that does not compute the field.
+    /// Returns the error for a value that is not neutral, on a route that does not support the field.
     pub fn refusal(&self, route: Route, value: &Value) -> Failure {
         let name = self.name;
         if !self.routes.is_empty() {

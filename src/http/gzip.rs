@@ -18,7 +18,7 @@ impl Encoding {
     /// Returns the encoding of a request from its headers.
     ///
     /// # Errors
-    /// An unsupported encoding, or more than one.
+    /// Returns an error for an unsupported encoding, or for more than one.
     pub fn from_headers(headers: &HeaderMap) -> Result<Self, Failure> {
         let all = headers.get_all(CONTENT_ENCODING).iter();
         let all: Vec<_> = all
@@ -35,7 +35,8 @@ impl Encoding {
     /// Returns the decompressed body, which may have `max` bytes.
     ///
     /// # Errors
-    /// The body has more than `max` bytes, or its data are damaged or truncated.
+    /// Returns an error if the body has more than `max` bytes, or its data are damaged or
+    /// truncated.
     pub fn decoded(self, body: Vec<u8>, max: usize) -> Result<Vec<u8>, Failure> {
         if self == Self::Identity {
             return Ok(body);

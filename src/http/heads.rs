@@ -88,7 +88,7 @@ fn respond((rows, tokens): (Vec<Value>, usize), is_list: bool) -> Response<Body>
     with_tokens(json(StatusCode::OK, &unlisted(rows, is_list)), tokens)
 }
 
-/// Reads `truncate`, and asks for the output of a head.
+/// Reads `truncate`, and selects the output of a head.
 fn wanted(fields: &mut Fields, submit: Submit, wanted: OutputKind) -> Result<Submit, Failure> {
     Ok(Submit {
         truncate: fields.flag("truncate")?.unwrap_or(submit.truncate),

@@ -169,8 +169,8 @@ fn statuses(route: Route) -> Vec<(u16, &'static str)> {
     }
 }
 
-/// Adds to an object schema the fields that a route accepts and does not compute. Any other field may be null. `prefix` is the path
-/// of the object with a trailing dot.
+/// Adds to an object schema the fields that a route accepts but does not support. Any other field may be null. `prefix`
+/// is the path of the object with a trailing dot.
 fn closed(route: Route, prefix: &str, mut schema: Value) -> Value {
     let mut accepted: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for field in FIELDS.iter().filter(|field| !field.is_computed(route)) {

@@ -14,7 +14,7 @@ use super::{
     fields::{Elsewhere, field, shown, unknown},
 };
 
-/// Fields that a route computes, of a body or of an object in it.
+/// Fields that a route supports, of a body or of an object in it.
 pub(super) struct Fields {
     route: Route,
     /// Path of the object with a trailing dot; empty for the body itself.
@@ -32,7 +32,7 @@ impl Fields {
     /// Parses a body. Fields that the route ignores are skipped.
     ///
     /// # Errors
-    /// The body is not a JSON object, has a field twice, or has a field that the table refuses.
+    /// Returns an error if the body is not a JSON object, has a field twice, or has a field that the table refuses.
     pub fn read(route: Route, body: Vec<u8>) -> Result<Self, Failure> {
         let mut failure = None;
         let reader = Reader {
@@ -61,7 +61,7 @@ impl Fields {
     /// Returns the fields for `route`, one of those that `POST /` forwards to.
     ///
     /// # Errors
-    /// A field that `route` does not compute.
+    /// Returns an error for a field that `route` does not support.
     pub fn narrowed(self, route: Route) -> Result<Self, Failure> {
         for (name, value) in &self.values {
             if let Some(known) = field(name).filter(|known| !known.is_computed(route))

@@ -103,15 +103,16 @@ impl Server {
     /// Starts to serve requests on a socket.
     ///
     /// # Errors
-    /// The socket cannot be used, or the system cannot start threads.
+    /// Returns an error if the socket cannot be used, or the system cannot start threads.
     pub fn start(socket: TcpListener, models: Models, choice: HttpChoice) -> io::Result<Self> {
         Self::started(socket, models, choice, false)
     }
 
-    /// Does the same, after it has installed the signal handlers of [`Server::run`]: a client that is answered can rely on them.
+    /// Like [`start`](Self::start), but first installs the signal handlers of [`Server::run`], so that a client that
+    /// gets a response can rely on them.
     ///
     /// # Errors
-    /// The same, or the system does not allow handlers for the signals.
+    /// Same as [`start`](Self::start). Also returns an error if the system does not allow handlers for the signals.
     pub fn start_with_signals(
         socket: TcpListener,
         models: Models,
@@ -167,12 +168,12 @@ impl Server {
         self.address
     }
 
-    /// Accepts administrative commands on another socket. `POST /admin/reload` reads the file of keys again and loads the models
-    /// anew. It responds once the last request of the old models has finished. If either step fails, neither keys nor models
-    /// change. Commands of web pages are refused.
+    /// Accepts administrative commands on another socket. `POST /admin/reload` reads the file of keys and loads the
+    /// models again. It responds once the last request of the old models has finished. If either step fails, neither
+    /// keys nor models change. Commands of web pages are refused.
     ///
     /// # Errors
-    /// The socket cannot be used.
+    /// Returns an error if the socket cannot be used.
     pub fn listen_admin(&self, socket: TcpListener) -> io::Result<SocketAddr> {
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?;
@@ -203,7 +204,7 @@ impl Server {
     /// at any time.
     ///
     /// # Errors
-    /// The system does not allow handlers for the signals.
+    /// Returns an error if the system does not allow handlers for the signals.
     pub fn run<E: Send + 'static>(
         mut self,
         load: impl FnOnce(&Models) -> Result<(), E> + Send + 'static,
@@ -467,7 +468,7 @@ impl App {
         response
     }
 
-    /// Reads the keys again and loads the models anew. Either both are replaced or neither is.
+    /// Reads the keys and loads the models again. Either both are replaced or neither is.
     fn reload(&self) -> Result<Vec<String>, ReloadError> {
         let keys = self.choice.keys.as_ref().map(Keys::reload).transpose();
         let keys = keys.map_err(|error| ReloadError::Failed {

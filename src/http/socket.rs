@@ -42,8 +42,8 @@ struct Shared {
 
 /// Detects that a client has left while its response is computed.
 ///
-/// A client that closes the connection and one that only closes its sending half look alike: both send FIN. The first answers
-/// further bytes with a reset; the second waits for its response. [`PROBE`] tells them apart.
+/// A client that closes the connection and one that only closes its sending half look alike: both send FIN. The first
+/// answers further bytes with a reset; the second waits for its response. [`PROBE`] distinguishes them.
 pub(super) struct Watch {
     shared: Arc<Shared>,
     has_ended: bool,

@@ -10,7 +10,7 @@ use crate::names::nearest;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ValueType {
     Float,
-    /// Integers from -127 to 127, of which the largest one of a vector is 127 or -127. Cosines of vectors are kept.
+    /// Integers from -127 to 127. The largest magnitude of a vector becomes 127. Cosines of vectors are preserved.
     Int8,
     /// The integers of `Int8`, plus 128.
     Uint8,
@@ -109,7 +109,7 @@ impl Values {
     }
 }
 
-/// Returns integers in proportion to the values of a vector.
+/// Returns integers proportional to the values of a vector.
 fn int8(vector: &[f32]) -> impl Iterator<Item = i8> {
     let max = vector.iter().fold(0f32, |max, value| max.max(value.abs()));
     let scale = max / 127.0;

@@ -147,8 +147,8 @@ impl DiskCache {
     /// Returns the entry of `key`; `None` if there is none.
     ///
     /// # Errors
-    /// [`JitError::CacheDamaged`] if the file's contents are damaged, [`JitError::Cache`] if it
-    /// cannot be read, and [`JitError::CacheForeign`] if another user may have written it.
+    /// Returns [`JitError::CacheDamaged`] if the file's contents are damaged, [`JitError::Cache`]
+    /// if it cannot be read, and [`JitError::CacheForeign`] if another user may have written it.
     pub fn get(&self, key: &CacheKey) -> Result<Option<Cubin>, JitError> {
         let path = self.entry_path(key);
         match own::read(&path, u64::MAX) {
@@ -169,7 +169,8 @@ impl DiskCache {
     /// Stores `cubin` under `key`, replacing the existing entry.
     ///
     /// # Errors
-    /// [`JitError::Cache`] and [`JitError::CacheForeign`]. The existing entry is unchanged then.
+    /// Returns [`JitError::Cache`] or [`JitError::CacheForeign`]. An existing entry is then
+    /// unchanged.
     pub fn put(&self, key: &CacheKey, cubin: &Cubin) -> Result<(), JitError> {
         let path = self.entry_path(key);
         let bytes = encode(key, cubin);
@@ -193,7 +194,7 @@ impl DiskCache {
     /// Checks that an entry could be stored now, by writing and deleting a small file.
     ///
     /// # Errors
-    /// [`JitError::Cache`] and [`JitError::CacheForeign`].
+    /// Returns [`JitError::Cache`] or [`JitError::CacheForeign`].
     pub fn check_writable(&self) -> Result<(), JitError> {
         self.write_then(&[0; 4096], tempfile::NamedTempFile::close)
             .map_err(|error| self.trouble("write", self.folder.clone(), error))
@@ -203,7 +204,7 @@ impl DiskCache {
     /// not exist yet.
     ///
     /// # Errors
-    /// [`JitError::CacheForeign`].
+    /// Returns [`JitError::CacheForeign`].
     pub fn check_owner(&self) -> Result<(), JitError> {
         match own::check_folder(&self.folder) {
             Err(why @ Trouble::Foreign(_)) => Err(self.trouble("read", self.folder.clone(), why)),
@@ -215,7 +216,7 @@ impl DiskCache {
     /// Counts the files. A cache that was never written to is empty.
     ///
     /// # Errors
-    /// [`JitError::Cache`].
+    /// Returns [`JitError::Cache`].
     pub fn usage(&self) -> Result<CacheUsage, JitError> {
         let mut usage = CacheUsage::default();
         self.each_file(|path, metadata| {
@@ -234,7 +235,7 @@ impl DiskCache {
     /// [`DiskCache::put`] calls this once per cache, with an age of one hour.
     ///
     /// # Errors
-    /// [`JitError::Cache`].
+    /// Returns [`JitError::Cache`].
     pub fn remove_abandoned(&self, age: Duration) -> Result<usize, JitError> {
         let mut n_removed = 0;
         self.each_file(|path, metadata| {

@@ -59,7 +59,8 @@ impl Nvrtc {
     /// lists the places that were rejected.
     ///
     /// # Errors
-    /// [`JitError::NvrtcMissing`] and [`JitError::NvrtcChoice`] list every place that was searched.
+    /// Returns [`JitError::NvrtcMissing`] or [`JitError::NvrtcChoice`], which list every place that
+    /// was searched.
     pub fn find() -> Result<Nvrtc, JitError> {
         Nvrtc::find_in(&Surroundings::of_this_process())
     }
@@ -137,9 +138,9 @@ impl Nvrtc {
     /// Compiles one kernel.
     ///
     /// # Errors
-    /// [`JitError::Compile`] if the source is invalid, [`JitError::NotOneKernel`] if it does not
-    /// contain exactly the kernel that it is named after, [`JitError::NvrtcTooOld`],
-    /// [`JitError::TargetDropped`], [`JitError::NulInSource`], and [`JitError::Nvrtc`] if the
+    /// Returns [`JitError::Compile`] if the source is invalid, [`JitError::NotOneKernel`] if it
+    /// does not contain exactly the kernel that it is named after, [`JitError::NvrtcTooOld`],
+    /// [`JitError::TargetDropped`], [`JitError::NulInSource`], or [`JitError::Nvrtc`] if the
     /// library itself fails.
     pub fn compile(&self, source: &Source, target: Target) -> Result<Cubin, JitError> {
         self.check_target(target)?;

@@ -104,8 +104,7 @@ impl Target {
     /// Compatibility" and "Architecture-Specific Features").
     ///
     /// # Errors
-    /// [`TargetError::CardTooOld`] below 8.0; [`TargetError::NoTargetForCard`] if no target fits the
-    /// card.
+    /// Returns [`TargetError::CardTooOld`] below 8.0, and [`TargetError::NoTargetForCard`] if no target fits the card.
     pub fn for_capability(major: u32, minor: u32) -> Result<Target, TargetError> {
         match (major, minor) {
             (0..=7, _) => Err(TargetError::CardTooOld { major, minor }),

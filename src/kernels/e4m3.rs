@@ -1,4 +1,4 @@
-//! Results in E4M3, the operands of products in fp8: a conversion of its own, and norms that convert their results.
+//! Results in E4M3, which are operands of fp8 products: a separate conversion, and norms that convert their results.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,8 +24,8 @@ pub struct ToE4m3 {
     pub dtype: DType,
 }
 
-/// The operands of a norm, `out_scale [1]` → (`out [rows, width]`), `converted [rows, width]`: the norm's result, and its quotient by
-/// `out_scale` in E4M3.
+/// The operands of a norm, `out_scale [1]` → (`out [rows, width]`), `converted [rows, width]`: the norm's result, and
+/// the result divided by `out_scale` in E4M3.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NormToE4m3 {
     pub norm: Norm,
@@ -34,7 +34,7 @@ pub struct NormToE4m3 {
 }
 
 impl NormToE4m3 {
-    /// Columns of a norm are a multiple of this, as products of E4M3 need.
+    /// Columns of a norm are a multiple of this, as E4M3 products require.
     const STEP: u32 = 16;
 }
 
@@ -73,13 +73,13 @@ impl Norm {
     }
 }
 
-/// The scale in checks. Values of deviation 1 then use the range of E4M3.
+/// The scale in checks. Values of standard deviation 1 then use the range of E4M3.
 const OUT_SCALE: Fill = Fill::Normal {
     mean: 1.0 / 64.0,
     deviation: 0.0,
 };
 
-/// Tolerance of a value that is divided by the scale of checks and rounded to E4M3.
+/// Tolerance of a value that is divided by the scale in checks and rounded to E4M3.
 pub(super) const ROUNDED: Tolerance = Tolerance {
     absolute: 1.0 / 512.0,
     relative: 1.0 / 8.0,
@@ -156,7 +156,7 @@ impl Kernel for ToE4m3 {
     }
 }
 
-/// Returns the quotients of values by a scale, within the range of E4M3.
+/// Returns the values divided by a scale and clamped to the range of E4M3.
 pub(super) fn divided(values: &[f32], scale: f32) -> HostTensor {
     let of = |&v: &f32| saturated((f64::from(v) / f64::from(scale)) as f32);
     HostTensor::Real(values.iter().map(of).collect())
@@ -268,7 +268,7 @@ impl Kernel for NormToE4m3 {
     }
 
     fn tolerance(&self) -> Tolerance {
-        // The result in 16 bits has a smaller error than the one in E4M3, but only one bound holds for all results of a kernel.
+        // The 16-bit result has a smaller error than the E4M3 result, but all results of a kernel share one bound.
         ROUNDED
     }
 }

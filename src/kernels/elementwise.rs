@@ -230,7 +230,7 @@ impl Kernel for Activate {
 
     fn params(&self) -> Vec<Param> {
         let rows = rows_by(Symbol::Rows, self.width);
-        // The deviation is large enough to reach both tails.
+        // The standard deviation is large enough to reach both tails.
         let fill = Fill::Normal {
             mean: 0.0,
             deviation: 3.0,

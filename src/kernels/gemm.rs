@@ -58,14 +58,14 @@ pub struct Gemm {
     pub n: u32,
     pub k: u32,
     pub dtype: DType,
-    /// Storage of the weight. In f16 and bf16, kernels read a weight of few bits and convert it in registers. In f32, only the CPU
-    /// executor reads one, and rounds x like an int8 or bf16 weight.
+    /// Storage of the weight. In f16 and bf16, kernels read a packed weight and convert it in registers. In f32, only
+    /// the CPU executor reads one, and rounds x like an int8 or bf16 weight.
     pub weight: Format,
     pub epilogue: Epilogue,
     pub tile: Tile,
 }
 
-/// The reason that a GEMM with inputs in 16 or 32 bits does not read a weight in E4M3 without scales.
+/// Reason why a GEMM with 16-bit or 32-bit inputs does not read an E4M3 weight without scales.
 const UNSCALED: &str =
     "a weight in E4M3 without scales, which only products with inputs in E4M3 read";
 
@@ -91,7 +91,7 @@ impl Gemm {
         self.weight == Format::Plain(self.dtype)
     }
 
-    /// Values of few bits that a device reads.
+    /// Returns the format of a packed weight that a device reads.
     fn packed(&self) -> Option<Scaled> {
         match self.weight {
             Format::Scaled(scaled) if self.on_tensor_cores() => Some(scaled),
@@ -112,8 +112,8 @@ impl Gemm {
         }
     }
 
-    /// Returns the matrix in the format of the weight. If `converts`, a weight of few bits is converted to the type of x before
-    /// the product.
+    /// Returns the matrix in the format of the weight. If `converts`, a packed weight is converted to the type of x
+    /// before the product.
     fn stored(&self, matrix: &[f32], converts: bool) -> Vec<f32> {
         let k = self.k as usize;
         match self.weight {
@@ -265,7 +265,7 @@ impl Kernel for Gemm {
                 fill,
             },
         };
-        // Outputs of deviation 1 for activations of deviation 1.
+        // Gives outputs of standard deviation 1 for activations of standard deviation 1.
         let weights = Fill::Normal {
             mean: 0.0,
             deviation: 1.0 / (self.k as f32).sqrt(),

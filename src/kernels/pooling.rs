@@ -262,10 +262,10 @@ impl Kernel for MeanPool {
 }
 
 impl MaxPool {
-    /// Max packs of a row per thread that its registers hold.
+    /// Max packs of a row that a thread's registers hold.
     const MAX_PACKS: u32 = 8;
 
-    /// CTAs per sequence: one, or if a row is wider than its registers hold, one for each pack of a thread.
+    /// CTAs per sequence: one, or if a row exceeds the registers of one CTA, one for each pack per thread.
     fn ctas(&self) -> u32 {
         let packs = self.width / vector_width(self.dtype, &[self.width]);
         match packs.div_ceil(POOL_THREADS) {

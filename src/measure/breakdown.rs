@@ -42,7 +42,7 @@ impl Engine {
     /// Measures a decode step by kernel class, as [`Session::breakdown`] measures a run.
     ///
     /// # Errors
-    /// An engine that does not generate, and memory that cannot be allocated.
+    /// Returns an error if the engine does not generate, or if memory cannot be allocated.
     pub fn step_breakdown(
         &self,
         step: DecodeStep,

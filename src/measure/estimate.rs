@@ -25,7 +25,7 @@ const OVERHEAD: f64 = 20.0;
 /// since most of them come from L2.
 ///
 /// # Errors
-/// Sizes that exceed 64 bits.
+/// Returns an error if sizes exceed 64 bits.
 pub fn estimated_costs(
     program: &Program,
     machine: &Machine,

@@ -137,7 +137,7 @@ impl Reference {
     /// Reads a reference file.
     ///
     /// # Errors
-    /// A file that is not a reference, and one with a case without values, since comparing nothing would pass.
+    /// Returns an error if the file is not a reference, or if a case has no values, since comparing nothing would pass.
     pub fn read(file: &Path) -> Result<Self, EngineError> {
         let broken = |problem: String| EngineError::Reference {
             file: file.to_owned(),

@@ -150,7 +150,7 @@
 //! `examples/own_encoder.ron` is a ModernBERT with a different window, layer order and activation.
 //!
 //! Some outputs have a meaning for other parts of gemmule. `sentence_embedding` has a row for each sequence. `sequence_logits` are the
-//! source of a classifier's or ranker's scores. `token_logits` classify tokens. `sparse` contains sparse weights: `[batch, vocabulary]` (SPLADE), a row
+//! source of a classifier's or reranker's scores. `token_logits` classify tokens. `sparse` contains sparse weights: `[batch, vocabulary]` (SPLADE), a row
 //! for each sequence with an entry for each token of the vocabulary, or `[tokens, 1]` (BGE-M3), a weight for each token of the text,
 //! including special tokens. `colbert`, `[tokens, width]`, has a vector of length 1 for each token; that of the first token is not
 //! compared.

@@ -1,6 +1,4 @@
-//! The vocabulary of operators: each item says what is computed, with one meaning in f64, and nothing about kernels.
-//!
-//! The graph, the passes and the kernels share these types. A kernel adds how it computes them: tiles, launches, sources.
+//! The vocabulary of operators. Each item defines a computation, with one meaning in f64, and nothing about kernels.
 
 mod activation;
 mod attention;

@@ -41,7 +41,7 @@ use crate::{
 
 /// A rewrite of the graph that preserves the values of the outputs.
 pub trait Pass: Sync {
-    /// Returns the name used in reports and to switch the pass off.
+    /// Returns the name used in reports and to disable the pass.
     fn name(&self) -> &'static str;
 
     /// Returns the rewrite as one equation.

@@ -1,9 +1,9 @@
 //! Products whose input is in E4M3, like the weight.
 //!
-//! An input is divided by one scale, which is computed from the weights when the model is loaded: its largest possible magnitude
-//! becomes that of E4M3 ([`Bound`]). E4M3 has 3 bits of mantissa over 15 binary orders of magnitude, so a bound that is some times too
-//! large costs no precision but for the smallest values. No batch has to be measured, nothing overflows, and the kernels that compute an
-//! input convert it.
+//! An input is divided by one scale, which is computed from the weights when the model is loaded: the input's largest
+//! possible magnitude becomes that of E4M3 ([`Bound`]). E4M3 has 3 mantissa bits over 15 binary orders of magnitude, so
+//! a bound that is several times too large costs precision only for the smallest values. No calibration batch is
+//! needed, nothing overflows, and the kernel that computes an input also converts it.
 
 use crate::{
     graph::{Bound, BoundLinear, Graph, GraphError, NodeId, Op, WeightExpr},
@@ -11,7 +11,7 @@ use crate::{
     tensor::{Format, Size},
 };
 
-/// Name in reports, and to switch the rewrite off.
+/// Name in reports, and to disable the rewrite.
 pub(super) const NAME: &str = "quantize_inputs";
 
 /// Columns and rows of weights are a multiple of this, so that rows start at multiples of 16 bytes.
@@ -19,7 +19,7 @@ const STEP: u64 = 16;
 
 /// Rewrites `linear(x, w)` to `scaled_linear(to_e4m3(x), quantize(w), scale)`.
 ///
-/// Returns the reason if the layer has to keep its input.
+/// Returns the reason if the input of the layer must not be converted.
 pub(super) fn rewrite(
     graph: &mut Graph,
     id: NodeId,
@@ -145,7 +145,8 @@ fn mean_of(graph: &Graph, id: NodeId, view: HeadView, kv_heads: u32, head: u32) 
     }
 }
 
-/// Returns the bound of a linear layer's outputs, of those from `columns.0` on, whose input is a norm.
+/// Returns the bound of the outputs of a linear layer whose input is a norm: of all, or of `columns.1` outputs from
+/// `columns.0` on.
 fn linear(graph: &Graph, id: NodeId, columns: Option<(u64, u64)>, gated: bool) -> Option<Bound> {
     let mut x = graph.operand(id, "x")?;
     if *graph.op(x) == Op::ToE4m3 {
@@ -171,7 +172,7 @@ fn linear(graph: &Graph, id: NodeId, columns: Option<(u64, u64)>, gated: bool) -
     })
 }
 
-/// Returns the parts of a stored weight, in whatever format.
+/// Returns the parts of a stored weight, whatever its format.
 fn parts(graph: &Graph, mut id: NodeId) -> Option<Vec<WeightExpr>> {
     if matches!(graph.op(id), Op::Quantize(_)) {
         id = graph.operand(id, "weight")?;

@@ -75,7 +75,7 @@ impl ChunkPolicy {
 }
 
 /// The sequence-length-aware allocator of TurboTransformers (4.2, algorithms 1 and 2). Chunks stay
-/// between requests, and each request places its tensors anew in the existing chunks.
+/// between requests, and each request places its tensors in the existing chunks.
 ///
 /// It differs from the paper as follows. [`Turbo`](super::Turbo) is the unchanged algorithm.
 ///

@@ -229,16 +229,15 @@ pub trait Allocator: Send {
     /// idle. Returns the number of bytes released.
     fn release_all(&mut self) -> u64;
 
-    /// Returns the bytes that the last request takes when it is packed by itself, if its plan may
-    /// be [reused](Self::reuse). The default, `None`, means that every request is planned anew.
+    /// Returns the bytes that the last request takes when it is packed by itself, if its plan may be
+    /// [reused](Self::reuse). The default, `None`, means that every request is planned from scratch.
     fn last_arena(&self) -> Option<u64> {
         None
     }
 
     /// Counts a request that would run on `plan`, made earlier for the same records when
-    /// [`last_arena`](Self::last_arena) was `arena`. Returns false, and changes nothing, if the
-    /// request must be planned anew: a chunk of the plan is gone, or memory is due to shrink. The
-    /// default always returns false.
+    /// [`last_arena`](Self::last_arena) was `arena`. Returns false, and changes nothing, if the request must be planned
+    /// from scratch: a chunk of the plan is gone, or memory is due to shrink. The default always returns false.
     fn reuse(&mut self, plan: &Plan, arena: u64) -> bool {
         let (_, _) = (plan, arena);
         false

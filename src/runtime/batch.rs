@@ -366,7 +366,7 @@ impl Batch {
     /// Returns the batch without the tokens after each sequence's end token. A sequence without an end token is unchanged.
     ///
     /// # Errors
-    /// Never fails for a batch that passes [`check`](Self::check).
+    /// Returns no error for a batch that passes [`check`](Self::check).
     pub fn ended(&self, end: Option<SequenceEnd>) -> Result<Cow<'_, Self>, BatchError> {
         let Some(end) = end.filter(|_| self.past.is_none() && self.valid_lens.is_none()) else {
             return Ok(Cow::Borrowed(self));

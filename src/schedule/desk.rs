@@ -33,7 +33,8 @@ pub enum InvalidDecision {
 }
 
 impl SchedulerState {
-    /// Creates a desk with one lane per entry of `bytes`. Each lane accepts `depth` batches with the given number of bytes each.
+    /// Creates a state with one lane per entry of `bytes`. Each lane accepts `depth` batches with the given number of
+    /// bytes each.
     pub fn new(bytes: &[u64], depth: u8) -> Self {
         let lane = |&bytes: &u64| Lane {
             in_flight: 0,

@@ -287,7 +287,7 @@ pub const SERVED: [&str; 2] = ["packed", "no-batch"];
 /// Creates the scheduler called `name` for a server.
 ///
 /// # Errors
-/// A name that is not in [`SERVED`], and a setting out of range.
+/// Returns an error if `name` is not in [`SERVED`] or a setting is out of range.
 pub fn served(name: &str, settings: &Settings) -> Result<Box<dyn Scheduler>, SchedulerError> {
     let scheduler = scheduler(name, settings)?;
     match SERVED.contains(&name) {

@@ -407,8 +407,8 @@ impl BeamSearch {
 }
 
 impl Hypothesis {
-    /// Returns the first `n` of sorted hypotheses. Those after the first one that stand for no text are left out: a search ends
-    /// with them if the rules allow fewer texts than there are beams.
+    /// Returns the first `n` of sorted hypotheses. After the first one, hypotheses without a text are omitted: a search
+    /// ends with them if the rules allow fewer texts than there are beams.
     pub fn best(all: &[Self], n: usize) -> &[Self] {
         let rest = all.iter().skip(1).take(n.saturating_sub(1));
         let is_text = |one: &&Self| one.score > NEVER / 2.0;

@@ -1,6 +1,6 @@
 //! Covers of chains by implementations. For one number of rows, the cheapest cover is a shortest
-//! path over the chain's sites. Over all numbers of rows, the covers are chosen that lose least
-//! with few kernels and few changes.
+//! path over the chain's sites. Over all numbers of rows, covers with the smallest loss, few
+//! kernels and few changes are chosen.
 
 use super::{
     Dispatch, Timings,
@@ -200,7 +200,7 @@ fn covered(edges: &Edges, kernels: &Kernels, grid: &[(u64, Vec<f64>)]) -> Vec<Ch
         let found = edges.cheapest(times, |_| true);
         best.push(found.as_ref().map_or(f64::INFINITY, |(cycles, _)| *cycles));
         if let Some((_, cover)) = found
-            // Most are the last one.
+            // Most covers equal the last known one.
             && !covers.iter().rev().any(|known| *known == cover)
         {
             covers.push(cover);

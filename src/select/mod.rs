@@ -12,7 +12,7 @@
 //!    (`cover`).
 //! 5. Kernels that save too little over all numbers of rows are removed, because each costs compile
 //!    time (`prune`).
-//! 6. Over all numbers of rows, the covers that lose least with few changes are combined into a
+//! 6. Over all numbers of rows, covers with the smallest loss and few changes are combined into a
 //!    [`Dispatch`] for each launch.
 //!
 //! Attention is dispatched by fixed rules: by the longest sequence instead of rows ([`Attention`]),

@@ -155,7 +155,7 @@ pub(super) fn attended(width: u32, dtype: DType) -> Vec<(Chain, usize)> {
     vec![(Chain { links }, 2)]
 }
 
-/// Returns the chains with linear layers whose factors are in E4M3.
+/// Returns the chains with linear layers whose operands are in E4M3.
 pub(super) fn in_fp8(chains: Vec<(Chain, usize)>) -> Vec<(Chain, usize)> {
     let links_of = |link: Link| match link.site {
         Site::Linear {

@@ -79,7 +79,7 @@ impl ByClass {
         self.0.is_empty()
     }
 
-    /// Amount of work of this class and higher ones, which goes before a new request.
+    /// Amount of work of this class and higher ones, which runs before a new request.
     pub fn before(&self, class: u8) -> u64 {
         let ahead = self.0.range(class..).map(|(_, &amount)| amount);
         ahead.fold(0, u64::saturating_add)
@@ -155,7 +155,7 @@ impl Tenants {
     /// always admitted requests are.
     ///
     /// # Errors
-    /// Returns the time of the work that goes before the request.
+    /// Returns the time of the queued work that runs before the request.
     pub fn admit(
         &self,
         tenant: u32,
@@ -223,7 +223,7 @@ impl Backlog {
     /// Decides whether to admit a request.
     ///
     /// # Errors
-    /// Returns the time of the work that goes before it.
+    /// Returns the time of the queued work that runs before it.
     pub fn admit(
         &self,
         tenant: u32,
@@ -235,8 +235,8 @@ impl Backlog {
         self.tenants.admit(tenant, queue, time)
     }
 
-    /// Estimates the time of the work that goes before a request of a class. Tokenizers and devices work in parallel, so it is the
-    /// larger of their times.
+    /// Estimates the time of the queued work that runs before a request of `class`. Tokenizers and devices work in
+    /// parallel, so it is the larger of their times.
     pub fn time(&self, work: &Work, class: u8, costs: &CostTable) -> Duration {
         let untokenized = work.bytes.before(class);
         let tokenizing = self.tokenizing.seconds(untokenized as f64);
@@ -297,7 +297,7 @@ mod tests {
         near(seconds(&four, 0), 2.5);
         // The device's work takes less time than tokenizing, so it adds nothing.
         near(seconds(&four, 1), 2.5);
-        // An urgent request goes before the queued work.
+        // An urgent request runs before the queued work.
         assert_eq!(before(&one, 1), Duration::ZERO);
         one.tenants.change(0, |work| work.bytes.add(7, 1000));
         near(before(&one, 1).as_secs_f64(), 0.1);

@@ -123,7 +123,8 @@ impl Cache {
     /// tried again later.
     ///
     /// # Errors
-    /// The file cannot be opened or is locked by another process, the URL is not valid, or the system cannot start threads.
+    /// Returns an error if the file cannot be opened or is locked by another process, the URL is not valid, or the
+    /// system cannot start threads.
     pub fn open(choice: &CacheChoice) -> Result<Self, EngineError> {
         // An estimate that only sets the initial size of the map.
         let entries = (choice.memory_bytes / 2048).clamp(16, 1 << 20) as usize;
@@ -230,7 +231,7 @@ pub(super) enum Deep {
 /// determine the bits of results.
 ///
 /// # Errors
-/// A file cannot be read.
+/// Returns an error if a file cannot be read.
 pub(super) fn digest(
     engine: &Engine,
     files: &ModelFiles,

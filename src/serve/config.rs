@@ -107,7 +107,8 @@ impl ServeConfig {
     /// Parses the text of a file.
     ///
     /// # Errors
-    /// A syntax error with its position, an empty list, an invalid name, or a name that two models have.
+    /// Returns an error for invalid syntax (with its position), an empty list, an invalid name, or a name of two
+    /// models.
     pub fn parse(text: &str) -> Result<Self, ServeConfigError> {
         let options = ron::Options::default()
             .with_default_extension(ron::extensions::Extensions::IMPLICIT_SOME);
@@ -158,7 +159,7 @@ impl ServeConfig {
 /// Checks the name of a model. Requests have it in their bodies and paths.
 ///
 /// # Errors
-/// The name is empty, begins or ends with white space, or has control characters.
+/// Returns an error if the name is empty, begins or ends with white space, or has control characters.
 pub fn check_name(name: &str) -> Result<(), &'static str> {
     if name.trim().is_empty() {
         return Err("it is empty; expected a name, or no `name` to use that of the folder");

@@ -94,11 +94,11 @@ fn kept(file: &Path) -> Result<Option<CostTable>, String> {
     CostTable::parse(&text).map(Some).map_err(|e| e.to_string())
 }
 
-/// Measures batches of increasing size for about the time `within`. Each runs once to warm up and then twice, of which the shorter
-/// time counts. Memory is computed by the planner.
+/// Measures batches of increasing size for about the time `within`. Each runs once to warm up and then twice; the
+/// shorter time counts. Memory is computed by the planner.
 ///
 /// # Errors
-/// A batch fails.
+/// Returns an error if a batch fails.
 pub fn measure(
     engine: &Engine,
     session: &mut Session,

@@ -2,7 +2,8 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{EngineError, generate::AdmitError, schedule::Refusal, search::SamplingError};
 
-/// Error of a request. Variants tell apart what the client can fix and what it cannot.
+/// Error of a request. The variants separate errors that the client can fix from those that it
+/// cannot.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ServeError {
     /// The request is not valid; `param` is the field.
@@ -67,7 +68,7 @@ impl ServeError {
         }
     }
 
-    /// Replaces the field `prompt` by the one that a generation starts from.
+    /// Replaces the field `prompt` with the field that holds the source of the generation.
     pub(crate) fn of_source(self, field: &'static str) -> Self {
         let named = |param| match param {
             "prompt" => field,

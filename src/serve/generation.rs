@@ -134,7 +134,8 @@ impl GenerationService {
     /// models use the device.
     ///
     /// # Errors
-    /// The folder's generation settings are not valid, the KV cache does not fit, or the system cannot start a thread.
+    /// Returns an error if the folder's generation settings are not valid, the KV cache does not fit, or the system
+    /// cannot start a thread.
     pub fn start(
         engine: &Engine,
         encoder: TextEncoder,
@@ -244,7 +245,7 @@ impl GenerationService {
     /// Tokenizes prompts.
     ///
     /// # Errors
-    /// The tokenizer refuses a prompt.
+    /// Returns an error if the tokenizer refuses a prompt.
     pub fn prompts(&self, prompts: &[&str]) -> Result<Vec<Vec<u32>>, ServeError> {
         let each = prompts.iter();
         each.map(|prompt| self.tokens_within(prompt, true, "prompt"))
@@ -277,7 +278,7 @@ impl GenerationService {
     /// Renders a conversation with the chat template, and tokenizes it.
     ///
     /// # Errors
-    /// The model has no template, the template ignores tools, or it refuses the conversation.
+    /// Returns an error if the model has no template, the template ignores tools, or it refuses the conversation.
     pub fn conversation(
         &self,
         messages: &[Message],
@@ -313,7 +314,8 @@ impl GenerationService {
     /// Checks whether a number of texts, admitted together, may wait.
     ///
     /// # Errors
-    /// The number exceeds the max, the waiting texts take too long and the tenant has its share of them, or the device is lost.
+    /// Returns an error if the number exceeds the max, the waiting texts take too long and the tenant has its share of
+    /// them, or the device is lost.
     pub fn has_place(&self, texts: u64, submit: Submit) -> Result<(), ServeError> {
         if self.is_lost() {
             return Err(ServeError::NotReady { why: LOST });
@@ -349,7 +351,8 @@ impl GenerationService {
     /// Generates text from token ids. The model's scheduler decides when a waiting text starts.
     ///
     /// # Errors
-    /// The prompt is empty or too long, the sampling parameters are not valid, or too many texts wait.
+    /// Returns an error if the prompt is empty or too long, the sampling parameters are not valid, or too many texts
+    /// wait.
     pub fn submit(
         &self,
         prompt: Vec<u32>,

@@ -1,4 +1,4 @@
-//! Errors of heads as errors of requests.
+//! Converts errors of heads to errors of requests.
 
 use super::ServeError;
 use crate::{heads::HeadError, text::TextError};

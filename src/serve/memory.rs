@@ -62,7 +62,7 @@ impl Memory {
     /// Waits until `bytes` of memory are available for the values of a body.
     ///
     /// # Errors
-    /// The values exceed the limit of a single request.
+    /// Returns an error if the values exceed the limit of a single request.
     pub async fn request(&self, bytes: u64) -> Result<Arc<Share>, ServeError> {
         let limit = self.values.limit;
         if bytes > limit {
@@ -106,7 +106,7 @@ impl Share {
     /// Waits until `bytes` of memory are available for inputs and an answer. A request calls it once.
     ///
     /// # Errors
-    /// `bytes` exceeds the limit of a single request.
+    /// Returns an error if `bytes` exceeds the limit of a single request.
     pub async fn reserve(&self, bytes: u64) -> Result<(), ServeError> {
         let ledger = Arc::clone(&self.answer().ledger);
         if bytes > ledger.limit {
@@ -121,7 +121,7 @@ impl Share {
     /// Charges the request for an answer that grows. Does not wait.
     ///
     /// # Errors
-    /// The limit of a single request or of all requests is exceeded.
+    /// Returns an error if the limit of a single request or of all requests is exceeded.
     pub fn add(&self, bytes: u64) -> Result<(), ServeError> {
         let mut answer = self.answer();
         let sum = answer.bytes.saturating_add(bytes);

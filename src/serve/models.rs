@@ -131,7 +131,7 @@ impl Model {
     /// generates text, and the outputs of other models determine whether they embed or score.
     ///
     /// # Errors
-    /// The model cannot be loaded.
+    /// Returns an error if the model cannot be loaded.
     pub fn open(choice: ModelChoice) -> Result<Self, EngineError> {
         let builder = |device: DeviceChoice| {
             let mut builder = Engine::from_checkpoint(&choice.folder).device(device);
@@ -240,7 +240,7 @@ impl Model {
     /// outputs are the right ones.
     ///
     /// # Errors
-    /// config.json cannot be read, or no bundled description fits it.
+    /// Returns an error if config.json cannot be read, or no bundled description fits it.
     pub fn outputs(
         folder: &Folder,
         all_tokens: bool,
@@ -275,7 +275,7 @@ impl Model {
         })
     }
 
-    /// Returns the default name of a model: that of its folder, or of its GGUF file without the ending.
+    /// Returns the default name of a model: the name of its folder, or of its GGUF file without extension.
     pub fn name_of(folder: &Path) -> String {
         let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
         let name = match folder.is_file() {
@@ -296,7 +296,7 @@ impl Model {
     /// Returns the service of a model that embeds or scores.
     ///
     /// # Errors
-    /// The model generates text.
+    /// Returns an error if the model generates text.
     pub fn service(&self) -> Result<&Service, ServeError> {
         match &self.kind {
             Kind::Service(service) => Ok(service),
@@ -307,7 +307,7 @@ impl Model {
     /// Returns the service of a model that generates text.
     ///
     /// # Errors
-    /// The model embeds or scores.
+    /// Returns an error if the model embeds or scores.
     pub fn generation(&self) -> Result<&GenerationService, ServeError> {
         match &self.kind {
             Kind::Generation(service) => Ok(service),
@@ -326,7 +326,7 @@ impl Model {
     /// Tokenizes a text, with or without special tokens.
     ///
     /// # Errors
-    /// The text cannot be tokenized.
+    /// Returns an error if the text cannot be tokenized.
     pub fn tokens(&self, text: &str, adds_special: bool) -> Result<Vec<TextToken>, String> {
         let tokens = self.encoder().tokens(text, adds_special);
         tokens.map_err(|e| e.to_string())
@@ -335,7 +335,8 @@ impl Model {
     /// Returns the text of a prompt of the folder, which is put before an input unchanged.
     ///
     /// # Errors
-    /// There is no such prompt, or the model reads a prompt as a separate message. `param` is the field that names it.
+    /// Returns an error if there is no such prompt, or if the model reads a prompt as a separate message. `param` is
+    /// the field that names it.
     pub fn prompt_text(&self, param: &'static str, name: &str) -> Result<&str, ServeError> {
         let folder = self.encoder().folder();
         if folder.has_messages() {
@@ -350,7 +351,7 @@ impl Model {
     /// Decodes tokens, with or without special ones.
     ///
     /// # Errors
-    /// A token is out of range, or the tokens cannot be decoded.
+    /// Returns an error if a token is out of range, or the tokens cannot be decoded.
     pub fn decode(&self, ids: &[u32], skips_special: bool) -> Result<String, String> {
         let encoder = self.encoder();
         if let Some(at) = ids.iter().position(|&id| !encoder.knows(id)) {
@@ -436,7 +437,7 @@ impl Models {
     /// In-flight requests finish on the old models. Returns the names of the new models.
     ///
     /// # Errors
-    /// The models cannot be loaded; the current ones stay.
+    /// Returns an error if the models cannot be loaded. The current ones are then kept.
     pub fn reload(&self, on_success: impl FnOnce()) -> Result<Vec<String>, ReloadError> {
         let open = self.open.as_ref().ok_or(ReloadError::Fixed)?;
         let _only = self.reloading.try_lock().map_err(|_| ReloadError::Busy)?;
@@ -508,7 +509,7 @@ impl Models {
     /// Returns the model of this name. Without a name, returns the first one for which `does` holds, else the first one.
     ///
     /// # Errors
-    /// There is no model of this name.
+    /// Returns an error if there is no model of this name.
     pub fn named(
         &self,
         name: Option<&str>,

@@ -97,7 +97,7 @@ impl Service {
     /// device, and share one queue.
     ///
     /// # Errors
-    /// The model has no output of a service, or the system cannot start threads.
+    /// Returns an error if the model has no output of a service, or the system cannot start threads.
     pub fn start(
         engine: &Engine,
         others: &[Engine],
@@ -282,7 +282,8 @@ impl Service {
     /// Returns the index of the first of `names` that is a prompt of the model's folder.
     ///
     /// # Errors
-    /// There is no such prompt, or the model's pooling excludes the prompt. `param` is the field that names it.
+    /// Returns an error if there is no such prompt, or the model's pooling excludes the prompt. `param` is the field
+    /// that names it.
     pub fn prompt(&self, param: &'static str, names: &[&str]) -> Result<usize, ServeError> {
         let (index, _) = prompt(self.encoder().folder(), param, names)?;
         Ok(index)
@@ -296,7 +297,7 @@ impl Service {
     /// Checks that a text may be put before inputs as a prompt.
     ///
     /// # Errors
-    /// The model's pooling excludes prompts. `param` is the field that has the prompt.
+    /// Returns an error if the model's pooling excludes prompts. `param` is the field that has the prompt.
     pub fn check_prompt(&self, param: &'static str, prompt: &str) -> Result<(), ServeError> {
         let checked = self.encoder().folder().prompt(Prompt::Text(prompt));
         let checked = checked.map_err(|error| ServeError::invalid(param, error.to_string()));
@@ -322,8 +323,8 @@ impl Service {
     /// Queues the inputs of a request. Each is computed independently and has its own reply.
     ///
     /// # Errors
-    /// A token id is out of range, the queue is full, or the service is shutting down. Errors in an input's text are returned by
-    /// its reply.
+    /// Returns an error if a token id is out of range, the queue is full, or the service is shutting down. Errors in an
+    /// input's text are returned by its reply.
     pub fn submit(&self, inputs: Vec<Text>, submit: Submit) -> Result<Vec<Reply>, ServeError> {
         self.submit_within(inputs, submit, &Share::unlimited())
     }

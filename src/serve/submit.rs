@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::text::CutSide;
 
-/// Kind of result that a request asks for.
+/// Kind of result that a request selects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputKind {
     /// The embedding, the scores, or else the sparse embedding: the first of these that the model has.
@@ -60,7 +60,7 @@ pub(super) const INPUT: u64 = 1024;
 /// Bytes that a value takes as f32 and in the JSON response, and the same for a score with its label.
 pub(super) const VALUE: u64 = 20;
 pub(super) const SCORE: u64 = 1000;
-/// Bytes that an entry of a sparse embedding takes, likewise.
+/// Bytes that an entry of a sparse embedding takes as numbers and in the JSON response.
 pub(super) const ENTRY: u64 = 64;
 
 impl Answer {

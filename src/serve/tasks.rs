@@ -8,7 +8,7 @@ impl Models {
     /// Returns a model that embeds.
     ///
     /// # Errors
-    /// There is no model of this name, or it has another task.
+    /// Returns an error if there is no model of this name, or it has another task.
     pub fn embedding(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         self.serving(name, "embeddings", Service::is_embedding)
     }

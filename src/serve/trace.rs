@@ -28,7 +28,7 @@ impl Recorder {
     /// Creates a file of at most `max_bytes` bytes, which only its owner may read.
     ///
     /// # Errors
-    /// The file cannot be created, or the system cannot start a thread.
+    /// Returns an error if the file cannot be created, or the system cannot start a thread.
     pub fn create(file: &Path, max_bytes: u64) -> Result<Self, EngineError> {
         let mut options = File::options();
         options.write(true).create(true).truncate(true);

@@ -6,7 +6,7 @@ use crate::text::{LanguagePair, LanguageSide, TargetPrefix, TextError};
 /// Parameters of the translations of a request.
 #[derive(Clone, Debug, Default)]
 pub struct TranslationParams {
-    /// Languages, by their names in the model's tokenizer; by default those of the model's folder.
+    /// Languages, by their names in the model's tokenizer. By default, the languages of the model's folder.
     pub source_lang: Option<String>,
     pub target_lang: Option<String>,
     /// Max number of new tokens. By default twice the tokens of the text plus 16, and at most the limit of the folder.
@@ -23,7 +23,7 @@ impl GenerationService {
     /// `index` is the number of the text in errors of the tokenizer.
     ///
     /// # Errors
-    /// A language or a prefix that the tokenizer does not know, and a text that it refuses.
+    /// Returns an error if the tokenizer does not know a language or a prefix, or if it refuses a text.
     pub fn translation(
         &self,
         index: usize,

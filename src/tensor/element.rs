@@ -8,7 +8,7 @@ use super::{DType, Format, Scaled, e4m3};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Element {
     Value(DType),
-    /// Values of few bits with scales: the weight of a linear layer.
+    /// Low-bit values with scales: the weight of a linear layer.
     Scaled(Scaled),
     /// E4M3 without scales: an operand of a product in fp8.
     E4m3,

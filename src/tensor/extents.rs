@@ -125,9 +125,10 @@ impl Extents {
     /// Number of keys in a tile whose scores are reduced together.
     pub const KEY_TILE: u64 = 128;
 
-    /// Returns `⌊pairs / 128⌋ + tokens`, the number of values for rows of ⌈length / 128⌉ values per
-    /// token. The running value over the sequences is a valid start for the rows of each sequence,
-    /// without summing quotients. With n = length, n² / 128 + n exceeds n · ⌈n / 128⌉ by more than
+    /// Returns `⌊pairs / 128⌋ + tokens`, an upper bound on `Σ length · ⌈length / 128⌉`.
+    ///
+    /// Taken over the sequences before one, the same expression is a valid start for the rows of
+    /// that sequence, without a sum of quotients: n² / 128 + n exceeds n · ⌈n / 128⌉ by more than
     /// the rounding down, so the rows of two sequences never overlap.
     pub fn key_tiles(&self) -> u64 {
         (self.pairs / Self::KEY_TILE).saturating_add(self.tokens)

@@ -4,20 +4,19 @@ use serde::{Deserialize, Serialize};
 
 use super::{DType, e4m3};
 
-/// How a tensor is stored: each element as it is, or values of few bits with scales.
-///
-/// A match over formats names each of them, so that the compiler finds every place that a new one concerns.
+/// Storage of a tensor: each element as it is, or low-bit values with scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Format {
     /// Each element is stored in this type.
     Plain(DType),
-    /// Values of few bits that are multiplied by scales.
+    /// Low-bit values that are multiplied by scales.
     Scaled(Scaled),
-    /// E4M3 without scales, which the product applies to its results. The rows of a weight are scaled to the largest magnitude of E4M3.
+    /// E4M3 without scales. The product applies the scales to its results. The rows of a weight are scaled to the
+    /// largest magnitude of E4M3.
     E4m3,
 }
 
-/// Values of few bits, and the elements that share a scale.
+/// Low-bit values, and the elements that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Scaled {
     pub values: Values,

@@ -22,7 +22,7 @@ const ROWS: u64 = 8;
 /// Largest integer of [`Values::Int4`].
 const LARGEST: f32 = 15.0;
 
-/// A matrix as values of few bits, with the scales of its groups.
+/// A matrix as low-bit values, with the scales of its groups.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantized {
     format: Scaled,

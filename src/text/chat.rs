@@ -24,7 +24,7 @@ const LIMITS: Limits = Limits {
 };
 /// Stack size of the thread that parses and renders, for the maximum depth. Untouched pages take no memory.
 const STACK: usize = 64 << 20;
-/// Names that are parameters of their own and not allowed in `kwargs`.
+/// Names of separate parameters, which are not allowed in `kwargs`.
 const RESERVED: [&str; 7] = [
     "messages",
     "conversation",
@@ -58,7 +58,7 @@ impl ChatTemplate {
     /// transformers' `apply_chat_template`.
     ///
     /// # Errors
-    /// Files that cannot be read, a folder without a template, and a template with invalid syntax.
+    /// Returns an error if files cannot be read, if the folder has no template, or if the template has invalid syntax.
     pub fn open(folder: &Path) -> Result<Self, TextError> {
         Self::of(&ModelFiles::open(folder)?)
     }
@@ -66,7 +66,7 @@ impl ChatTemplate {
     /// Reads the templates of a model.
     ///
     /// # Errors
-    /// The errors of [`open`](Self::open).
+    /// Returns the errors of [`open`](Self::open).
     pub fn of(files: &ModelFiles) -> Result<Self, TextError> {
         let sources = source::Sources::read(files)?;
         let parse = |source: Option<source::Source>| {
@@ -91,7 +91,8 @@ impl ChatTemplate {
     /// Renders a conversation as a prompt that ends where the model's response begins. Special tokens are part of the text.
     ///
     /// # Errors
-    /// A conversation that the template refuses, such as one with an unknown role, and one that exceeds a limit.
+    /// Returns an error if the template refuses the conversation, such as for an unknown role, or if rendering exceeds
+    /// a limit.
     pub fn render(&self, messages: &[Message]) -> Result<String, TextError> {
         self.render_with(messages, &ChatOptions::default())
     }
@@ -105,7 +106,7 @@ impl ChatTemplate {
     /// Renders a conversation with tools and options.
     ///
     /// # Errors
-    /// The errors of [`render`](Self::render), and options that contradict each other.
+    /// Returns the errors of [`render`](Self::render), and an error if options contradict each other.
     pub fn render_with(
         &self,
         messages: &[Message],
@@ -195,7 +196,7 @@ impl ChatTemplate {
     /// Renders messages of any form, with other variables of the template. By default no generation prompt is added.
     ///
     /// # Errors
-    /// The errors of [`render`](Self::render).
+    /// Returns the errors of [`render`](Self::render).
     pub(super) fn write(
         &self,
         messages: &[Json],

@@ -20,7 +20,7 @@ impl Conversation {
     /// Returns `None` if the folder's model reads plain texts.
     ///
     /// # Errors
-    /// A folder that uses messages and has no template.
+    /// Returns an error if the folder uses messages and has no template.
     pub(super) fn of(folder: &Folder) -> Result<Option<Self>, TextError> {
         let Some(messages) = &folder.messages else {
             return Ok(None);
@@ -40,7 +40,7 @@ impl Conversation {
     /// Renders an input, including special tokens. A prompt becomes a system message.
     ///
     /// # Errors
-    /// An input that the template refuses, and a pair if the template leaves out one of its texts.
+    /// Returns an error if the template refuses an input, or omits a text of a pair.
     pub(super) fn write(&self, input: Input<'_>, prompt: &str) -> Result<String, TextError> {
         if matches!(input, Input::Pair(..)) {
             self.check_pairs()?;

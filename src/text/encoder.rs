@@ -66,7 +66,7 @@ impl Encoded {
     /// Packs sequences into a batch.
     ///
     /// # Errors
-    /// The errors of [`Batch::from_packed`].
+    /// Returns the errors of [`Batch::from_packed`].
     pub fn batch<'e>(all: impl Iterator<Item = &'e Self> + Clone) -> Result<Batch, BatchError> {
         let lens: Vec<u32> = all.clone().map(|one| one.ids.len() as u32).collect();
         let ids = all.clone().flat_map(|one| one.ids.iter().copied());
@@ -98,7 +98,7 @@ impl TextEncoder {
     /// Loads the tokenizer of a checkpoint folder.
     ///
     /// # Errors
-    /// The errors of [`TextEncoder::of`] and of [`Folder::open`].
+    /// Returns the errors of [`TextEncoder::of`] and [`Folder::open`].
     pub fn open(folder: &Path) -> Result<Self, TextError> {
         Self::of(Folder::open(folder)?)
     }
@@ -109,8 +109,8 @@ impl TextEncoder {
     /// Padding is ignored, since batches are packed.
     ///
     /// # Errors
-    /// A file that is missing, too large, or not a tokenizer, including one on which the tokenizers crate panics, and a
-    /// folder with only tokenizer files of an unsupported format.
+    /// Returns an error if the file is missing, too large, or not a tokenizer (including a file on which the tokenizers
+    /// crate panics), or if the folder has only tokenizer files of an unsupported format.
     pub fn of(folder: Folder) -> Result<Self, TextError> {
         Self::with(folder, true)
     }
@@ -118,7 +118,7 @@ impl TextEncoder {
     /// Loads the tokenizer for prompts of a generator, which are never cut. The generator refuses a prompt that is too long.
     ///
     /// # Errors
-    /// The errors of [`of`](Self::of).
+    /// Returns the errors of [`of`](Self::of).
     pub fn for_prompts(folder: Folder) -> Result<Self, TextError> {
         Self::with(folder, false)
     }
@@ -204,7 +204,7 @@ impl TextEncoder {
     /// Tokenizes texts, each after the folder's default prompt, into one batch. Logs a warning for each text that is cut.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses or panics on, and too many tokens for one batch.
+    /// Returns an error if the tokenizer refuses a text or panics on it, or if there are too many tokens for one batch.
     pub fn encode<S: AsRef<str>>(&self, texts: &[S]) -> Result<Batch, TextError> {
         self.encode_with(texts, Prompt::Default)
     }
@@ -212,7 +212,7 @@ impl TextEncoder {
     /// Tokenizes texts, each after the given prompt, into one batch.
     ///
     /// # Errors
-    /// The errors of [`encode`](Self::encode) and of [`Folder::prompt`].
+    /// Returns the errors of [`encode`](Self::encode) and [`Folder::prompt`].
     pub fn encode_with<S: AsRef<str>>(
         &self,
         texts: &[S],
@@ -224,7 +224,7 @@ impl TextEncoder {
     /// Returns the token ids of each prompt of a generator.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses or panics on.
+    /// Returns an error if the tokenizer refuses a text or panics on it.
     pub fn prompts<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<u32>>, TextError> {
         let each = texts.iter().enumerate();
         each.map(|(index, text)| {
@@ -238,7 +238,7 @@ impl TextEncoder {
     /// [`ChatTemplate`](super::ChatTemplate). None are added.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses or panics on.
+    /// Returns an error if the tokenizer refuses a text or panics on it.
     pub fn prompt_as_written(&self, text: &str) -> Result<Vec<u32>, TextError> {
         Ok(self.encoded(0, text, false, self.cut_side)?.ids)
     }
@@ -255,7 +255,7 @@ impl TextEncoder {
     /// `tokenizer_config.json` (FlagEmbedding's `_process_token_weights`).
     ///
     /// # Errors
-    /// A `tokenizer_config.json` that is not JSON.
+    /// Returns an error if `tokenizer_config.json` is not JSON.
     pub fn unweighed(&self) -> Result<Vec<u32>, TextError> {
         let names = ["cls_token", "eos_token", "pad_token", "unk_token"];
         let tokens = self.folder.special_tokens(&names)?;
@@ -294,7 +294,7 @@ impl TextEncoder {
     /// Returns the text of tokens, without special tokens. Incomplete characters are U+FFFD.
     ///
     /// # Errors
-    /// Tokens that the tokenizer does not know or panics on.
+    /// Returns an error if the tokenizer does not know a token or panics on it.
     pub fn decode(&self, ids: &[u32]) -> Result<String, TextError> {
         self.decode_with(ids, true)
     }
@@ -302,7 +302,7 @@ impl TextEncoder {
     /// Returns the text of tokens, with special tokens unless `skips_special`.
     ///
     /// # Errors
-    /// The errors of [`decode`](Self::decode).
+    /// Returns the errors of [`decode`](Self::decode).
     pub fn decode_with(&self, ids: &[u32], skips_special: bool) -> Result<String, TextError> {
         let decoded = contain(|| self.tokenizer.decode(ids, skips_special));
         let broken = |problem: String| {
@@ -329,7 +329,7 @@ impl TextEncoder {
     /// beginning of a text, so the token is not decoded on its own.
     ///
     /// # Errors
-    /// The errors of [`decode`](Self::decode).
+    /// Returns the errors of [`decode`](Self::decode).
     pub fn text_behind(&self, before: Option<u32>, id: u32) -> Result<String, TextError> {
         let Some(before) = before else {
             return self.decode_with(&[id], false);
@@ -376,8 +376,8 @@ impl TextEncoder {
     /// text, whose end is cut except for the template's own last tokens.
     ///
     /// # Errors
-    /// The errors of [`encode_with`](Self::encode_with), a model that generates text, and a template that leaves out a text
-    /// of a pair.
+    /// Returns the errors of [`encode_with`](Self::encode_with), and an error if the model generates text or the
+    /// template omits a text of a pair.
     pub fn encode_pairs<S: AsRef<str>>(
         &self,
         pairs: &[(S, S)],
@@ -393,7 +393,7 @@ impl TextEncoder {
     /// Tokenizes one input after a prompt. [`Encoded::is_cut`] tells whether it was cut.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses or panics on, and the errors of [`Folder::prompt`].
+    /// Returns an error if the tokenizer refuses a text or panics on it, and the errors of [`Folder::prompt`].
     pub fn encode_one(&self, input: Input<'_>, prompt: Prompt) -> Result<Encoded, TextError> {
         self.encode_cut(input, prompt, self.cut_side)
     }
@@ -401,7 +401,7 @@ impl TextEncoder {
     /// Tokenizes one input after a prompt, and cuts a text that is too long on the given side.
     ///
     /// # Errors
-    /// The errors of [`encode_one`](Self::encode_one).
+    /// Returns the errors of [`encode_one`](Self::encode_one).
     pub fn encode_cut(
         &self,
         input: Input<'_>,

@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use crate::{files::ReadError, model::ModelError, runtime::batch::BatchError};
 
-/// A checkpoint folder, a tokenizer, a chat template or a text that cannot be used.
+/// An error in a checkpoint folder, a tokenizer, a chat template or a text.
 #[derive(Debug, Error)]
 #[cfg_attr(feature = "miette", derive(miette::Diagnostic))]
 #[non_exhaustive]

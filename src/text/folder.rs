@@ -118,10 +118,10 @@ impl Score {
 }
 
 impl Folder {
-    /// Reads the JSON files of a folder, or what a GGUF file has in their place; see [`ModelFiles::open`].
+    /// Reads the JSON files of a folder, or the equivalent contents of a GGUF file; see [`ModelFiles::open`].
     ///
     /// # Errors
-    /// Files that are missing or not JSON, and references to files that do not exist.
+    /// Returns an error if files are missing or not JSON, or refer to files that do not exist.
     pub fn open(root: &Path) -> Result<Self, TextError> {
         Self::of(ModelFiles::open(root)?)
     }
@@ -129,7 +129,7 @@ impl Folder {
     /// Reads the JSON files of a model.
     ///
     /// # Errors
-    /// The errors of [`open`](Self::open).
+    /// Returns the errors of [`open`](Self::open).
     pub fn of(root: ModelFiles) -> Result<Self, TextError> {
         let listed = Json::optional(&root, "modules.json")?;
         let listed = listed
@@ -198,7 +198,7 @@ impl Folder {
     /// Returns the contents of `config.json`.
     ///
     /// # Errors
-    /// A folder without the file.
+    /// Returns an error if the folder lacks the file.
     pub fn config(&self) -> Result<&Value, TextError> {
         match &self.config {
             Some(config) => Ok(config),
@@ -259,7 +259,7 @@ impl Folder {
     /// model's maximum.
     ///
     /// # Errors
-    /// A `tokenizer_config.json` that is not JSON, and a length out of range.
+    /// Returns an error if `tokenizer_config.json` is not JSON, or if a length is out of range.
     pub(super) fn limit(&self, positions: Option<u32>) -> Result<Option<usize>, TextError> {
         if self.max_seq_length.is_some() {
             return Ok(self.max_seq_length);
@@ -315,7 +315,7 @@ impl Folder {
     /// Returns the settings that take precedence over tokenizer.json.
     ///
     /// # Errors
-    /// A file that is not a JSON object.
+    /// Returns an error if the file is not a JSON object.
     pub(super) fn tokenizer_settings(&self) -> Result<TokenizerSettings, TextError> {
         let map = Json::optional(&self.trunk, "special_tokens_map.json")?;
         TokenizerSettings::new(self.tokenizer_config()?, map, self.config.as_ref())

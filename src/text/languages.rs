@@ -8,7 +8,7 @@ use crate::names;
 /// Max number of names in an error.
 const MAX_NEAR: usize = 3;
 
-/// Languages that a tokenizer has tokens for, and the places of these tokens.
+/// Languages that a tokenizer has tokens for, and the positions of these tokens.
 #[derive(Clone, Debug)]
 pub(super) struct Languages {
     /// Ids of the tokens, by the name of the language.
@@ -16,7 +16,7 @@ pub(super) struct Languages {
     pub(super) places: Places,
 }
 
-/// Places of the tokens of languages.
+/// Positions of the tokens of languages.
 #[derive(Clone, Debug)]
 pub(super) enum Places {
     /// The source is marked with its language, and a translation begins with the token of its own.
@@ -64,10 +64,10 @@ pub struct LanguagePair {
 }
 
 impl Languages {
-    /// Returns the tokens of a pair of languages; `None` is that of the folder's settings.
+    /// Returns the tokens of a pair of languages; `None` selects the language of the folder's settings.
     ///
     /// # Errors
-    /// A language that the tokenizer does not know or cannot mark.
+    /// Returns an error if the tokenizer does not know the language or cannot mark it.
     pub(super) fn pair(
         &self,
         source: Option<&str>,
@@ -116,7 +116,7 @@ impl Languages {
         self.found(name).ok_or_else(|| unknown(name, side, names))
     }
 
-    /// Returns the token of a language by its name, in any case of letters, or by the name of its token.
+    /// Returns the token of a language by its name, case-insensitively, or by the name of its token.
     fn found(&self, name: &str) -> Option<u32> {
         let name = name.trim_matches('_');
         let exact = self.ids.get(name).copied();

@@ -75,7 +75,7 @@ impl Special {
 /// Loads the tokenizer of a folder without tokenizer.json.
 ///
 /// # Errors
-/// Files of an unsupported format, and damaged ones.
+/// Returns an error if a file is damaged or has an unsupported format.
 pub(super) fn published(folder: &Path) -> Result<(SentencePiece, PathBuf), TextError> {
     let has = |name: &str| folder.join(name).is_file();
     let (kind, name) = if has("source.spm") {
@@ -530,7 +530,7 @@ impl SentencePiece {
     /// Returns the text of tokens, without special tokens if `skips_special`.
     ///
     /// # Errors
-    /// The first unknown id.
+    /// Returns the first unknown id.
     pub(super) fn decode(&self, ids: &[u32], skips_special: bool) -> Result<String, String> {
         let (mut text, mut run) = (String::new(), Vec::new());
         for id in ids {

@@ -29,7 +29,7 @@ impl StreamDecoder {
     /// after a prompt.
     ///
     /// # Errors
-    /// The errors of `decode`.
+    /// Returns the errors of `decode`.
     pub fn after<E>(
         prompt: &[u32],
         decode: impl Fn(&[u32]) -> Result<String, E>,
@@ -45,7 +45,7 @@ impl StreamDecoder {
     /// Adds a token. Only the last few tokens before it are decoded again.
     ///
     /// # Errors
-    /// The errors of `decode`.
+    /// Returns the errors of `decode`.
     pub fn push<E>(
         &mut self,
         id: u32,

@@ -66,11 +66,11 @@ impl WordCache {
         })
     }
 
-    /// Tokenizes an input with `tokenizer`, which must be the one of the cache. Returns ids and overflow without token names
-    /// and offsets; `None` if the tokenizer needs the whole input.
+    /// Tokenizes an input with `tokenizer`, which must be that of the cache. Returns ids and overflow without token
+    /// names and offsets; `None` if the tokenizer needs the whole input.
     ///
     /// # Errors
-    /// The errors of the tokenizer.
+    /// Returns the errors of the tokenizer.
     pub(super) fn encode(
         &self,
         tokenizer: &Tokenizer,

@@ -1,4 +1,4 @@
-        // The fragments of one block are converted while the MMAs of the block before run.
+        // The fragments of one block are converted while the MMAs of the previous block run.
         unsigned int fragments[2][4][4];
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
@@ -38,7 +38,7 @@
                 warpgroup_commit();
                 warpgroup_wait<1>();
             }
-            // The MMAs of the step before are done, and its stage is free.
+            // The MMAs of the previous step are done, and its stage is free.
             if (refills && step >= LAG && lane == 0) barrier_arrive(empty + (stage >= LAG ? stage - LAG : stage - LAG + STAGES) * 8);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }

@@ -1,4 +1,4 @@
-// A weight of few bits, packed for MMAs: blocks of 64 columns, each with a row of ROW_BYTES bytes for every row of the weight. Lane t of
+// A low-bit weight, packed for MMAs: blocks of 64 columns, each with a row of ROW_BYTES bytes for every row of the weight. Lane t of
 // four has a quarter of a row: the columns 16s + 2t, + 1, + 8 and + 9 of MMA s, for s from 0 to 3.
 constexpr int ROW_BYTES = {% if packed == "int4" %}32{% else %}64{% endif %};
 constexpr int LANE_WORDS = ROW_BYTES / 16;  // words of a lane in a row of a block

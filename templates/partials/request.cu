@@ -1,4 +1,4 @@
-// Generation parameters of a request. The host writes them in this order (`Choice::encode`).
+// Generation parameters of a request. The host writes them in this order (`DeviceSamplingParams::encode`).
 struct Request {
     int n_prompt;
     int most;   // max number of tokens, including the prompt

@@ -7,19 +7,20 @@ pub type EmbedderError = Box<dyn Error + Send + Sync>;
 
 /// Turns texts into vectors. It runs on the thread that calls [`run`](crate::run).
 pub trait Embedder {
-    /// Returns a text that changes with everything that changes a vector: model, revision, precision, prompt, truncation.
+    /// Returns a text that changes with everything that changes a vector: model, revision, precision, prompt,
+    /// truncation.
     ///
-    /// An interrupted run goes on only with the same identity.
+    /// An interrupted run resumes only with the same identity.
     fn identity(&self) -> String;
 
     /// Returns the number of values of each vector.
     fn width(&self) -> usize;
 
-    /// Embeds the texts of a window. They come in the order of the input, so it is the embedder that sorts them by length and
-    /// splits them into batches.
+    /// Embeds the texts of a window, which are in the order of the input. The embedder may sort them by length and
+    /// split them into batches.
     ///
     /// # Errors
-    /// A failure that is not due to one text. It stops the run, and windows that are finished are kept.
+    /// Returns an error for a failure that is not due to a single text. It stops the run; finished windows are kept.
     fn embed(&mut self, texts: &[&str]) -> Result<Embedded, EmbedderError>;
 }
 
@@ -33,7 +34,7 @@ pub struct Embedded {
     pub tokens: Option<u64>,
 }
 
-/// An embedder made of a function.
+/// An embedder that calls a function.
 #[derive(Clone, Debug)]
 pub struct Function<F> {
     /// See [`Embedder::identity`].

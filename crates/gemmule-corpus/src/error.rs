@@ -5,7 +5,7 @@ use std::{
 
 use crate::EmbedderError;
 
-/// Errors of a run. Each says how to mend it.
+/// Errors of a run. Each message says how to fix it.
 #[derive(Debug, thiserror::Error)]
 pub enum CorpusError {
     #[error(
@@ -110,7 +110,7 @@ pub enum CorpusError {
         action: &'static str,
         source: io::Error,
     },
-    /// A run that stopped on its way.
+    /// A run that stopped before its end.
     #[error(
         "{error}; {rows} rows are finished and kept in `{partial}`, and the same command goes on after them"
     )]
@@ -145,7 +145,7 @@ impl CorpusError {
         }
     }
 
-    /// Returns the error of an input that is not what its format says.
+    /// Returns the error of an input that does not match its format.
     pub(crate) fn input(path: &Path, format: &'static str, problem: impl ToString) -> CorpusError {
         CorpusError::BadInput {
             path: path.to_owned(),

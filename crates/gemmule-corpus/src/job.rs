@@ -36,8 +36,8 @@ pub struct Job {
 /// Limits that bound memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Max number of rows that are embedded at once. A run goes on after the last finished window, so a slow embedder wants
-    /// smaller windows.
+    /// Max number of rows that are embedded at once. A run resumes after its last finished window, so a slow embedder
+    /// needs smaller windows.
     pub window_rows: usize,
     /// Number of bytes of texts and kept columns after which a window ends.
     pub window_bytes: usize,
@@ -60,9 +60,9 @@ impl Default for Limits {
 pub enum Keep {
     #[default]
     None,
-    /// All columns but the texts.
+    /// All columns except the texts.
     All,
-    /// Columns by name, the texts too if they are named.
+    /// Columns by name, including the texts if they are named.
     Named(Vec<String>),
 }
 
@@ -267,7 +267,7 @@ fn extension(path: &Path) -> String {
         .to_owned()
 }
 
-/// Implements `Display` and `FromStr` by a table of names. The first name of a value is the one that is shown.
+/// Implements `Display` and `FromStr` by a table of names. The first name of a value is displayed.
 macro_rules! names {
     ($type:ident, $list:literal, $($value:ident => $name:literal),+) => {
         impl fmt::Display for $type {

@@ -69,7 +69,7 @@ impl Journal {
     /// Opens a journal, or creates one. A last line that was cut by a crash is removed.
     ///
     /// # Errors
-    /// A journal that is damaged before its last line.
+    /// Returns an error if the journal is damaged before its last line.
     pub fn open(folder: &Path) -> Result<(Self, State), CorpusError> {
         let path = folder.join("journal");
         let failed = CorpusError::io(&path, "read");

@@ -1,7 +1,7 @@
 //! Embeds the texts of large files.
 //!
-//! [`run`] reads texts from a file, gives them to an [`Embedder`] in windows of some thousand rows, and writes a vector for
-//! each. It knows nothing of models.
+//! [`run`] reads texts from a file, passes them to an [`Embedder`] in windows of a few thousand rows, and writes a
+//! vector for each. The crate knows nothing about models.
 //!
 //! ```
 //! use gemmule_corpus::{Embedded, Function, Hooks, Job, Keep, run};
@@ -33,39 +33,42 @@
 //!
 //! | format | rows | kept columns |
 //! |---|---|---|
-//! | [`Jsonl`](InputFormat::Jsonl) | each line is one, an empty line too | typed by the first window, see below |
-//! | [`Csv`](InputFormat::Csv), [`Tsv`](InputFormat::Tsv) | records after the header; empty lines are none | strings |
-//! | [`Parquet`](InputFormat::Parquet) | those of all row groups | types of Parquet, without Arrow's own types |
-//! | [`Lines`](InputFormat::Lines) | each line is one, an empty line is an empty text | none |
+//! | [`Jsonl`](InputFormat::Jsonl) | every line, including empty ones | typed by the first window, see below |
+//! | [`Csv`](InputFormat::Csv), [`Tsv`](InputFormat::Tsv) | records after the header; empty lines are skipped | strings |
+//! | [`Parquet`](InputFormat::Parquet) | the rows of all row groups | types of Parquet, without Arrow's own types |
+//! | [`Lines`](InputFormat::Lines) | every line; an empty line is an empty text | none |
 //!
-//! Text formats may be compressed with gzip, whatever their name. Parquet may be compressed with Snappy, gzip or, with the
-//! feature `zstd`, Zstandard. The column of texts is a string column, or one of bytes that are UTF-8. A kept string column of
+//! Text formats may be compressed with gzip, whatever the name of the file. Parquet may be compressed with Snappy, gzip
+//! or, with the feature `zstd`, Zstandard. The column of texts has strings or UTF-8 bytes. A kept string column of
 //! Parquet that is not UTF-8 stops the run.
 //!
-//! Kept fields of JSONL go to JSONL as they are. For other outputs, the first window decides the columns of [`Keep::All`] and
-//! the type of each: boolean, 64-bit integer, 64-bit float, string, or else JSON text. Later rows that do not fit are refused.
+//! Kept fields of JSONL are copied to JSONL unchanged. For other outputs, the first window determines the columns of
+//! [`Keep::All`] and the type of each: boolean, 64-bit integer, 64-bit float, string, or else JSON text. Later rows
+//! that do not fit these types are refused.
 //!
 //! # Outputs
 //!
-//! Each output row has the number of its input row, counted from 0, in the column [`Job::row_column`]; then the kept columns;
-//! then the vector in [`Job::vector_column`], a list of fixed size. The identity of the model is in the metadata of the schema,
-//! under the key `gemmule:model`. Rows that are refused are left out. [`Vectors`] describes the types of values.
+//! Each output row has the number of its input row, counted from 0, in the column [`Job::row_column`]; then the kept
+//! columns; then the vector in [`Job::vector_column`], a list of fixed size. The identity of the model is in the
+//! metadata of the schema, under the key `gemmule:model`. Refused rows are omitted. [`Vectors`] describes the types of
+//! values.
 //!
-//! An array of NumPy has a row for each input row. A row that is refused is NaN in each value, or zeros for
-//! [`Vectors::Binary`]. The list of refused rows tells such a row from a vector of these values.
+//! A NumPy array has a row for each input row. The values of a refused row are NaN, or zeros for [`Vectors::Binary`].
+//! The list of refused rows distinguishes such a row from a vector with these values.
 //!
 //! # Refused rows
 //!
-//! A row is refused if it is damaged, has no text, is longer than [`Limits::row_bytes`], or if the embedder refuses its text or
-//! gives values that are not finite. Refused rows are listed in [`Job::errors`], an object on each line with the members `row`
-//! and `reason`. An input whose first window has no text at all is an error.
+//! A row is refused if it is damaged, has no text or is longer than [`Limits::row_bytes`], or if the embedder refuses
+//! its text or returns values that are not finite. [`Job::errors`] lists refused rows: each line is an object with the
+//! members `row` and `reason`. An input whose first window has no texts is an error.
 //!
 //! # Interrupted runs
 //!
-//! A run writes to the folder [`Job::partial`] and moves the output to its place at the end. After each window it waits until
-//! the disk has the window, while the next one is embedded. A run that was killed goes on after its last finished window when it is started again, and its
-//! output is equal to the one of a run that was not interrupted, byte for byte. It needs the same input, options and
-//! [`Embedder::identity`]; see [`CorpusError::Differs`]. A run locks the folder, so two runs never write one output.
+//! A run writes to the folder [`Job::partial`] and moves the output to its place at the end. It writes each window to
+//! the disk while the next one is embedded. If a run was killed and is started again, it resumes after its last
+//! finished window. Its output is byte for byte that of an uninterrupted run. It requires the same input, options and
+//! [`Embedder::identity`]; see [`CorpusError::Differs`]. A run locks the folder, so two runs never write the same
+//! output.
 //!
 //! # Memory
 //!

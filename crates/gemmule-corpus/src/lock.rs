@@ -24,7 +24,7 @@ impl Lock {
     /// Creates the folder and takes its lock.
     ///
     /// # Errors
-    /// Another run has the lock.
+    /// Returns an error if another run has the lock.
     pub fn take(folder: &Path, output: &Path) -> Result<Self, CorpusError> {
         let path = folder.join("lock");
         let failed = CorpusError::io(&path, "locked");

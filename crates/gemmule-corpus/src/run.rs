@@ -49,11 +49,11 @@ pub struct Report {
 /// The state of a run after a window is embedded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Number of rows that are embedded or refused, in earlier runs too.
+    /// Number of rows that are embedded or refused, including those of earlier runs.
     pub rows: u64,
-    /// Number of rows of the input, if its format tells.
+    /// Number of rows of the input, if its format states it.
     pub total_rows: Option<u64>,
-    /// Number of bytes that are read, without compression. It is 0 for Parquet.
+    /// Number of decompressed bytes that were read; 0 for Parquet.
     pub bytes: u64,
     /// Number of bytes of the input, if it is not compressed and not Parquet.
     pub total_bytes: Option<u64>,
@@ -72,12 +72,12 @@ pub struct Hooks<'h> {
     pub cancel: Option<&'h AtomicBool>,
 }
 
-/// Embeds the texts of a file, and writes their vectors. An interrupted run goes on where it stopped.
+/// Embeds the texts of a file, and writes their vectors. An interrupted run resumes where it stopped.
 ///
 /// # Errors
-/// Options that do not go together, an input that cannot be read, an output that exists or that another run writes, a failure
-/// of the embedder, a full disk and cancellation. See [`CorpusError::Stopped`] for the ones after which the same command goes
-/// on.
+/// Returns an error for contradictory options, an input that cannot be read, an output that exists or that another run
+/// writes, a failure of the embedder, a full disk or cancellation. See [`CorpusError::Stopped`] for the errors after
+/// which the same command resumes the run.
 pub fn run(
     job: &Job,
     embedder: &mut dyn Embedder,
@@ -125,7 +125,7 @@ pub fn run(
     store.publish()
 }
 
-/// Returns the error of a run, with the number of rows that are finished if it can go on.
+/// Returns the error of a run, with the number of finished rows if it can be resumed.
 fn stopped(error: CorpusError, store: &Store, job: &Job) -> CorpusError {
     match error {
         CorpusError::InputChanged { .. } => error,
@@ -219,7 +219,7 @@ fn finish(
     store.complete(&head, &tail)
 }
 
-/// Reads windows until the end, an error, or nobody waits for more.
+/// Reads windows until the end of the input, an error, or the receiver is gone.
 fn read(
     checked: &Checked<'_>,
     source: &mut dyn Source,

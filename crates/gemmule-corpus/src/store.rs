@@ -88,11 +88,11 @@ impl Output {
 }
 
 impl Store {
-    /// Opens the folder of a job's output, and goes on with what it has or starts over.
+    /// Opens the folder of a job's output, and resumes from its contents or starts over.
     ///
     /// # Errors
-    /// An output that exists, another run that writes it, and an interrupted run with another identity. The latter and an
-    /// output that exists are no errors with [`Job::overwrite`].
+    /// Returns an error if the output exists, if another run writes it, or if an interrupted run has another identity.
+    /// With [`Job::overwrite`], only the second case is an error.
     pub fn open(job: &Job, identity: BTreeMap<String, String>) -> Result<Opened, CorpusError> {
         let folder = job.partial();
         let exists = || CorpusError::Exists {
@@ -109,7 +109,7 @@ impl Store {
         let data = folder.join("data");
         let difference = differences(&state, &identity);
         if state.complete.is_some() && !is_there(&data) {
-            // A run moved the output to its place, and did not come to remove the folder.
+            // A run moved the output to its place, and was interrupted before it removed the folder.
             if difference.is_none() && is_there(&job.output) {
                 let report = report(job, &state.last, state.last.end.row);
                 remove(&folder, &lock);
@@ -249,7 +249,7 @@ impl Store {
                 output: job.output.clone(),
             });
         }
-        // The list comes first: an output is there with its list.
+        // Move the list first, so that an output never exists without its list.
         if self.state.last.refused == 0 {
             remove_file(&job.errors())?;
         } else if self.errors.len()? > 0 {
@@ -323,7 +323,8 @@ fn rename(from: &Path, to: &Path) -> Result<(), CorpusError> {
     fs::rename(from, to).map_err(CorpusError::io(to, "replaced"))
 }
 
-/// Removes the folder, and nothing in it that is not the store's. The files have no more use, so failures are no errors.
+/// Removes the store's files and the folder, and nothing else. The files are no longer needed, so failures are not
+/// errors.
 fn remove(folder: &Path, lock: &Lock) {
     for name in ["data", "errors", "journal"] {
         let _ = fs::remove_file(folder.join(name));

@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 /// A text, or the reason why the row has none.
 pub(crate) type Text = Result<String, String>;
 
-/// The place in the input after a window.
+/// The position in the input after a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Position {
     /// Number of rows before.
     pub row: u64,
-    /// Number of bytes before, without compression. It is 0 for Parquet.
+    /// Number of decompressed bytes before it; 0 for Parquet.
     pub byte: u64,
 }
 

@@ -16,7 +16,7 @@ use crate::{
 /// Max depth of folders in a snapshot.
 const MAX_DEPTH: usize = 16;
 
-/// Tells programs for backups to leave the cache out.
+/// Content of CACHEDIR.TAG, which makes backup programs skip the cache.
 const TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n# This is a cache of models from the Hugging Face hub.\n";
 
 /// A model's folder in the cache.
@@ -62,7 +62,7 @@ impl<'h> Repo<'h> {
         self.root.join("snapshots").join(commit)
     }
 
-    /// Returns the commit that a revision had when it was last fetched.
+    /// Returns the commit to which a revision pointed when it was last fetched.
     pub(crate) fn commit(&self, id: &ModelId) -> Option<String> {
         if let Some(commit) = id.commit() {
             return Some(commit.to_owned());
@@ -91,7 +91,7 @@ impl<'h> Repo<'h> {
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt as _;
-            // Others may share the cache, by their umask.
+            // The umask decides whether other users may share the cache.
             unfinished.permissions(fs::Permissions::from_mode(0o666));
         }
         let mut unfinished = unfinished.tempfile_in(folder).map_err(&failed)?;
@@ -175,7 +175,7 @@ pub(crate) struct Lock {
     _file: File,
 }
 
-/// Lists the files below a folder. Entries that cannot be read, and links to nothing, are left out.
+/// Lists the files below a folder, except for unreadable entries and broken links.
 fn walk(folder: &Path, prefix: &str, depth: usize, names: &mut Vec<String>) {
     let Ok(entries) = fs::read_dir(folder) else {
         return;

@@ -1,4 +1,4 @@
-//! Settings by the variables of `huggingface_hub`.
+//! Settings from the variables of `huggingface_hub`.
 
 use std::{
     cell::RefCell,
@@ -22,7 +22,7 @@ impl Hub {
     /// - `https_proxy`, `http_proxy`, `all_proxy`, `no_proxy`; `SSL_CERT_FILE`.
     ///
     /// # Errors
-    /// Values that cannot be used, and a token file that cannot be read.
+    /// Returns an error for invalid values, or if the token file cannot be read.
     pub fn from_env() -> Result<Self, HubError> {
         let broken = RefCell::new(None);
         let hub = Self::from_variables(|name| match std::env::var(name) {
@@ -40,10 +40,10 @@ impl Hub {
         }
     }
 
-    /// Like [`from_env`](Self::from_env), with the variables of a function. An empty value is like none.
+    /// Like [`from_env`](Self::from_env), with the variables that a function returns. An empty value counts as unset.
     ///
     /// # Errors
-    /// The errors of [`from_env`](Self::from_env).
+    /// Returns the errors of [`from_env`](Self::from_env).
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, HubError> {
         let variable = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
         let home = variable("HOME").map(PathBuf::from);
@@ -102,7 +102,7 @@ fn token(text: &str, place: &str) -> Result<Token, HubError> {
     })
 }
 
-/// Reads a token file. It is no error if the file does not exist, or is empty, as after signing out.
+/// Reads a token file. A missing or empty file, as after signing out, is not an error.
 fn token_file(file: &Path) -> Result<Option<Token>, HubError> {
     let opened = match File::open(file) {
         Ok(opened) => opened,

@@ -1,6 +1,6 @@
 use std::{io, path::PathBuf};
 
-/// Errors of the hub. Each says how to mend it.
+/// Errors of the hub. Each message says how to fix it.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     #[error(
@@ -137,7 +137,7 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// Whether the hub could not be asked, rather than gave an answer.
+    /// Whether the hub could not be reached, rather than responded with an error.
     pub(crate) fn is_network(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::TooManyRequests { .. } => true,

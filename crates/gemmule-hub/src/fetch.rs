@@ -54,7 +54,7 @@ struct Partial {
     file: File,
     hasher: Hasher,
     have: u64,
-    /// Whether bytes are from an earlier connection.
+    /// Whether some bytes are from an earlier connection.
     resumed: bool,
 }
 
@@ -111,7 +111,7 @@ impl Fetch<'_> {
                     found: found.to_string(),
                 });
             }
-            // The first part was of another download, or of another answer: once more from the beginning.
+            // The first part belongs to another download or another response: start again.
             received(-signed(contents.size));
             partial = Partial {
                 file,
@@ -154,7 +154,7 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// Sends one request, and appends what it brings.
+    /// Sends one request, and appends the bytes of the response.
     fn once(
         &self,
         name: &str,
@@ -246,7 +246,7 @@ impl Fetch<'_> {
         })
     }
 
-    /// Returns the error of writing a blob of which `have` bytes are there.
+    /// Returns the error of writing a blob, `have` bytes of which are stored.
     fn failed(&self, path: &Path, size: u64, have: u64) -> impl Fn(io::Error) -> HubError + use<> {
         let otherwise = HubError::io(path, "written");
         move |error| match otherwise(error) {
@@ -315,7 +315,7 @@ pub(crate) fn has_size(path: &Path, size: u64) -> bool {
     fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == size)
 }
 
-/// Whether `Content-Range` says that the body begins at `from` of a file of `size` bytes.
+/// Whether the body begins at `from` of a file of `size` bytes, according to `Content-Range`.
 fn continues(headers: &HeaderMap, from: u64, size: u64) -> bool {
     let range = headers.get(header::CONTENT_RANGE);
     let range = range.and_then(|v| v.to_str().ok()?.strip_prefix("bytes "));

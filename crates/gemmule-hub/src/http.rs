@@ -1,4 +1,4 @@
-//! Requests to the hub: redirects, the token, and which failures are worth another attempt.
+//! Requests to the hub: redirects, the token, and retries.
 
 use std::{io, thread, time::Duration};
 
@@ -25,7 +25,7 @@ pub(crate) struct Client<'h> {
 
 /// The failure of one attempt.
 pub(crate) enum Failure {
-    /// Another attempt may succeed, after the pause that the server asks for.
+    /// Another attempt may succeed, after the pause that the server requests.
     Passing {
         error: HubError,
         pause: Option<Duration>,
@@ -35,7 +35,7 @@ pub(crate) enum Failure {
     Final(HubError),
 }
 
-/// An answer with an error status.
+/// A response with an error status.
 pub(crate) struct Refusal {
     pub(crate) url: String,
     pub(crate) status: u16,
@@ -76,7 +76,7 @@ impl<'h> Client<'h> {
         })
     }
 
-    /// Sends one GET request and follows redirects. Bytes before `from` are not asked for.
+    /// Sends one GET request and follows redirects. It requests the bytes from `from` on.
     ///
     /// Returns responses with the status 200, 206 and 416.
     pub(crate) fn get(&self, url: &str, from: u64) -> Result<Response<Body>, Failure> {
@@ -118,7 +118,8 @@ impl<'h> Client<'h> {
         sent.map_err(|error| unreachable(uri, &error))
     }
 
-    /// Calls `attempt` until it succeeds, fails for good, or the attempts are used up. `what` names the request for people.
+    /// Calls `attempt` until it succeeds, fails for good, or the attempts are used up. `what` names the request in
+    /// messages.
     pub(crate) fn retry<T>(
         &self,
         what: &str,
@@ -164,7 +165,7 @@ impl<'n> Retries<'n> {
     /// Waits before the next attempt.
     ///
     /// # Errors
-    /// The failure, if no attempt is left or the server asks for too long a pause.
+    /// Returns the failure if no attempt is left, or if the server requests too long a pause.
     pub(crate) fn wait(
         &mut self,
         what: &str,
@@ -189,7 +190,7 @@ impl<'n> Retries<'n> {
     }
 }
 
-/// Returns responses that a request expects, and sorts the others.
+/// Returns an expected response, and classifies others as failures.
 fn sorted(uri: &Uri, response: Response<Body>) -> Result<Response<Body>, Failure> {
     let status = response.status().as_u16();
     let text = |name: &str| {
@@ -226,7 +227,7 @@ fn sorted(uri: &Uri, response: Response<Body>) -> Result<Response<Body>, Failure
     }
 }
 
-/// Returns the pause that a server asks for, by `Retry-After` in seconds or the `t` of the hub's `RateLimit`.
+/// Returns the pause that a server requests, by `Retry-After` in seconds or the `t` of the hub's `RateLimit`.
 fn pause(headers: &HeaderMap) -> Option<Duration> {
     let text = |name: &str| headers.get(name)?.to_str().ok();
     let after = text("retry-after").and_then(|value| value.trim().parse().ok());

@@ -16,8 +16,8 @@ const MAX_REVISION: usize = 200;
 /// Max bytes of the name of a file.
 const MAX_FILE: usize = 200;
 
-/// The name of a model, `org/name` or `org/name@revision`. A repository with several models in a file each has the name of one of them
-/// after a colon: `org/name:file`.
+/// The name of a model, `org/name` or `org/name@revision`. If a repository has several models, each in one file, the
+/// name of a file follows after a colon: `org/name:file`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelId {
     org: String,
@@ -27,11 +27,11 @@ pub struct ModelId {
 }
 
 impl ModelId {
-    /// Parses `org/name` or `org/name@revision`, where the revision is a branch, a tag or a commit, and then `:file`, where the file
-    /// is the name of one, or a part of it.
+    /// Parses `org/name` or `org/name@revision`, optionally followed by `:file`. The revision is a branch, a tag or a
+    /// commit. `file` is the name of a file or a part of it.
     ///
     /// # Errors
-    /// [`HubError::BadId`] for another form, and for characters that the hub does not allow.
+    /// Returns [`HubError::BadId`] for another form, or for characters that the hub does not allow.
     pub fn parse(text: &str) -> Result<Self, HubError> {
         let bad = |problem: &str| HubError::BadId {
             given: text.to_owned(),

@@ -63,7 +63,7 @@ pub struct Network {
     pub attempts: u32,
     /// Pause before the second attempt. It doubles with each attempt, up to 16 times.
     pub pause: Duration,
-    /// Max pause that a server may ask for with `Retry-After`.
+    /// Max pause that a server may request with `Retry-After`.
     pub max_pause: Duration,
     /// Number of files to fetch at the same time.
     pub connections: usize,

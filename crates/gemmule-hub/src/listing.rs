@@ -16,7 +16,7 @@ const MAX_PART: usize = 255;
 /// The files of a model at a commit.
 #[derive(Debug)]
 pub(crate) struct Listing {
-    /// The name of the model on the hub, which differs from the one that was asked for if it was renamed.
+    /// The name of the model on the hub. It differs from the requested name if the model was renamed.
     pub(crate) model: Option<String>,
     pub(crate) commit: String,
     pub(crate) files: Vec<Listed>,
@@ -26,7 +26,7 @@ pub(crate) struct Listing {
 #[derive(Clone, Debug)]
 pub(crate) struct Listed {
     pub(crate) name: String,
-    /// Size and hash; `None` if the hub does not say.
+    /// Size and hash; `None` if the hub does not state them.
     pub(crate) contents: Option<Contents>,
 }
 
@@ -60,10 +60,10 @@ struct Lfs {
 }
 
 impl Listing {
-    /// Parses the answer of `/api/models/…/revision/…?blobs=true`.
+    /// Parses the response of `/api/models/…/revision/…?blobs=true`.
     ///
     /// # Errors
-    /// Another form of JSON, and names that [`check_name`] refuses.
+    /// Returns an error if the JSON has another form or [`check_name`] refuses a name.
     pub(crate) fn parse(url: &str, bytes: &[u8]) -> Result<Self, HubError> {
         let bad = |problem: String| HubError::BadListing {
             url: url.to_owned(),

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 /// A callback for events, from several threads.
 pub type Progress<'a> = &'a (dyn Fn(&Event<'_>) + Sync);
 
-/// An event of a fetch. Its text is a line for people.
+/// An event of a fetch. It displays as a line of text.
 #[derive(Clone, Debug)]
 pub enum Event<'a> {
     /// Files are about to be fetched.

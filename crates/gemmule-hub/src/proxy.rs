@@ -1,4 +1,4 @@
-//! Proxies by the usual variables.
+//! Proxies from the usual environment variables.
 
 use ureq::{Proxy, http::Uri};
 
@@ -17,7 +17,7 @@ impl Proxies {
     /// value of a variable.
     ///
     /// # Errors
-    /// [`HubError::BadProxy`] with the name of a variable that is no URL of a proxy.
+    /// Returns [`HubError::BadProxy`] with the name of a variable that is not the URL of a proxy.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, HubError> {
         let value = |name: &str| {
             let names = [name.to_owned(), name.to_ascii_uppercase()];

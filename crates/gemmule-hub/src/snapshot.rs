@@ -19,13 +19,15 @@ use crate::{
     listing::{self, Listed, Listing},
 };
 
-/// Max number of times that a caller may ask for more files after it has read some.
+/// Max number of times that a caller may request more files after it has read some.
 const MAX_ROUNDS: usize = 8;
 
 impl Hub {
-    /// Fetches the files whose names `select` accepts, and returns their folder. Files that are in the cache are not fetched.
+    /// Fetches the files whose names `select` accepts, and returns their folder. Files that are in the cache are not
+    /// fetched.
     ///
-    /// If the hub cannot be reached and the cache has the files from earlier, they are used, and `progress` is told.
+    /// If the hub cannot be reached and the cache has the files, they are used, and `progress` receives
+    /// [`Event::Cached`].
     ///
     /// # Errors
     /// See [`HubError`].
@@ -63,7 +65,7 @@ impl Hub {
             Err(error) if error.is_network() => error,
             done => return done,
         };
-        // The answer of the cache counts only if it is complete.
+        // The snapshot in the cache counts only if it is complete.
         let (Ok(folder), Some(commit)) = (self.cached(&repo, id, &wanted), repo.commit(id)) else {
             return Err(error);
         };
@@ -171,7 +173,7 @@ impl Hub {
             id.repo(),
             escaped(id.revision())
         );
-        // Without a connection, a model in the cache starts soon.
+        // Give up early if the model is in the cache.
         let attempts = match repo.commit(id) {
             Some(commit) if repo.snapshot(&commit).is_dir() => self.network.attempts.min(2),
             _ => self.network.attempts,
@@ -266,7 +268,7 @@ impl Hub {
 }
 
 impl Refusal {
-    /// Returns the error of a refused request. `missing` is the one for what is not there.
+    /// Returns the error of a refused request. `missing` is the error if the requested item does not exist.
     pub(crate) fn error(
         &self,
         id: &ModelId,
@@ -290,7 +292,7 @@ impl Refusal {
             (401, _) if is_bad_token && has_token => HubError::TokenRefused {
                 endpoint: endpoint.to_owned(),
             },
-            // Without a right to read, the hub does not say whether there is such a model.
+            // Without read access, the hub does not reveal whether the model exists.
             (401, _) | (_, "RepoNotFound") => HubError::NoModel {
                 model,
                 endpoint: endpoint.to_owned(),
@@ -312,7 +314,7 @@ impl Refusal {
     }
 }
 
-/// Whether a file of the snapshot has its contents. A size that differs is of a damaged cache.
+/// Whether a file of the snapshot has its contents. A different size means that the cache is damaged.
 fn is_there(folder: &Path, file: &Listed) -> bool {
     let path = folder.join(&file.name);
     match &file.contents {

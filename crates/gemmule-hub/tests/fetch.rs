@@ -365,7 +365,7 @@ fn processes_fetch_a_file_once() {
         assert!(child.wait().unwrap().success());
     }
     assert_eq!(cdn.requests().len(), 1);
-    // Both have fetched: each asked for the list.
+    // Both have fetched: each requested the list.
     let lists = server.requests();
     let lists = lists.iter().filter(|r| r.target.starts_with("/api/"));
     assert_eq!(lists.count(), 2);

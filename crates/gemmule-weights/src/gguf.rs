@@ -1,7 +1,7 @@
 //! Files of llama.cpp (GGUF versions 2 and 3): metadata, and tensors of plain or quantised elements.
 //!
-//! [`Gguf`] reads a file as it is, with the names and settings of llama.cpp. [`folder::Folder`] translates it into those of a folder
-//! that transformers saves.
+//! [`Gguf`] reads a file as it is, with the names and settings of llama.cpp. [`folder::Folder`] converts these to the
+//! names and settings of a folder saved by transformers.
 
 mod blocks;
 mod error;
@@ -52,7 +52,7 @@ struct Part {
 #[derive(Clone, Debug)]
 pub struct Tensor {
     pub name: String,
-    /// Sizes in row-major order, the reverse of the order in the file: the last one is that of a row.
+    /// Sizes in row-major order, the reverse of the order in the file: the last one is the length of a row.
     pub dims: Vec<u64>,
     pub format: Format,
     /// Size in bytes in the file.
@@ -80,7 +80,7 @@ impl Gguf {
     /// A model that is split into files `NAME-00001-of-00003.gguf` is opened by the name of any of them. All must be in one folder.
     ///
     /// # Errors
-    /// A file that cannot be read, is damaged, or has a tensor of a type that is not read.
+    /// Returns an error if the file cannot be read, is damaged, or has a tensor of an unsupported type.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
         let path = path.as_ref();
         let (file, header) = open_part(path)?;
@@ -177,7 +177,7 @@ impl Gguf {
     /// Reads the elements of a tensor of this file in row-major order, dequantised.
     ///
     /// # Errors
-    /// A file that cannot be read, and a tensor for which there is no memory.
+    /// Returns an error if the file cannot be read or there is no memory for a tensor.
     pub fn read(&self, tensor: &Tensor) -> Result<Vec<f32>, GgufError> {
         let mut out = self.allocate(tensor, tensor.elements(), 0.0)?;
         let mut filled = 0;
@@ -192,7 +192,7 @@ impl Gguf {
     /// Reads the bytes of a tensor of this file as they are stored: elements, or blocks of elements, in row-major order.
     ///
     /// # Errors
-    /// A file that cannot be read, and a tensor for which there is no memory.
+    /// Returns an error if the file cannot be read or there is no memory for a tensor.
     pub fn read_raw(&self, tensor: &Tensor) -> Result<Vec<u8>, GgufError> {
         let mut out = self.allocate(tensor, tensor.bytes, 0)?;
         let part = &self.parts[tensor.part];
@@ -200,7 +200,7 @@ impl Gguf {
         Ok(out)
     }
 
-    /// Passes the blocks of some whole rows at a time, and the number of their elements, to `take`.
+    /// Calls `take` with the blocks of a few whole rows at a time, and the number of their elements.
     pub(crate) fn each_row(
         &self,
         tensor: &Tensor,
@@ -250,7 +250,7 @@ impl Gguf {
         at(self.path())(problem)
     }
 
-    /// Returns the value of a key of a type. `expected` describes it in messages.
+    /// Returns the value of a key as `T`. `expected` describes the type in messages.
     pub(crate) fn value<'g, T>(
         &'g self,
         key: &str,

@@ -1,9 +1,9 @@
 //! Readers of published weight files.
 //!
-//! [`torch::open`] lists the tensors of a file that `torch.save` wrote. [`gguf::Gguf`] reads a file of llama.cpp, and
-//! [`gguf::folder::Folder`] translates it into the folder that transformers saves.
-//! [`quantized`] joins the tensors of a quantized checkpoint to the matrices that they stand for.
-//! A file is untrusted: nothing in it is executed, and sizes are checked before memory is allocated.
+//! [`torch::open`] lists the tensors of a file written by `torch.save`. [`gguf::Gguf`] reads a file of llama.cpp, and
+//! [`gguf::folder::Folder`] converts it to the contents of a folder saved by transformers. [`quantized`] combines the
+//! tensors of a quantized checkpoint into the matrices that they represent. Files are untrusted: nothing in them is
+//! executed, and sizes are checked before memory is allocated.
 
 mod element;
 pub mod gguf;

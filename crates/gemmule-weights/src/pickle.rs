@@ -56,7 +56,7 @@ fn instruction(opcode: u8) -> String {
     }
 }
 
-/// Returns text from a file for a message, without control characters and of limited length.
+/// Prepares text from a file for an error message: truncates it and escapes control characters.
 pub(crate) fn shown(text: &str) -> String {
     const MAX: usize = 120;
     let mut shown: String = text
@@ -98,7 +98,7 @@ impl<'p> Pickle<'p> {
         })
     }
 
-    /// Returns the text of a value; `None` if it is no text.
+    /// Returns the text of a value; `None` if it is not text.
     pub(crate) fn text(&self, id: Id) -> Option<&'p str> {
         match &self.values[id] {
             Value::Text(range) => std::str::from_utf8(&self.bytes[range.clone()]).ok(),

@@ -29,7 +29,7 @@ const MAX_ENTRIES: usize = 1 << 20;
 const ZIP: [u8; 4] = *b"PK\x03\x04";
 /// First byte of a pickle, and so of the format before PyTorch 1.6, which is a sequence of pickles.
 const PICKLE: u8 = 0x80;
-/// First bytes of the file that Git LFS leaves in the place of another one.
+/// First bytes of the pointer file that Git LFS leaves in place of a file.
 const LFS: &[u8] = b"version https://git-lfs";
 /// Maximum size of a tensor's name in bytes.
 const MAX_NAME: usize = 1024;
@@ -97,7 +97,7 @@ impl From<rawzip::Error> for TorchError {
 /// Reads the directory of a file: its tensors by name. No values are read.
 ///
 /// # Errors
-/// A file that is damaged, that is not a state dict, or that needs more than building tensors.
+/// Returns an error if the file is damaged, is not a state dict, or requires more than building tensors.
 pub fn open(file: &File) -> Result<BTreeMap<String, Tensor>, TorchError> {
     let archive = Archive::open(file)?;
     let prefix = archive.prefix()?;

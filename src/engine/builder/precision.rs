@@ -4,7 +4,7 @@ use super::super::{Builder, DeviceName, EngineError, default_dtype};
 use crate::tensor::{DType, Format};
 
 impl Builder {
-    /// Returns the storage type of the program, and the format of the weights of linear layers if it is another.
+    /// Returns the storage type of the program, and the format of the weights of linear layers if it differs.
     pub(super) fn computes_in(
         &self,
         device: &DeviceName,

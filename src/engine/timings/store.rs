@@ -1,4 +1,4 @@
-//! Files of timings, given by the user or stored beside the cubin cache.
+//! Files of timings, given by the user or stored next to the cubin cache.
 
 use std::{
     io,
@@ -34,7 +34,7 @@ pub fn write_timings(file: &Path, timings: &Timings, on: &TimedOn) -> Result<(),
 /// NVRTC. The second argument is the result of [`read_timings`].
 ///
 /// # Errors
-/// Timings of another card or another NVRTC.
+/// Returns an error if the timings are of another card or another NVRTC.
 pub fn timings_for(
     file: &Path,
     (timings, found): (Timings, TimedOn),

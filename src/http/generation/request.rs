@@ -230,7 +230,7 @@ impl GenerationRequest {
 
     pub fn writing(&self, is_chat: bool) -> GenerationParams {
         GenerationParams {
-            // -1 stands for all positions that are left.
+            // -1 means all positions that are left.
             max_tokens: self.max_tokens.and_then(|n| usize::try_from(n).ok()),
             default_max_tokens: match self.max_tokens {
                 None => (!is_chat).then_some(DEFAULT_TOKENS),

@@ -434,7 +434,7 @@ impl MhaWgmma {
         }
     }
 
-    /// Returns the same attention for any GPU, which defines the result.
+    /// Returns the portable kernel for the same attention. It defines the result.
     pub fn plain(&self) -> MhaOnline {
         MhaOnline {
             of: self.of,

@@ -1,4 +1,4 @@
-//! Constants of kernels whose weight is packed in few bits ([`Quantized::pack`](crate::tensor::Quantized::pack)).
+//! Constants of kernels with a packed low-bit weight ([`Quantized::pack`](crate::tensor::Quantized::pack)).
 
 use crate::tensor::{Group, Scaled, Values};
 
@@ -11,7 +11,7 @@ pub(super) const fn kind(weight: Scaled) -> &'static str {
     }
 }
 
-/// Columns that share a scale; 0 if a row does.
+/// Columns that share a scale; 0 if a whole row does.
 pub(super) const fn group(weight: Scaled) -> u32 {
     match weight.group {
         Group::Row => 0,

@@ -20,7 +20,7 @@ use crate::{
 pub struct GemmPrepareAttention {
     pub k: u32,
     pub bias: bool,
-    /// Whether the factors are in E4M3.
+    /// Whether the operands are in E4M3.
     pub fp8: bool,
     pub prepare: PrepareAttention,
     pub tile: WgmmaTile,
@@ -107,7 +107,7 @@ impl GemmPrepareAttention {
         }
     }
 
-    /// Returns the GEMM without the rotation, with factors of the same type.
+    /// Returns the GEMM without the rotation, with operands of the same type.
     pub fn product(&self) -> KernelSpec {
         let of = self.gemm();
         match self.fp8 {
@@ -238,7 +238,7 @@ impl Kernel for GemmPrepareAttention {
             .collect()
     }
 
-    /// Includes more rows than have a tile on every SM.
+    /// Includes enough rows that some SM has more than one tile.
     fn cases(&self) -> Vec<Case> {
         self.prepare.cases()
     }

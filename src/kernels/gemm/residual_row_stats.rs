@@ -34,8 +34,8 @@ pub struct GemmResidualRowStats {
 /// Two consumer warpgroups and a producer warp.
 const THREADS: u32 = 288;
 
-/// Whether the weights of either warpgroup, once multiplied, leave room for the accumulators that it exchanges: those of half
-/// of the tokens, and of `also` further octets.
+/// Whether the memory of either warpgroup's weights, once these are multiplied, has room for the accumulators that the
+/// warpgroups exchange: those of half of the tokens, and of `also` further octets.
 pub(super) fn room_to_exchange(tile: SplitKTile, k: u32, also: u32) -> bool {
     let steps = k.div_ceil(BLOCK_K) / tile.splits / 2;
     let exchanged = (tile.tokens / 8).div_ceil(2) + also;

@@ -211,7 +211,7 @@ impl GemmSplitK {
         Ok(())
     }
 
-    /// Returns the same GEMM for any GPU, which defines the result.
+    /// Returns the portable kernel for the same GEMM. It defines the result.
     pub fn plain(&self) -> Gemm {
         Gemm::of(self.n, self.k, self.dtype, self.epilogue)
     }

@@ -55,7 +55,7 @@ pub struct GemmStream {
     pub n: u32,
     pub k: u32,
     pub dtype: DType,
-    /// Storage of the weight: `dtype`, or few bits that are converted in registers.
+    /// Storage of the weight: `dtype`, or a packed format that is converted in registers.
     pub weight: Format,
     pub epilogue: Epilogue,
     /// Whether the activation belongs to a gate.
@@ -68,21 +68,21 @@ pub struct GemmStream {
 pub(crate) const SCALE: f32 = 1.0 / 64.0;
 /// Bytes of dynamic shared memory per CTA, besides static arrays, for one to four CTAs per SM.
 const SHARED: [u32; 4] = [224 * 1024, 112 * 1024, 74 * 1024, 55 * 1024];
-/// Max bytes of barriers and other static arrays without a norm.
+/// Max bytes of barriers and other static arrays in a kernel without a norm.
 const STATICS: u32 = 1024;
 /// Max stages. More would hide no more latency.
 const MAX_STAGES: u32 = 16;
-/// Max bytes of partial accumulators that are stored beside the ring. Larger ones reuse the ring's memory, at the cost of a later
-/// cluster barrier.
+/// Max bytes of partial accumulators that are stored next to the ring. Larger ones reuse the ring's memory, at the cost
+/// of a later cluster barrier.
 const MAX_BESIDE: u32 = 16 * 1024;
 /// For rows of an odd number of columns: octets of rows that go through shared memory at once, and words by which a row is padded
 /// there, so that eight rows written at once are in different banks.
 const STAGED_OCTETS: u32 = 2;
 const STAGED_PADDING: u32 = 4;
-/// Max rows of a tile whose packed weight is multiplied by the MMAs of single warps. They read x once per warp, and the MMAs of a
-/// warpgroup once per warpgroup.
+/// Max rows of a tile whose packed weight is multiplied by the MMAs of single warps. These read x once per warp, the
+/// MMAs of a warpgroup once per warpgroup.
 const WARP_MMA_ROWS: u32 = 16;
-/// Blocks of [`BLOCK_K`] columns of a stage whose weight has few bits.
+/// Blocks of [`BLOCK_K`] columns in a stage of a packed weight.
 const BLOCKS: u32 = 2;
 /// From this number of rows on, CTAs of the next kernel that begin early take bandwidth that x needs.
 const EARLY_ROWS: u32 = 48;
@@ -125,7 +125,7 @@ impl GemmStream {
         }
     }
 
-    /// The format of a weight of few bits.
+    /// The format of a packed weight; `None` if the weight is not packed.
     fn packed(&self) -> Option<Scaled> {
         match self.weight {
             Format::Plain(_) | Format::E4m3 => None,

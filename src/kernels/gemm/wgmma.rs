@@ -282,7 +282,7 @@ impl GemmWgmma {
         self.tile.store(self.n)
     }
 
-    /// Returns the same GEMM for any GPU. It defines the result if there is no gate.
+    /// Returns the portable kernel for the same GEMM. It defines the result if there is no gate.
     pub fn plain(&self) -> Gemm {
         Gemm::of(self.n, self.k, self.dtype, self.epilogue)
     }

@@ -85,7 +85,7 @@ impl PositionBias {
     /// Checks that kernels support these distances.
     ///
     /// # Errors
-    /// Fails for a window or a reach above [`Self::FARTHEST`].
+    /// Returns an error for a window or a reach above [`Self::FARTHEST`].
     pub fn check(&self) -> Result<(), DistanceTooLarge> {
         let reach = match self.bias {
             Some(Bias::Table { reach }) => reach,

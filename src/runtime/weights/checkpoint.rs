@@ -35,8 +35,8 @@ pub struct Checkpoint {
     quantization: Option<quantized::Notes>,
     /// Tensors in a shard that the index does not assign to that shard.
     unnamed: BTreeSet<String>,
-    /// Files beside the checkpoint that cannot be read, by the prefix of their tensors. They matter only if one of these tensors
-    /// is needed.
+    /// Unreadable files next to the checkpoint, by the prefix of their tensors. They matter only if one of these
+    /// tensors is needed.
     unreadable: BTreeMap<String, PathBuf>,
     names: WeightNames,
 }
@@ -70,7 +70,7 @@ impl Checkpoint {
     /// Opens the weights of a model. A GGUF file has the tensors of subfolders, too.
     ///
     /// # Errors
-    /// The errors of [`open`](Self::open).
+    /// Returns the errors of [`open`](Self::open).
     pub fn of(
         trunk: &ModelFiles,
         root: &ModelFiles,
@@ -96,7 +96,7 @@ impl Checkpoint {
                 return Ok(checkpoint);
             }
         };
-        // A quantization that is not read is the first error, even in a folder without weights.
+        // An unsupported quantization is the first error, even in a folder without weights.
         let config = quantized::configured(folder)?;
         checkpoint.main = checkpoint.add_folder(folder, "")?;
         checkpoint.join_quantized(config.as_ref(), folder)?;
@@ -188,7 +188,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Replaces the tensors of quantized weights by the matrices that they stand for.
+    /// Replaces the tensors of quantized weights with the matrices that they represent.
     fn join_quantized(
         &mut self,
         config: Option<&Config>,

@@ -1,4 +1,4 @@
-//! The files of a model, wherever they come from.
+//! The files of a model, in a folder or in a GGUF file.
 
 use std::{
     collections::BTreeSet,
@@ -12,31 +12,32 @@ use gemmule_weights::gguf::{Gguf, folder::Folder};
 use super::found::WEIGHTS;
 use crate::files::{self, Kind, ReadError, up_to};
 
-/// Ending of the names of llama.cpp's files.
+/// Extension of llama.cpp's files.
 const ENDING: &str = "gguf";
-/// Beginning of the names of files with a part of a model that reads images or sounds.
+/// Prefix of the names of files with the part of a model that reads images or sounds.
 const PROJECTOR: &str = "mmproj";
 /// Maximum number of files of a model.
 const MAX_PARTS: u32 = 1000;
-/// Files of folders that have weights of their own, or name the folder that has them.
+/// Files of folders that have their own weights, or name the folder that has them.
 const OWN: [&str; 2] = ["adapter_config.json", "modules.json"];
 
-/// The files of a model by their names in a folder that transformers saves.
+/// The files of a model by their names in a folder saved by transformers.
 #[derive(Clone, Debug)]
 pub enum ModelFiles {
-    /// A folder. A model of the Hugging Face hub is one, once it is fetched.
+    /// A folder, such as that of a fetched model of the Hugging Face hub.
     Folder(PathBuf),
-    /// A file of llama.cpp, which is translated into such a folder.
+    /// A file of llama.cpp, which is converted to the contents of such a folder.
     Gguf(Arc<Folder>),
 }
 
 impl ModelFiles {
-    /// Opens a folder, or a GGUF file, which has this ending or begins like one. A folder without other weights may have one GGUF file, which is opened then.
+    /// Opens a folder or a GGUF file, which is detected by its extension or its first bytes. If a folder has no other
+    /// weights, its only GGUF file is opened.
     ///
     /// A model that is split into several GGUF files counts as one file, that of its first part.
     ///
     /// # Errors
-    /// A GGUF file that cannot be read or translated, and a folder with several.
+    /// Returns an error if a GGUF file cannot be read or converted, or if the folder has several.
     pub fn open(path: &Path) -> Result<Self, ReadError> {
         if is_gguf(path) && !path.is_dir() || begins_as_gguf(path) {
             return Self::gguf(path);
@@ -86,10 +87,10 @@ impl ModelFiles {
         }
     }
 
-    /// Reads a text file as a limited number of bytes; `None` if there is none of this name.
+    /// Reads a text file of limited size; `None` if it does not exist.
     ///
     /// # Errors
-    /// A file that cannot be read, and one above the size limit of its kind.
+    /// Returns an error if the file cannot be read or exceeds the size limit of its kind.
     pub fn text(&self, name: &str, kind: Kind) -> Result<Option<String>, ReadError> {
         match self {
             Self::Folder(folder) => {
@@ -101,7 +102,7 @@ impl ModelFiles {
         }
     }
 
-    /// Returns the error for a file that must be there.
+    /// Returns the error for a missing required file.
     pub fn missing(&self, name: &str) -> ReadError {
         let file = self.name(name);
         let source = match std::fs::metadata(&file) {
@@ -119,10 +120,10 @@ impl ModelFiles {
         }
     }
 
-    /// Returns the paths of what is on disk: files and subfolders of a folder, or the GGUF files.
+    /// Returns the paths of the files on disk: files and subfolders of a folder, or the GGUF files.
     ///
     /// # Errors
-    /// A folder that cannot be listed.
+    /// Returns an error if the folder cannot be listed.
     pub fn paths(&self) -> io::Result<Vec<PathBuf>> {
         match self {
             Self::Folder(folder) => std::fs::read_dir(folder)?
@@ -133,7 +134,7 @@ impl ModelFiles {
     }
 }
 
-/// Returns whether a path has the ending of llama.cpp's files.
+/// Returns whether a path has the extension of llama.cpp's files.
 pub fn is_gguf(path: &Path) -> bool {
     path.extension()
         .is_some_and(|ending| ending.eq_ignore_ascii_case(ENDING))
@@ -151,7 +152,8 @@ fn begins_as_gguf(path: &Path) -> bool {
     path.is_file() && begins()
 }
 
-/// Returns the names of models among those of files, sorted. A model that is split into several files has the name of the first.
+/// Returns the names of models among file names, sorted. A model that is split into several files has the name of the
+/// first.
 pub fn gguf_models<'n>(names: &[&'n str]) -> Vec<&'n str> {
     let is_model = |name: &&str| {
         let file = name.rsplit('/').next().unwrap_or(name);
@@ -172,7 +174,7 @@ pub fn gguf_parts(name: &str) -> Vec<String> {
     }
 }
 
-/// Returns the name of a file without its ending and without the numbers of a part.
+/// Returns the name of a file without its extension and the numbers of a part.
 pub fn gguf_stem(name: &str) -> &str {
     match split(name) {
         Some((stem, ..)) => stem,

@@ -29,7 +29,7 @@ use crate::{
 /// Checks the quantization that the config.json of a folder describes. No weights are needed.
 ///
 /// # Errors
-/// A quantization that is not read.
+/// Returns an error for an unsupported quantization.
 #[cfg(feature = "hub")]
 pub(crate) fn check_quantization(folder: &std::path::Path) -> Result<(), CheckpointError> {
     quantized::configured(folder).map(|_| ())
@@ -74,8 +74,9 @@ pub trait WeightSource: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Returns the surplus tensors whose names match that of a used tensor except for a layer number. They indicate a description
-    /// with a missing index, or a config.json with too few layers. A source that generates its tensors has none.
+    /// Returns the surplus tensors whose names match that of a used tensor except for a layer number. They indicate a
+    /// description with a missing index, or a config.json with too few layers. A source that generates its tensors
+    /// returns none.
     fn left_out(&self, _used: &[(&str, &[u64])]) -> Vec<String> {
         Vec::new()
     }

@@ -46,7 +46,7 @@ impl Notes {
     }
 }
 
-/// An error of a checkpoint's file, or of what it holds.
+/// An error in a checkpoint's file, or in its contents.
 enum Failure {
     Read(CheckpointError),
     Problem(QuantizedError),
@@ -79,7 +79,7 @@ impl Failure {
 /// Reads the quantization of a folder from its config.json; `None` if there is none.
 ///
 /// # Errors
-/// A quantization that is not read.
+/// Returns an error for an unsupported quantization.
 pub(super) fn configured(folder: &Path) -> Result<Option<Config>, CheckpointError> {
     let file = folder.join(CONFIG);
     if !file.exists() {
@@ -96,7 +96,7 @@ pub(super) fn configured(folder: &Path) -> Result<Option<Config>, CheckpointErro
 /// Finds the quantized matrices among the tensors of a folder; `None` without a configuration.
 ///
 /// # Errors
-/// Tensors that do not agree with the configuration, or that need one.
+/// Returns an error if tensors contradict the configuration, or are quantized without one.
 pub(super) fn find(
     config: Option<&Config>,
     folder: &Path,
@@ -105,7 +105,7 @@ pub(super) fn find(
     stored: &BTreeMap<&str, &Place>,
 ) -> Result<Option<(Matrices, Notes)>, CheckpointError> {
     let failed = |failure: Failure| failure.of(&folder.join(CONFIG), main);
-    // A tensor of an unknown type is no part of a layout that is read.
+    // A tensor of an unknown type is not part of a supported layout.
     let infos = stored.iter().filter_map(|(&name, place)| {
         let element = *place.stored.element.as_ref().ok()?;
         let dims = place.stored.dims.clone();

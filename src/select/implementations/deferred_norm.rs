@@ -1,6 +1,6 @@
-//! Deferred normalisation at small M: two GEMMs compute a linear layer, the following LayerNorm and
-//! the linear layer that reads it first. The first stores row statistics beside its rows, and the
-//! second normalises its accumulators with them.
+//! Deferred normalisation at small M: two GEMMs compute a linear layer, the following LayerNorm,
+//! and the first linear layer that reads its result. The first stores row statistics next to its
+//! rows, and the second normalises its accumulators with them.
 
 use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{
@@ -20,8 +20,8 @@ const MAX_ROWS: u64 = 128;
 /// many CTAs with half the rows are faster.
 const MAX_TILES: u64 = 4;
 /// Rows of the candidate tiles. The wide ones are for weights that do not fit shared memory
-/// together with 48 rows. Smaller tiles have more CTAs, which leave those of the next kernel no
-/// room to prefetch their weights.
+/// together with 48 rows. Smaller tiles have more CTAs, so the CTAs of the next kernel have no room
+/// to prefetch their weights.
 const FIRST_ROWS: [u32; 3] = [32, 48, 64];
 const SECOND_ROWS: [u32; 2] = [48, 64];
 const FIRST_ROWS_OF_WIDE: [u32; 4] = [16, 32, 48, 64];

@@ -1,4 +1,5 @@
-//! Products in E4M3, and the conversion of their operands: in a separate launch, or in the launch of the kernel before.
+//! Products in E4M3, and the conversion of their operands: in a separate launch, or in the launch of the preceding
+//! kernel.
 
 use super::{Bindings, Candidate, Implementation, Launch, Operand, norm};
 use crate::{

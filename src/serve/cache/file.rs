@@ -79,8 +79,8 @@ impl FileTier {
     /// Opens or creates a file of at most `max_bytes` bytes, which only its owner may read. A file with another format is renamed.
     ///
     /// # Errors
-    /// The file cannot be opened or is locked by another process, `max_bytes` is too small for a response, or the system cannot
-    /// start a thread.
+    /// Returns an error if the file cannot be opened or is locked by another process, `max_bytes` is too small for a
+    /// response, or the system cannot start a thread.
     pub fn open(path: &Path, max_bytes: u64) -> Result<Self, EngineError> {
         let writer = Writer::open(path, max_bytes).map_err(|source| EngineError::Write {
             file: path.to_owned(),

@@ -39,7 +39,7 @@ impl SharedTier {
     /// Starts the thread, which connects in the background.
     ///
     /// # Errors
-    /// The URL is not valid, or the system cannot start a thread.
+    /// Returns an error if the URL is not valid, or the system cannot start a thread.
     pub fn start(url: &str) -> Result<Self, EngineError> {
         let client = Client::open(url).map_err(|e| EngineError::CacheAddress {
             url: url.to_owned(),

@@ -1,4 +1,5 @@
-//! Detokenizes on separate threads. For a step of a hundred sequences, it would take half a millisecond of the generator's thread.
+//! Detokenizes on separate threads. On the generator's thread, a step of a hundred sequences would take half a
+//! millisecond longer.
 
 use std::{
     collections::HashMap,
@@ -271,7 +272,7 @@ impl Sequence {
     /// Sends the part of the text that cannot change any more, or all of it if `is_over`.
     ///
     /// # Errors
-    /// There is too little memory for pieces that the client has not read.
+    /// Returns an error if there is too little memory for pieces that the client has not read.
     fn show(&mut self, is_over: bool) -> Result<(), ServeError> {
         let text = &mut self.text;
         let to = match is_over {
@@ -327,7 +328,7 @@ impl Sequence {
     /// Sends the last piece.
     ///
     /// # Errors
-    /// There is too little memory for it.
+    /// Returns an error if there is too little memory for it.
     fn end(&mut self, ending: Ending) -> Result<(), ServeError> {
         let piece = Piece::End {
             ending,

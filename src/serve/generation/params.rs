@@ -1,4 +1,4 @@
-//! Parameters of a text that is generated.
+//! Parameters of a generated text.
 
 use crate::{
     generate::SamplingParams,
@@ -6,15 +6,15 @@ use crate::{
     serve::ServeError,
 };
 
-/// Text that a generation starts from, for the names in errors.
+/// Kind of text that generation starts from. Selects the name of the request field in errors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TextSource {
     /// A prompt, which the text continues.
     Prompt,
-    /// A conversation, in which the text is the reply.
+    /// A conversation, to which the generated text is the reply.
     #[default]
     Messages,
-    /// A text, of which the generated one is the translation.
+    /// A source text, which is translated.
     Text,
 }
 
@@ -55,7 +55,7 @@ pub struct GenerationParams {
     pub length_penalty: Option<f32>,
     /// Number of hypotheses of a beam search to return with the end of the text.
     pub hypotheses: usize,
-    /// Start token of the decoder instead of that of the model's folder, for models with a source.
+    /// Start token of the decoder, for models with a source. By default, the value of the model's folder.
     pub decoder_start: Option<u32>,
     /// First new token, which is forced.
     pub forced_first: Option<u32>,
@@ -67,7 +67,7 @@ impl GenerationParams {
     /// Returns the settings of a folder, changed by these parameters.
     ///
     /// # Errors
-    /// The first invalid parameter.
+    /// Returns the first invalid parameter.
     pub(super) fn options(self, defaults: &SamplingParams) -> Result<SamplingParams, ServeError> {
         if self.stop.iter().any(String::is_empty) {
             return Err(ServeError::invalid(

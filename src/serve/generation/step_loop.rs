@@ -124,7 +124,7 @@ impl GenerationLoop {
         let gone = self.queue.remove_if(|job| job.ending.is_abandoned());
         let late = self.queue.remove_if(|job| job.is_late(now));
         if !(gone.is_empty() && late.is_empty()) {
-            // The text without room may be one of those that left.
+            // The text that found no room may have left.
             self.full_at = None;
         }
         for job in gone {

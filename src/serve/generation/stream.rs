@@ -38,7 +38,8 @@ pub enum Ending {
 /// Part of a stream of generated text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Piece {
-    /// Next part of the text. `tokens` are those that begin in it, if they were requested. Parts are never taken back.
+    /// Next part of the text. `tokens` are those that begin in it, if they were requested. Text that was sent never
+    /// changes.
     Text { text: String, tokens: Vec<Scored> },
     /// Last piece, with the numbers of tokens of the prompt and of the text.
     End {

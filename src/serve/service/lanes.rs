@@ -28,7 +28,7 @@ pub(super) struct Launched {
     pending: Result<Pending, EngineError>,
     members: Vec<(u64, Entry)>,
     estimate: Micros,
-    /// Whether its requests joined a batch that the desk counts as one.
+    /// Whether its requests joined a batch, which the scheduler state counts as one.
     joins: bool,
     launched: Instant,
     /// Permit for the shared device, held until the batch is done.

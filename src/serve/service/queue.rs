@@ -63,7 +63,7 @@ impl State {
         Some(entry)
     }
 
-    /// Records an event, in the order in which the desk saw it.
+    /// Records an event, in the order in which the scheduler state processed it.
     pub(super) fn record(&mut self, at: Micros, happened: impl FnOnce() -> Happened) {
         if let Some(trace) = &mut self.trace {
             trace.record(Event::Happened(at, happened()));

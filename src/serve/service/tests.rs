@@ -144,7 +144,7 @@ fn requests_are_refused_while_tokenizers_are_overloaded() {
         }
         other => panic!("{other:?}"),
     }
-    // No queued work goes before an urgent request.
+    // No queued work runs before an urgent request.
     let urgent = Submit {
         class: 1,
         ..Submit::default()

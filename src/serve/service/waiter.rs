@@ -17,7 +17,7 @@ use crate::serve::{
 
 /// Position of a request in the queue, for cancelling it, and its urgency.
 pub(super) struct Ticket {
-    /// The desk's id plus one; 0 before it is queued.
+    /// The id in the scheduler state plus one; 0 before the request is queued.
     pub(super) id: AtomicU64,
     pub(super) is_cancelled: AtomicBool,
     class: u8,

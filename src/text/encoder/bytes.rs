@@ -10,7 +10,7 @@ impl TextEncoder {
     /// they are exact if the token is part of a character.
     ///
     /// # Errors
-    /// The errors of [`decode`](Self::decode).
+    /// Returns the errors of [`decode`](Self::decode).
     pub fn bytes_after(&self, before: Option<u32>, id: u32) -> Result<Vec<u8>, TextError> {
         match self.partial_bytes(id) {
             Some(bytes) => Ok(bytes),

@@ -41,7 +41,7 @@ impl Coder {
         }
     }
 
-    /// Returns the token ids and the overflow, like `encode`. Token names and offsets may be left out.
+    /// Returns the token ids and the overflow, like `encode`. Token names and offsets may be missing.
     pub(super) fn encode_fast(
         &self,
         input: EncodeInput<'_>,
@@ -121,8 +121,8 @@ fn one_text(input: EncodeInput<'_>) -> tokenizers::Result<String> {
 /// model's maximum; texts are cut only if `cuts`.
 ///
 /// # Errors
-/// A file that is not a tokenizer, including one on which the tokenizers crate panics, and settings that do not
-/// apply to it.
+/// Returns an error if the file is not a tokenizer (including a file on which the tokenizers crate panics), or if
+/// settings do not apply to it.
 pub(super) fn loaded(
     folder: &Folder,
     (file, json): (&Path, &str),

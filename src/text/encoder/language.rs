@@ -18,10 +18,10 @@ pub enum TargetPrefix {
 }
 
 impl TextEncoder {
-    /// Returns the tokens of a source's and a target's language. `None` is that of the folder's settings.
+    /// Returns the tokens of the languages of source and target. `None` selects the language of the folder's settings.
     ///
     /// # Errors
-    /// A language that the tokenizer does not know.
+    /// Returns an error if the tokenizer does not know the language.
     pub fn language_pair(
         &self,
         source: Option<&str>,
@@ -50,7 +50,7 @@ impl TextEncoder {
     /// Returns the token ids of a source in the language of a pair.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses or panics on; `index` is its number in the error.
+    /// Returns an error if the tokenizer refuses the text or panics on it; `index` is its number in the error.
     pub fn source(
         &self,
         index: usize,
@@ -73,7 +73,8 @@ impl TextEncoder {
     /// prefix: that of the target's language, or of the folder's settings.
     ///
     /// # Errors
-    /// A prefix that the tokenizer refuses, and one that begins with another language than the target's.
+    /// Returns an error if the tokenizer refuses the prefix, or if the prefix begins with a language other than the
+    /// target's.
     pub fn target(
         &self,
         prefix: &TargetPrefix,

@@ -282,7 +282,7 @@ impl TextEncoder {
     /// it.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses or panics on, and a long one that cannot be split.
+    /// Returns an error if the tokenizer refuses a text or panics on it, or if a long text cannot be split.
     pub fn prompt_within(
         &self,
         text: &str,
@@ -320,7 +320,7 @@ impl TextEncoder {
     /// special tokens. No prompt is added.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses or panics on, and a long one that cannot be split.
+    /// Returns an error if the tokenizer refuses a text or panics on it, or if a long text cannot be split.
     pub fn for_each_token<B>(
         &self,
         text: &str,
@@ -365,7 +365,7 @@ impl TextEncoder {
     /// Returns all tokens of a text; see [`for_each_token`](Self::for_each_token).
     ///
     /// # Errors
-    /// The errors of `for_each_token`.
+    /// Returns the errors of `for_each_token`.
     pub fn tokens(&self, text: &str, adds_special: bool) -> Result<Vec<TextToken>, TextError> {
         let mut tokens = Vec::new();
         self.for_each_token(text, adds_special, |token| {

@@ -82,7 +82,8 @@ impl TextEncoder {
     /// Tokenizes a text like [`encode_one`](Self::encode_one) without a prompt, and keeps the places of tokens.
     ///
     /// # Errors
-    /// A text above 64 KiB, or one that the tokenizer refuses or panics on, and a tokenizer without places of tokens.
+    /// Returns an error if the text exceeds 64 KiB, if the tokenizer refuses it or panics on it, or if the tokenizer
+    /// does not give the positions of tokens.
     pub fn place(&self, index: usize, text: &str) -> Result<Placed, TextError> {
         check_length(index, text)?;
         let encoding = self.placed_encoding(index, EncodeInput::from(text), &self.tokenizer)?;
@@ -94,7 +95,7 @@ impl TextEncoder {
     /// tokens with the next one, by default at most 128 and half of `max_tokens`.
     ///
     /// # Errors
-    /// The errors of [`place`](Self::place), and a question that leaves no room for a text.
+    /// Returns the errors of [`place`](Self::place), and an error if the question leaves no room for a text.
     pub fn place_parts(
         &self,
         question: &str,
@@ -140,7 +141,7 @@ impl TextEncoder {
     /// Tokenizes a pair of texts. If it is too long, the end of the first text is cut.
     ///
     /// # Errors
-    /// The errors of [`place`](Self::place), and a second text that is too long on its own.
+    /// Returns the errors of [`place`](Self::place), and an error if the second text alone is too long.
     pub fn pair_cutting_first(&self, first: &str, second: &str) -> Result<Encoded, TextError> {
         let [before, mut own, after] = self.placed_pair(first, second)?.split(0);
         let mut is_cut = false;
@@ -165,7 +166,7 @@ impl TextEncoder {
     /// Returns the text of tokens by their names, without the removal of spaces in [`decode`](Self::decode).
     ///
     /// # Errors
-    /// The tokenizer refuses or panics on them.
+    /// Returns an error if the tokenizer refuses them or panics on them.
     pub fn join(&self, names: Vec<String>) -> Result<String, TextError> {
         let Coder::Json(tokenizer, _) = &self.tokenizer else {
             return Ok(names.concat().replace('▁', " ").trim().to_owned());
@@ -201,7 +202,7 @@ impl TextEncoder {
     /// Returns the token of a name in `tokenizer_config.json`, such as `mask_token`.
     ///
     /// # Errors
-    /// A `tokenizer_config.json` that is not JSON.
+    /// Returns an error if `tokenizer_config.json` is not JSON.
     pub fn named_token(&self, name: &str) -> Result<Option<u32>, TextError> {
         let tokens = self.folder.special_tokens(&[name])?;
         Ok(tokens.first().and_then(|token| self.token_id(token)))

@@ -33,7 +33,7 @@ impl Folder {
     /// Returns the text of the chosen prompt.
     ///
     /// # Errors
-    /// An unknown name, and a prompt that the folder's pooling leaves out.
+    /// Returns an error for an unknown name, and for a prompt that the folder's pooling excludes.
     pub fn prompt<'s>(&'s self, choice: Prompt<'s>) -> Result<&'s str, TextError> {
         let name = match choice {
             Prompt::Text(text) => return self.pooled(text),
@@ -60,7 +60,7 @@ impl Folder {
     /// Returns the folder with another default prompt. A name must be one that a file of the folder defines.
     ///
     /// # Errors
-    /// The errors of [`prompt`](Self::prompt).
+    /// Returns the errors of [`prompt`](Self::prompt).
     pub fn with_default_prompt(mut self, choice: Prompt<'_>) -> Result<Self, TextError> {
         if let Prompt::Named(name) = choice
             && self.prompt_index(&[name]).is_none()

@@ -71,7 +71,7 @@ impl Folder {
     /// from `problem_type` of config.json.
     ///
     /// # Errors
-    /// A `problem_type` that transformers does not have.
+    /// Returns an error for a `problem_type` that transformers does not have.
     pub fn class_score(&self, n_labels: usize) -> Result<ClassScore, TextError> {
         let config = self.config.as_ref();
         match config.and_then(|config| config.get("problem_type")) {

@@ -92,7 +92,7 @@ impl TokenizerSettings {
     /// Applies the settings to a tokenizer loaded from tokenizer.json.
     ///
     /// # Errors
-    /// A setting that cannot be applied to the tokenizer.
+    /// Returns an error if a setting cannot be applied to the tokenizer.
     pub(in crate::text) fn apply(&self, tokenizer: &mut Tokenizer) -> Result<(), TextError> {
         for setting in self.class.map_or(&[][..], |class| class.settings) {
             match *setting {

@@ -181,7 +181,7 @@ impl Model {
     /// Reads a file and validates it.
     ///
     /// # Errors
-    /// The reason why it is invalid.
+    /// Returns the reason why it is invalid.
     pub(super) fn read(bytes: &[u8]) -> Result<Self, String> {
         let file = File::decode(bytes)
             .map_err(|e| format!("it is not a SentencePiece model, or is damaged: {e}"))?;

@@ -17,10 +17,10 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 /// Byte order mark of UTF-8, which some programs put at the start of a file.
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// A stream that knows its place.
+/// A stream with its position.
 pub(super) struct Stream {
     reader: Box<dyn BufRead + Send>,
-    /// Number of bytes before, without compression.
+    /// Number of decompressed bytes that were read.
     at: u64,
     /// Number of bytes of the file, if it is not compressed.
     size: Option<u64>,
@@ -83,7 +83,8 @@ impl Stream {
         self.at += n as u64;
     }
 
-    /// Reads a line into `line`, without its end, a line feed with or without a carriage return.
+    /// Reads a line into `line`, without the line feed, or carriage return and line feed, at its
+    /// end.
     pub fn line(&mut self, limit: usize, line: &mut Vec<u8>) -> io::Result<Line> {
         line.clear();
         let began = self.at;
@@ -118,7 +119,7 @@ impl Stream {
     }
 }
 
-/// Returns the place of the first line feed.
+/// Returns the position of the first line feed.
 fn memchr(bytes: &[u8]) -> Option<usize> {
     bytes.iter().position(|&b| b == b'\n')
 }

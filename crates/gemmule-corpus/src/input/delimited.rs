@@ -52,7 +52,7 @@ impl Records {
         }
     }
 
-    /// Reads a record. Empty lines are none.
+    /// Reads a record, and skips empty lines.
     fn next(&mut self) -> io::Result<Record> {
         let (mut used, mut n) = (0, 0);
         let mut is_too_long = false;
@@ -119,7 +119,7 @@ pub(super) struct Delimited {
     limits: Limits,
     n_columns: usize,
     column: usize,
-    /// Names and places of kept columns.
+    /// Names and indices of kept columns.
     kept: Vec<(String, usize)>,
     row: u64,
 }

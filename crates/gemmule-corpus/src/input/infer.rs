@@ -121,7 +121,7 @@ fn is_exact(raw: &str) -> bool {
     }
 }
 
-/// Returns the string that a JSON string stands for, unless it has half a surrogate pair.
+/// Returns the value of a JSON string, unless it has half a surrogate pair.
 pub(super) fn string(raw: &str) -> Option<String> {
     serde_json::from_str(raw).ok()
 }

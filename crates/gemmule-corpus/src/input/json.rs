@@ -14,7 +14,8 @@ use crate::Keep;
 #[derive(Debug, Default)]
 pub(super) struct Members<'l> {
     pub text: Option<&'l RawValue>,
-    /// Kept members in the order of the object. The last of several with one name counts, in the place of the first.
+    /// Kept members in the order of the object. If several have the same name, the last one counts, at the position of
+    /// the first.
     pub kept: Vec<(String, &'l RawValue)>,
 }
 

@@ -23,7 +23,7 @@ const FORMAT: &str = "JSONL";
 /// Max number of kept columns that a first window may have.
 const MAX_COLUMNS: usize = 4096;
 
-/// Max number of lines that an error about the first window looks at.
+/// Max number of lines that are examined for an error about the first window.
 const EXAMINED: usize = 1000;
 
 /// Objects on lines.
@@ -36,7 +36,7 @@ pub(super) struct Jsonl {
     row: u64,
     /// Names that kept members may not have.
     taken: Vec<String>,
-    /// Whether members go to the output as they are.
+    /// Whether members are copied to the output unchanged.
     is_verbatim: bool,
     /// The kept columns after the first window.
     columns: Option<Inferred>,
@@ -256,7 +256,7 @@ impl Jsonl {
     }
 }
 
-/// Returns arrays of the kept columns, and refuses rows that do not fit into them.
+/// Returns arrays of the kept columns, and refuses rows that do not fit their types.
 fn arrays(columns: &Inferred, rows: &mut [Row]) -> Kept {
     let mut places = HashMap::new();
     for (place, (name, _)) in columns.iter().enumerate() {

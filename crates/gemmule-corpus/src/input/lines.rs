@@ -75,12 +75,12 @@ impl Source for Lines {
     }
 }
 
-/// Returns the reason of a line that is over the limit.
+/// Returns the reason for refusing a line that exceeds the limit.
 pub(super) fn too_long(bytes: u64, limit: usize) -> String {
     format!("the line has {bytes} bytes, and the limit is {limit}")
 }
 
-/// Returns bytes as text, or the reason why they are none.
+/// Returns bytes as text, or the reason why they are not text.
 pub(super) fn utf8<'b>(bytes: &'b [u8], what: &str) -> Result<&'b str, String> {
     std::str::from_utf8(bytes).map_err(|e| {
         format!(

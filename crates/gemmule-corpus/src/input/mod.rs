@@ -40,7 +40,7 @@ pub(crate) trait Source: Send {
     /// Returns the next window, or `None` at the end.
     ///
     /// # Errors
-    /// An input that cannot be read further, and a first window whose column has no texts at all.
+    /// Returns an error if the input cannot be read further, or if the column has no texts in the first window.
     fn window(&mut self) -> Result<Option<Window>, CorpusError>;
 
     /// Returns the kept columns. They are known after the first window.
@@ -51,18 +51,18 @@ pub(crate) trait Source: Send {
         None
     }
 
-    /// Returns the number of rows of the input, if its format tells.
+    /// Returns the number of rows of the input, if its format states it.
     fn total(&self) -> Option<u64> {
         None
     }
 
-    /// Returns the number of bytes of the input, if it is not compressed and windows tell their place in it.
+    /// Returns the number of bytes of the input, if it is not compressed and windows know their position in it.
     fn total_bytes(&self) -> Option<u64> {
         None
     }
 }
 
-/// Opens the input after the windows that are finished.
+/// Opens the input after its finished windows.
 pub(crate) fn open(
     checked: &Checked<'_>,
     from: Position,
@@ -77,7 +77,7 @@ pub(crate) fn open(
     })
 }
 
-/// The identity of an input: pairs of what it is and its value.
+/// Returns the identity of an input as pairs of a property and its value.
 pub(crate) fn identity(path: &Path) -> Result<[(String, String); 3], CorpusError> {
     let failed = CorpusError::io(path, "read");
     let metadata = fs::metadata(path).map_err(&failed)?;

@@ -63,7 +63,7 @@ struct Texts {
 /// The kept columns.
 struct Columns {
     reader: ParquetRecordBatchReader,
-    /// The place of each kept column in the batches.
+    /// The index of each kept column in the batches.
     order: Vec<usize>,
     batch: RecordBatch,
     /// Number of rows of the batch that are in windows.
@@ -331,7 +331,7 @@ fn text(value: Option<ByteArray>, limit: usize) -> Text {
     }
 }
 
-/// Checks the compression of columns, and their places, on which their reader panics.
+/// Checks the compression and the positions of columns. Invalid ones make their reader panic.
 fn check_columns(metadata: &ParquetMetaData, roots: &[usize]) -> Result<(), String> {
     let descriptor = metadata.file_metadata().schema_descr();
     for group in metadata.row_groups() {

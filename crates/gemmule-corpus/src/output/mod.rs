@@ -1,6 +1,6 @@
 //! Writers of outputs.
 //!
-//! An output grows by the bytes of a window at a time, so an interrupted run goes on where the last finished window ends.
+//! An output grows by the bytes of one window at a time, so an interrupted run resumes after the last finished window.
 
 mod arrow;
 mod jsonl;
@@ -75,7 +75,7 @@ pub(crate) trait Encoder: Send + Sync {
 /// Returns the encoder of a job.
 ///
 /// # Errors
-/// A kept column with the name of a column of the output, or of a type that the format cannot hold.
+/// Returns an error if a kept column has the name of an output column, or a type that the format does not support.
 pub(crate) fn encoder(
     checked: &Checked<'_>,
     layout: Layout,

@@ -42,7 +42,7 @@ impl Encoder {
             "list".to_owned(),
             "element".to_owned(),
         ]);
-        // Compression finds nothing in vectors, and their statistics say nothing.
+        // Vectors do not compress, and their statistics are not useful.
         let properties = WriterProperties::builder()
             .set_compression(Compression::SNAPPY)
             .set_max_row_group_row_count(None)

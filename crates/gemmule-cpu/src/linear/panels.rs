@@ -98,8 +98,8 @@ impl Panels {
     }
 }
 
-/// Number of columns of a panel: as many vectors of sums, times the rows of a tile, as fit the registers together with the
-/// operands.
+/// Number of columns of a panel: the largest number of vectors whose sums, for all rows of a tile, fit the registers
+/// together with the operands.
 pub(crate) struct PanelCols;
 
 impl WithSimd for PanelCols {

@@ -33,7 +33,7 @@ impl Request {
         self.headers.get(name).map(String::as_str)
     }
 
-    /// Returns the first byte that is asked for.
+    /// Returns the first requested byte.
     pub fn from(&self) -> Option<usize> {
         let range = self.header("range")?.strip_prefix("bytes=")?;
         range.split_once('-')?.0.parse().ok()
@@ -72,7 +72,7 @@ impl Response {
         response.with("X-Error-Message", message)
     }
 
-    /// Returns the bytes, or the range that is asked for.
+    /// Returns the bytes, or the requested range.
     pub fn ranged(request: &Request, bytes: &[u8]) -> Self {
         match request.from() {
             Some(from) if from >= bytes.len() => {

@@ -1,8 +1,8 @@
-//! Translation of a file into the folder that transformers saves: config.json, tokenizer.json, tokenizer_config.json,
-//! generation_config.json, and tensors by their published names.
+//! Conversion of a file to the contents of a folder saved by transformers: config.json, tokenizer.json,
+//! tokenizer_config.json, generation_config.json, and tensors by their published names.
 //!
-//! The converter of llama.cpp permutes rows, transposes weights and adds to norms of some architectures. [`Folder::read`] undoes
-//! that.
+//! The converter of llama.cpp permutes rows, transposes weights and adds 1 to the norms of some architectures.
+//! [`Folder::read`] undoes this.
 
 mod arrange;
 mod config;
@@ -63,10 +63,11 @@ impl Weight {
 }
 
 impl Folder {
-    /// Translates the metadata and the names of a file. No values of weights are read.
+    /// Converts the metadata and the names of a file. Reads no values of weights.
     ///
     /// # Errors
-    /// An architecture or a tensor that is not read, and metadata that is missing or contradicts the tensors.
+    /// Returns an error for an unsupported architecture or tensor, or for metadata that is missing or contradicts the
+    /// tensors.
     pub fn new(gguf: Gguf) -> Result<Self, GgufError> {
         let known = Self::translate(&gguf);
         let (architecture, config, weights) = known.map_err(|problem| gguf.error(problem))?;
@@ -99,7 +100,7 @@ impl Folder {
     /// Returns the contents of tokenizer.json.
     ///
     /// # Errors
-    /// A tokenizer that is missing, of a kind that is not read, or damaged.
+    /// Returns an error if the tokenizer is missing, unsupported or damaged.
     pub fn tokenizer(&self) -> Result<Json, GgufError> {
         tokenizer::tokenizer(&self.settings()).map_err(|problem| self.gguf.error(problem))
     }
@@ -107,7 +108,7 @@ impl Folder {
     /// Returns the contents of tokenizer_config.json: special tokens and the template of conversations.
     ///
     /// # Errors
-    /// A tokenizer that is missing or damaged.
+    /// Returns an error if the tokenizer is missing or damaged.
     pub fn tokenizer_config(&self) -> Result<Json, GgufError> {
         tokenizer::tokenizer_config(&self.settings()).map_err(|problem| self.gguf.error(problem))
     }
@@ -115,7 +116,7 @@ impl Folder {
     /// Returns the contents of generation_config.json: the tokens that begin, end and pad texts.
     ///
     /// # Errors
-    /// A tokenizer that is damaged.
+    /// Returns an error if the tokenizer is damaged.
     pub fn generation_config(&self) -> Result<Json, GgufError> {
         tokenizer::generation_config(&self.settings()).map_err(|problem| self.gguf.error(problem))
     }
@@ -123,7 +124,7 @@ impl Folder {
     /// Returns the contents of `1_Pooling/config.json` of sentence-transformers; `None` if the file names no kind of pooling.
     ///
     /// # Errors
-    /// A kind of pooling that is not read.
+    /// Returns an error for an unsupported kind of pooling.
     pub fn pooling_config(&self) -> Result<Option<Json>, GgufError> {
         config::pooling(&self.settings()).map_err(|problem| self.gguf.error(problem))
     }
@@ -148,7 +149,7 @@ impl Folder {
     /// Reads the elements of a tensor of this folder in row-major order, as they are published.
     ///
     /// # Errors
-    /// A file that cannot be read, and a tensor for which there is no memory.
+    /// Returns an error if the file cannot be read or there is no memory for a tensor.
     pub fn read(&self, weight: &Weight) -> Result<Vec<f32>, GgufError> {
         let Weight {
             tensor,
@@ -180,7 +181,8 @@ impl Folder {
     /// Reads the bytes of a tensor of plain elements of this folder in row-major order; see [`Weight::element`].
     ///
     /// # Errors
-    /// A tensor that is quantised or not stored as published, a file that cannot be read, and a lack of memory.
+    /// Returns an error if a tensor is quantised or not stored as published, if the file cannot be read, or if memory
+    /// runs out.
     pub fn read_raw(&self, weight: &Weight) -> Result<Vec<u8>, GgufError> {
         let tensor = &weight.tensor;
         let Some(element) = weight.element() else {

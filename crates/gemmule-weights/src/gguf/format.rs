@@ -1,4 +1,4 @@
-//! Types of tensors: how their elements are stored.
+//! Types of tensors, which determine how elements are stored.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ pub enum Format {
     IQ4XS,
 }
 
-/// Types that are read: code in the file, name, elements and bytes of a block.
+/// Supported types: code in the file, name, elements and bytes of a block.
 const READ: [(u32, Format, &str, u64, u64); 15] = [
     (0, Format::F32, "F32", 1, 4),
     (1, Format::F16, "F16", 1, 2),
@@ -42,7 +42,7 @@ const READ: [(u32, Format, &str, u64, u64); 15] = [
     (23, Format::IQ4XS, "IQ4_XS", 256, 136),
 ];
 
-/// Types that are not read, by code, for messages.
+/// Unsupported types, by code, for messages.
 const OTHERS: [(u32, &str); 26] = [
     (4, "Q4_2"),
     (5, "Q4_3"),
@@ -102,7 +102,7 @@ impl fmt::Display for Format {
     }
 }
 
-/// Returns the name of a type that is not read, for messages.
+/// Returns the name of an unsupported type, for messages.
 pub(super) fn name_of(code: u32) -> String {
     match OTHERS.iter().find(|&&(known, _)| known == code) {
         Some((_, name)) => format!("`{name}`"),
@@ -110,7 +110,7 @@ pub(super) fn name_of(code: u32) -> String {
     }
 }
 
-/// Returns the names of the types that are read, for messages.
+/// Returns the names of the supported types, for messages.
 pub(super) fn names_read() -> String {
     READ.map(|(_, _, name, ..)| name).join(", ")
 }

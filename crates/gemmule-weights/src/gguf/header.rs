@@ -1,7 +1,7 @@
 //! The part of a file before its tensors: metadata and the list of tensors.
 //!
-//! The layout is documented in ggml's description of GGUF. Memory for a number of things is allocated after the file is known to have
-//! as many bytes.
+//! The layout is documented in ggml's description of GGUF. Memory for a list is allocated only after checking that the
+//! file has enough bytes for it.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::pickle::shown;
 
-/// First bytes of the file that Git LFS leaves in the place of another one.
+/// First bytes of the pointer file that Git LFS leaves in place of a file.
 const LFS: &[u8] = b"version https://git-lfs";
 /// First bytes of llama.cpp's formats before GGUF: `ggml`, `ggmf`, `ggjt` and `ggla` as little-endian numbers.
 const BEFORE_GGUF: [&[u8; 4]; 4] = [b"lmgg", b"fmgg", b"tjgg", b"algg"];
@@ -37,7 +37,7 @@ const MAX_ALIGNMENT: u64 = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Listed {
     pub name: String,
-    /// Sizes in row-major order: the last one is that of a row.
+    /// Sizes in row-major order: the last one is the length of a row.
     pub dims: Vec<u64>,
     pub format: Format,
     /// Distance in bytes from the beginning of the file.
@@ -130,7 +130,7 @@ fn alignment(metadata: &BTreeMap<String, Value>) -> Result<u64> {
         })
 }
 
-/// Makes the offsets those from the beginning of the file, and checks that the tensors are in the file and do not overlap.
+/// Makes offsets relative to the beginning of the file, and checks that the tensors are in the file and do not overlap.
 fn place(tensors: &mut [Listed], read: u64, alignment: u64, size: u64) -> Result<()> {
     // The alignment is a power of two, and `read` is at most the size of a file.
     let start = read.next_multiple_of(alignment);
@@ -191,7 +191,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Checks that `count` things of at least `bytes` bytes each are there.
+    /// Checks that there is room for `count` items of at least `bytes` bytes each.
     fn check_count(&self, part: &str, count: u64, bytes: u64) -> Result<()> {
         self.check(part, count.saturating_mul(bytes))
     }
@@ -308,7 +308,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Reads `count` things of at least `bytes` bytes each.
+    /// Reads `count` items of at least `bytes` bytes each.
     fn many<T>(
         &mut self,
         key: &str,

@@ -41,7 +41,7 @@ pub enum Array {
 }
 
 impl Value {
-    /// Returns an integer of any type that is not negative.
+    /// Returns a non-negative integer of any type.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
             Self::U8(n) => Some(n.into()),
@@ -144,7 +144,7 @@ impl Array {
         }
     }
 
-    /// Returns the integers of an array; `None` if one is negative or no integer.
+    /// Returns the integers of an array; `None` if an element is negative or not an integer.
     pub fn to_u64s(&self) -> Option<Vec<u64>> {
         (0..self.len()).map(|i| self.get(i)?.as_u64()).collect()
     }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::pickle::shown;
 
-/// Keys of config.json with a configuration. The second is that of earlier versions of compressed-tensors.
+/// Keys of config.json with a configuration. The second is used by earlier versions of compressed-tensors.
 const KEYS: [&str; 2] = ["quantization_config", "compression_config"];
 
 /// Parsed `quantization_config`.
@@ -30,16 +30,16 @@ pub struct Config {
 pub(super) enum Method {
     /// `weight` in E4M3, and a scale per tensor, per output or per block.
     Fp8 {
-        /// Sizes of a block with a scale of its own.
+        /// Sizes of a block that shares a scale.
         block: Option<[u64; 2]>,
     },
     Gptq {
         bits: Bits,
-        /// Inputs of a group; `None` if all inputs are one.
+        /// Inputs per group; `None` if all inputs form one group.
         group: Option<u64>,
         /// Whether groups are given by `g_idx` (`desc_act`).
         ordered: bool,
-        /// Whether the zero points are stored less one, as version 1 of the format stores them.
+        /// Whether zero points are stored minus one, as in version 1 of the format.
         less_one: bool,
     },
     Awq {
@@ -113,7 +113,7 @@ impl Config {
     /// Parses the quantization of a config.json; `None` if there is none.
     ///
     /// # Errors
-    /// A method that is not read, and a setting that is unknown or contradictory.
+    /// Returns an error for an unsupported method, or for an unknown or contradictory setting.
     pub fn parse(config: &Value) -> Result<Option<Self>> {
         let mut found: Option<(String, &Value)> = None;
         let top = config.as_object().into_iter().flatten();
@@ -178,7 +178,7 @@ impl Config {
         &self.summary
     }
 
-    /// Returns the keys that are not known, and have been ignored.
+    /// Returns the unknown keys, which are ignored.
     pub fn unknown(&self) -> &[String] {
         &self.unknown
     }
@@ -197,7 +197,7 @@ fn method(found: &str) -> QuantizedError {
     }
 }
 
-/// Keys with lists of modules that are not quantized, by the names that several writers give to them.
+/// Keys with lists of modules that are not quantized, as different tools name them.
 const SKIPPED: [&str; 4] = [
     "modules_to_not_convert",
     "ignored_layers",
@@ -317,7 +317,7 @@ fn bits(keys: &mut Keys, read: &[Bits]) -> Result<Bits> {
     }
 }
 
-/// Returns the inputs of a group; `None` if all inputs are one.
+/// Returns the inputs per group; `None` if all inputs form one group.
 fn group_size(keys: &mut Keys) -> Result<Option<u64>> {
     let path = keys.path("group_size");
     match keys.whole(&["group_size", "q_group_size"])? {

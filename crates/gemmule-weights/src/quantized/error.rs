@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use crate::pickle::shown;
 
-/// Values of `quant_method` that are read.
+/// Supported values of `quant_method`.
 pub(super) const METHODS: [&str; 6] = [
     "awq",
     "compressed-tensors",
@@ -18,7 +18,7 @@ pub(super) const METHODS: [&str; 6] = [
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum QuantizedError {
-    /// A `quant_method` that is not read.
+    /// An unsupported `quant_method`.
     #[error(
         "its weights are quantized with the method `{found}`, which is not read; expected one of {}; use the model's checkpoint that is not quantized, or one of these methods{cure}",
         METHODS.join(", ")

@@ -36,7 +36,7 @@ impl Keys {
     /// Removes all names of a key, and returns the first with its value.
     ///
     /// # Errors
-    /// Names with different values.
+    /// Returns an error if the names have different values.
     fn take_any(&mut self, names: &[&str]) -> Result<Option<(String, Value)>> {
         let mut found: Option<(String, Value)> = None;
         for &name in names {
@@ -82,7 +82,7 @@ impl Keys {
         value.as_bool().ok_or_else(wrong).map(Some)
     }
 
-    /// Removes a text in lower case.
+    /// Removes a text, and returns it in lower case.
     pub fn text(&mut self, names: &[&str]) -> Result<Option<String>> {
         match self.take_any(names)? {
             None => Ok(None),

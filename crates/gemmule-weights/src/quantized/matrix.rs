@@ -49,12 +49,12 @@ pub(super) enum Codes {
 pub(super) enum Order {
     /// Runs of columns.
     None,
-    /// Runs of columns, which a tensor states again.
+    /// Runs of columns. A tensor lists them again.
     Runs(String),
     /// A tensor with the group of each column.
     Listed {
         name: String,
-        /// Whether -1 for all columns stands for runs.
+        /// Whether -1 for all columns means runs.
         may_be_unset: bool,
     },
 }
@@ -62,7 +62,7 @@ pub(super) enum Order {
 /// Storage of the zero points.
 #[derive(Clone, Debug)]
 pub(super) enum ZeroPoints {
-    /// The zero of all groups.
+    /// The same zero point for all groups.
     One(u16),
     /// Signed integers, one for each scale.
     Signed(String),
@@ -71,7 +71,7 @@ pub(super) enum ZeroPoints {
     Packed {
         name: String,
         packing: Packing,
-        /// Whether they are stored less one.
+        /// Whether they are stored minus one.
         less_one: bool,
     },
 }
@@ -87,10 +87,10 @@ impl Matrix {
         self.dims
     }
 
-    /// Joins the tensors of the matrix. `read` returns the bytes of a tensor.
+    /// Combines the tensors of the matrix. `read` returns the bytes of a tensor.
     ///
     /// # Errors
-    /// The errors of `read`, and scales, zero points or groups that are out of their range.
+    /// Returns the errors of `read`, and an error if scales, zero points or groups are out of range.
     pub fn read<E: From<QuantizedError>>(
         &self,
         mut read: impl FnMut(&str) -> Result<Vec<u8>, E>,
@@ -103,7 +103,7 @@ impl Matrix {
                 Values::E4M3(bytes)
             }
             Codes::Signed => {
-                // Codes from 0 to 255 stand for -128 to 127.
+                // Codes from 0 to 255 represent -128 to 127.
                 let codes = bytes.into_iter().map(|byte| byte ^ 0x80).collect();
                 let zeros = self.zeros(&mut read)?;
                 Values::Integers { codes, zeros }
@@ -145,7 +145,7 @@ impl Matrix {
             }
             Element::F16 => scales.extend(pairs().map(|&b| f16::from_le_bytes(b).to_f32())),
             Element::BF16 => scales.extend(pairs().map(|&b| bf16::from_le_bytes(b).to_f32())),
-            // A power of two by its exponent; 255 stands for NaN.
+            // A power of two by its exponent; 255 is NaN.
             Element::F8E8M0 => scales.extend(bytes.iter().map(|&byte| match byte {
                 0 => f32::from_bits(1 << 22),
                 255 => f32::NAN,
@@ -177,7 +177,7 @@ impl Matrix {
         match &self.zeros {
             ZeroPoints::One(zero) => Ok(Zeros::One(*zero)),
             ZeroPoints::Symmetric { name, zero } => {
-                // -0 of E4M3 is a zero, too.
+                // -0 in E4M3 is also a zero.
                 if read(name)?.iter().any(|&byte| byte != 0 && byte != 0x80) {
                     let problem = "has values other than 0, but `symmetric` is true; does the config.json belong to this checkpoint?";
                     return Err(wrong_tensor(name, problem).into());

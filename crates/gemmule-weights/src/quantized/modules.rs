@@ -1,4 +1,4 @@
-//! The tensors of each module: which are quantized, and the matrices that they stand for.
+//! The tensors of each module: which are quantized, and the matrices that they represent.
 
 mod layouts;
 
@@ -26,7 +26,7 @@ const QZEROS: &str = "qzeros";
 const SCALES: &str = "scales";
 const G_IDX: &str = "g_idx";
 
-/// Last components of the names of tensors with quantized weights. The last line has those of layouts that are not read.
+/// Last components of the names of tensors with quantized weights. The last line lists those of unsupported layouts.
 const PARTS: [&str; 16] = [
     WEIGHT,
     SCALE,
@@ -70,7 +70,7 @@ pub struct Matrices {
     pub matrices: Vec<Matrix>,
     /// Names of all tensors that the matrices are read from, and of those that quantize activations.
     pub parts: Vec<String>,
-    /// Number of tensors that quantize activations. They are not read.
+    /// Number of tensors that quantize activations. They are ignored.
     pub of_activations: usize,
 }
 
@@ -91,7 +91,7 @@ fn by_module<'t>(tensors: &'t BTreeMap<String, Info>) -> BTreeMap<&'t str, Parts
     modules
 }
 
-/// Returns whether elements of this type are no weights by themselves.
+/// Returns whether elements of this type are not weights by themselves.
 fn is_packed(element: Element) -> bool {
     match element {
         Element::F8E4M3
@@ -120,7 +120,7 @@ fn is_packed(element: Element) -> bool {
 /// Returns an error if the tensors of a checkpoint without a `quantization_config` are quantized.
 ///
 /// # Errors
-/// [`QuantizedError::Tensor`] with the first such tensor.
+/// Returns [`QuantizedError::Tensor`] with the first such tensor.
 pub fn check_plain(tensors: &BTreeMap<String, Info>) -> Result<()> {
     for parts in by_module(tensors).values() {
         let weight = parts.get(WEIGHT).copied();
@@ -149,7 +149,8 @@ impl Config {
     /// shapes are read.
     ///
     /// # Errors
-    /// The errors of `read`, and a tensor that is missing, superfluous, or of another type or shape than the configuration demands.
+    /// Returns the errors of `read`, and an error if a tensor is missing, superfluous, or differs in type or shape from
+    /// the configuration.
     pub fn matrices<E: From<QuantizedError>>(
         &self,
         tensors: &BTreeMap<String, Info>,
@@ -256,7 +257,8 @@ impl Config {
         }
     }
 
-    /// Returns the scheme of a module, with the key of its targets: exact names come before patterns, and these before classes.
+    /// Returns the scheme of a module, with the key of its targets. Exact names take precedence over patterns, and
+    /// patterns over classes.
     fn scheme(&self, module: &str) -> Result<(&str, &Scheme)> {
         let Method::Compressed(groups) = &self.method else {
             let problem = "has no groups";

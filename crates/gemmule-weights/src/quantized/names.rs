@@ -21,11 +21,11 @@ pub(super) struct Modules {
     patterns: Vec<Regex>,
     /// Whether the class `Linear` is listed.
     linear: bool,
-    /// Whether a name also stands for the modules below it, and for the end of a name.
+    /// Whether a name also matches the modules below it, and the end of a name.
     parts: bool,
 }
 
-/// Degree to which a list names a module, in the order in which compressed-tensors looks for it.
+/// Kind of match between a list and a module, in ascending order of precedence in compressed-tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Match {
     Class,
@@ -123,7 +123,7 @@ fn check_number(key: &str, n: usize) -> Result<()> {
     }
 }
 
-/// Compiles a pattern that matches from the start, as Python's `re.match`.
+/// Compiles a pattern that matches from the start, like Python's `re.match`.
 fn regex(key: &str, pattern: &str) -> Result<Regex> {
     let wrong = |problem: String| {
         let problem = format!("has the pattern `{}`, {problem}", shown(pattern));

@@ -1,4 +1,4 @@
-//! Tensors that contradict their configuration or each other: each error by its text.
+//! The error texts of tensors that contradict their configuration or each other.
 
 mod settings;
 

@@ -1,4 +1,4 @@
-//! A quantized matrix in memory, and the real numbers that it stands for.
+//! A quantized matrix in memory, and the real numbers that it represents.
 
 use super::error::{QuantizedError, Result};
 
@@ -102,7 +102,7 @@ impl Quantized {
     /// Returns all real numbers in row-major order. `name` is that of the matrix, for messages.
     ///
     /// # Errors
-    /// [`QuantizedError::Memory`].
+    /// Returns [`QuantizedError::Memory`].
     pub fn dequantize(&self, name: &str) -> Result<Vec<f32>> {
         let n = self.rows * self.columns;
         let mut out: Vec<f32> = room(name, n)?;

@@ -40,7 +40,7 @@ pub(super) enum Input {
 
 impl Inputs {
     /// # Errors
-    /// The file cannot be read, or has no word.
+    /// Returns an error if the file cannot be read or has no words.
     pub(super) fn of(options: &InputOptions) -> Result<Self, Report> {
         let words = match &options.words {
             None => None,

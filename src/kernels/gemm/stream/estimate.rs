@@ -19,8 +19,8 @@ impl GemmStream {
         let Some(values) = self.packed().map(|weight| weight.values) else {
             return 0.0;
         };
-        // Issue slots of the conversion of 16 rows of 128 columns, of which an integer instruction takes two, and of the MMAs with
-        // an octet of rows of x.
+        // Issue slots of the conversion of 16 rows of 128 columns, where an integer instruction takes two, and of the
+        // MMAs with an octet of rows of x.
         let (slots, octet) = match (self.multiplies_by_warps(), values) {
             (true, Values::Int4) => (190.0, 35.0),
             (true, Values::Int8) => (150.0, 35.0),

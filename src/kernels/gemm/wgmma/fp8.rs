@@ -1,4 +1,4 @@
-//! The Hopper GEMM with factors in E4M3.
+//! The Hopper GEMM with operands in E4M3.
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -22,7 +22,7 @@ use crate::{
 /// Tensor cores add the products of E4M3 with 14 bits of mantissa, in f32 accumulators.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmFp8 {
-    /// The GEMM of the same sizes, epilogue, gate and tile whose factors have 16 bits.
+    /// The 16-bit GEMM with the same sizes, epilogue, gate and tile.
     pub of: GemmWgmma,
     /// Whether the result is stored in E4M3.
     pub to_e4m3: bool,
@@ -30,10 +30,10 @@ pub struct GemmFp8 {
 
 /// Vectors of f32 that the epilogue reads from shared memory: the bias and the scales.
 const VECTORS: u32 = 2;
-/// Elements of k per stage, which has as many bytes as in 16 bits.
+/// Elements of k per stage. A stage has as many bytes as with 16-bit operands.
 const BLOCK_K_FP8: u32 = 2 * BLOCK_K;
-/// Deviation of the factors in checks. Values below 2⁻⁶ are multiples of 2⁻⁹, so that sums of their products are integers of few bits,
-/// which tensor cores add without an error.
+/// Standard deviation of the operands in checks. Values below 2⁻⁶ are multiples of 2⁻⁹, so sums of their products are
+/// short integers, which tensor cores add exactly.
 const DEVIATION: f32 = 1.5 / 512.0;
 
 impl GemmFp8 {
@@ -50,7 +50,7 @@ impl GemmFp8 {
         kernels.filter(|kernel| kernel.check().is_ok()).collect()
     }
 
-    /// Checks that rows of `k` elements start at multiples of 16 bytes, as those of a tensor map do.
+    /// Checks that rows of `k` elements start at multiples of 16 bytes, as a tensor map requires.
     pub(in crate::kernels::gemm) fn check_k(k: u32) -> Result<(), String> {
         match k.is_multiple_of(16) {
             true => Ok(()),
@@ -184,7 +184,7 @@ impl Kernel for GemmFp8 {
             mean: 0.0,
             deviation: DEVIATION,
         };
-        // Products of deviation 1. Scales differ, so that each is found to multiply its own column.
+        // Products have standard deviation 1. Scales differ, so that the check detects a scale on a wrong column.
         let mean = 1.0 / (DEVIATION * DEVIATION * (k as f32).sqrt());
         let scale = Fill::Normal {
             mean,
@@ -253,7 +253,8 @@ impl Kernel for GemmFp8 {
         }
     }
 
-    /// A stage has as many bytes as in 16 bits, and twice as many products, which tensor cores compute in the same time.
+    /// A stage has as many bytes as with 16-bit operands and twice as many products, which tensor cores compute in the
+    /// same time.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let halved = GemmWgmma {
             k: self.of.k.div_ceil(2),
@@ -293,7 +294,7 @@ impl Kernel for GemmFp8 {
     }
 }
 
-/// Returns functions of every epilogue and result, at sizes that are no multiple of a tile. Their tiles are arbitrary.
+/// Returns functions of every epilogue and result, at sizes that are not multiples of a tile. Their tiles are arbitrary.
 pub(in crate::kernels::gemm) fn functions() -> impl Iterator<Item = GemmFp8> {
     let plain = Epilogue::default();
     let gelu = Epilogue::new(true, Some(Activation::GeluExact));

@@ -52,7 +52,7 @@ impl Template {
     /// Parses `source`. Nesting is bounded, so a stack of 1 MiB suffices.
     ///
     /// # Errors
-    /// Invalid syntax, with the line.
+    /// Returns an error with the line for invalid syntax.
     pub fn parse(source: &str) -> Result<Self, Error> {
         let tree = parse::template(source).map_err(|e| *e)?;
         let mut names: Vec<String> = Vec::new();
@@ -77,7 +77,7 @@ impl Template {
     /// Renders the template with `variables`.
     ///
     /// # Errors
-    /// A template that does not fit the variables, that refuses them, or that exceeds `limits`.
+    /// Returns an error if the template does not fit the variables, refuses them, or exceeds `limits`.
     pub fn render(
         &self,
         variables: &[(&str, Variable<'_>)],

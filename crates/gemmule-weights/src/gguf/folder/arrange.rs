@@ -10,14 +10,15 @@ pub(super) enum Arrangement {
     MinusOne,
     /// The stored matrix is the transpose of the published one.
     Transposed,
-    /// Rotary embeddings turn neighbouring rows of a head in the stored tensor, and rows of its two halves in the published one.
+    /// Rotary embeddings rotate pairs of neighbouring rows of a head in the stored tensor, and pairs from both halves
+    /// of the head in the published one.
     Halves {
         heads: u64,
     },
 }
 
 impl Arrangement {
-    /// Returns the sizes of the published tensor. The error says what is expected of those of the stored one.
+    /// Returns the sizes of the published tensor. The error describes the sizes expected of the stored one.
     pub(super) fn dims(self, stored: &[u64]) -> Result<Vec<u64>, String> {
         match self {
             Self::None | Self::MinusOne => Ok(stored.to_vec()),
@@ -34,7 +35,7 @@ impl Arrangement {
         }
     }
 
-    /// Returns the places of rows that are read in the order of the file.
+    /// Returns the published positions of rows that are read in the order of the file.
     pub(super) fn place<'o, T>(self, tensor: &Tensor, out: &'o mut [T]) -> Placed<'o, T> {
         // A vector of biases is permuted by elements.
         let (rows, row) = match (self, tensor.dims.as_slice()) {
@@ -51,7 +52,7 @@ impl Arrangement {
     }
 }
 
-/// Places of the rows of a tensor. Those of a tensor of one dimension are all its elements.
+/// Published positions of the rows of a tensor. In a tensor of one dimension, each element is a row.
 pub(super) struct Placed<'o, T> {
     arrangement: Arrangement,
     rows: usize,

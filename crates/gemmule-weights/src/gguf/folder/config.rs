@@ -10,7 +10,7 @@ use super::{
     wrong_key, wrong_tensor,
 };
 
-/// Settings that change results, and that no translated architecture has.
+/// Settings that would change results and that no supported architecture has.
 const UNREAD: [&str; 10] = [
     "expert_count",
     "logit_scale",
@@ -161,7 +161,7 @@ fn rotary(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
     if let Some(scaling) = rope::scaling(settings, theta, rotated, sizes.positions)? {
         config["rope_scaling"] = scaling;
     }
-    // Others have biases of some parts only, and no key that says so.
+    // Other models have biases in some parts only, which no key states.
     if !["qwen2", "phi3"].contains(&settings.architecture.name) {
         let attention = ["attn_q", "attn_k", "attn_v", "attn_output"];
         config["attention_bias"] = biases(settings, &attention)?.into();
@@ -309,7 +309,7 @@ fn gpt2(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
     }))
 }
 
-/// Checks that the tokenizer is that of BERT. The name of the architecture is that of its relatives, too.
+/// Checks that the tokenizer is BERT's, since related models have the same architecture name.
 fn check_bert(settings: &Settings<'_>) -> Result<()> {
     const KEY: &str = "tokenizer.ggml.model";
     let unsupported = |problem: String| Err(GgufProblem::Unsupported { problem });

@@ -19,7 +19,7 @@ impl Folder {
     /// pooling, it also has the files of sentence-transformers. They normalise embeddings, as llama.cpp does.
     ///
     /// # Errors
-    /// Metadata that is missing, not read, or damaged.
+    /// Returns an error if metadata is missing, unsupported or damaged.
     pub fn json(&self, name: &str) -> Result<Option<Json>, GgufError> {
         match name {
             "config.json" => Ok(Some(self.config.clone())),

@@ -21,7 +21,7 @@ pub(super) enum Family {
     NomicBert,
 }
 
-/// An architecture that is translated.
+/// A supported architecture.
 #[derive(Debug)]
 pub(super) struct Architecture {
     /// Value of `general.architecture`.
@@ -354,7 +354,7 @@ fn published<'n>(
     };
     let (index, part) = inside.split_once('.')?;
     let number: u64 = index.parse().ok()?;
-    // No second way to write the number of a layer.
+    // Refuse other spellings of the number, such as leading zeros.
     if number >= layers || number.to_string() != index {
         return None;
     }

@@ -13,9 +13,9 @@ use super::{
 };
 use vocabulary::{Kind, Vocabulary};
 
-/// Kinds of tokenizers that are read.
+/// Supported kinds of tokenizers.
 const MODELS: &str = "bert, gpt2 or llama";
-/// Tokens that end a text or the turn of a speaker, by which llama.cpp stops in files that name none of them.
+/// Tokens that end a text or a turn. llama.cpp stops at them in files that name no end tokens.
 const ENDINGS: [&str; 9] = [
     "<|eot_id|>",
     "<|eom_id|>",
@@ -69,8 +69,8 @@ pub(super) fn tokenizer(settings: &Settings<'_>) -> Result<Json> {
     Ok(tokenizer)
 }
 
-/// Returns the tokens that are found in a text before it is split. Those of Phi-3 take the spaces after them, which no key of a
-/// file says.
+/// Returns the tokens that are found in a text before it is split. Phi-3's include the spaces after them, which no key
+/// of a file states.
 fn added_tokens(vocabulary: &Vocabulary<'_>, is_phi3: bool) -> Json {
     let added = vocabulary.tokens.iter().zip(&vocabulary.kinds).enumerate();
     added

@@ -1,4 +1,4 @@
-//! Files that are damaged, or made to mislead.
+//! Damaged and malicious files.
 
 use super::{error_of, fixture, open_bytes};
 use crate::gguf::folder::Folder;

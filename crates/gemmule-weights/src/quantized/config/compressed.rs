@@ -26,7 +26,7 @@ pub(super) fn parse(mut keys: Keys) -> Result<Config> {
     }
     let path = keys.path("format");
     let format = keys.text(&["format"])?;
-    // Each group of a mixture has a format of its own.
+    // Each group of a mixture has its own format.
     let format = format.filter(|format| format != "mixed-precision");
     check_format(&path, format.as_deref())?;
     if let Some(mut sparsity) = sparsity {

@@ -27,7 +27,7 @@ impl<'t> Module<'t> {
         self.parts.get(part).copied()
     }
 
-    /// Returns a tensor that the layout demands.
+    /// Returns a tensor that the layout requires.
     fn part(&self, part: &str) -> Result<(&'t str, &'t Info)> {
         self.find(part).ok_or_else(|| {
             let problem = format!(
@@ -96,7 +96,7 @@ impl<'t> Module<'t> {
         Ok((grid, block))
     }
 
-    /// Weights in E4M3. Without `scales` the shape of the scales tells what shares one.
+    /// Weights in E4M3. Without `scales`, the shape of the scales determines which values share a scale.
     pub fn fp8(&self, scale: &str, scales: Option<Scales>) -> Result<Matrix> {
         let (values, info) = self.part(WEIGHT)?;
         check_element(values, info, &[Element::F8E4M3])?;

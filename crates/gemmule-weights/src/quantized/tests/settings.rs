@@ -1,4 +1,4 @@
-//! Configurations that are not read: each error by its text.
+//! The error texts of unsupported configurations.
 
 use super::*;
 

@@ -18,7 +18,7 @@ const MAX_MERGES: usize = 4 << 20;
 /// Maximum size of these pairs in bytes.
 const MAX_MERGE_BYTES: usize = 256 << 20;
 
-/// Returns the numbers of tokens by their text. `text` is that of a token.
+/// Returns the ids of tokens by their published text. `text` converts the stored text of a token to it.
 fn vocab(
     vocabulary: &Vocabulary<'_>,
     text: impl Fn(&str, Kind) -> String,
@@ -131,8 +131,8 @@ pub(super) fn sentencepiece(vocabulary: &Vocabulary<'_>) -> Result<Json> {
     }))
 }
 
-/// Returns all pairs of tokens that make up a third one, those of the highest score first. The scores of Gemma have another order
-/// than its published merges, which is that of the tokens.
+/// Returns all pairs of tokens that make up a third one, highest score first. Gemma's published merges are in the order
+/// of its tokens instead of its scores.
 fn merges_by_score(vocabulary: &Vocabulary<'_>) -> Result<Vec<Json>> {
     let scores = vocabulary.scores()?;
     let is_gemma = matches!(
@@ -180,7 +180,8 @@ pub(super) fn wordpiece(vocabulary: &Vocabulary<'_>) -> Result<Json> {
     let (cls, sep) = (vocabulary.cls()?, vocabulary.sep()?);
     let cls = vocabulary.need(cls, "token that begins a text")?;
     let sep = vocabulary.need(sep, "token that ends a text")?;
-    // A file does not say whether texts are lowercased. A vocabulary for texts that are not has tokens with capital letters.
+    // A file does not state whether texts are lowercased. A vocabulary for texts that are not has tokens with capital
+    // letters.
     let has_capitals = vocabulary
         .tokens
         .iter()

@@ -26,9 +26,9 @@ struct Pre {
     split: Split,
     /// Whether texts are normalised to composed characters.
     composes: bool,
-    /// Whether a part of a text that is a token is not merged from smaller ones.
+    /// Whether a part of a text that is itself a token is used without merges.
     ignores_merges: bool,
-    /// Whether a text begins with a token if the file does not say so.
+    /// Whether a text begins with a token if the file does not state it.
     adds_bos: bool,
 }
 
@@ -125,7 +125,7 @@ fn find(name: &str) -> Option<&'static Pre> {
     PRE.iter().find(|pre| pre.names.contains(&name))
 }
 
-/// Returns whether texts begin with a token if a file does not say so.
+/// Returns whether texts begin with a token if a file does not state it.
 pub(super) fn adds_bos(name: &str) -> bool {
     find(name).is_some_and(|pre| pre.adds_bos)
 }

@@ -11,7 +11,7 @@ use super::{
     problem,
 };
 
-/// Maximum size of a token in bytes. The ways to split a token are tried, so that their number must be bounded.
+/// Maximum size of a token in bytes. All splits of a token are tried, so their number must be bounded.
 const MAX_TOKEN: usize = 1024;
 
 /// Kind of a token.
@@ -24,7 +24,7 @@ pub(super) enum Kind {
     /// It is never split.
     UserDefined,
     Unused,
-    /// A byte of a character that is no token.
+    /// A byte, for characters that are not tokens.
     Byte,
 }
 
@@ -156,7 +156,7 @@ impl<'g> Vocabulary<'g> {
             .value("tokenizer.ggml.pre", "a string", Value::as_str)
     }
 
-    /// Returns whether a token is put before a text. Files that do not say so are read like llama.cpp reads them.
+    /// Returns whether a token is put before a text. Files that do not state this are read as llama.cpp reads them.
     pub(super) fn adds_bos(&self) -> Result<bool> {
         if let Some(adds) = self.flag("add_bos_token")? {
             return Ok(adds);
