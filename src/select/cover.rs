@@ -93,7 +93,7 @@ impl SelectionInput<'_> {
         let (_, times) = kernels.times_on(&[rows]).remove(0);
         let mut alternatives: Vec<Alternative> = Vec::new();
         for edges in &all {
-            let Some((least, best)) = edges.cheapest(&times, |_| true) else {
+            let Some((least, best)) = edges.cheapest(&times) else {
                 continue;
             };
             let of = |cover: &Cover| -> Vec<usize> {
@@ -109,7 +109,7 @@ impl SelectionInput<'_> {
                 // A negative time forces the kernel into the cheapest cover.
                 let mut forced = times.clone();
                 forced[kernel] = -1e12;
-                let Some((_, cover)) = edges.cheapest(&forced, |_| true) else {
+                let Some((_, cover)) = edges.cheapest(&forced) else {
                     continue;
                 };
                 let in_cover = of(&cover);
@@ -197,7 +197,7 @@ fn covered(edges: &Edges, kernels: &Kernels, grid: &[(u64, Vec<f64>)]) -> Vec<Ch
     let mut covers: Vec<Cover> = Vec::new();
     let mut best = Vec::new();
     for (_, times) in grid {
-        let found = edges.cheapest(times, |_| true);
+        let found = edges.cheapest(times);
         best.push(found.as_ref().map_or(f64::INFINITY, |(cycles, _)| *cycles));
         if let Some((_, cover)) = found
             // Most covers equal the last known one.

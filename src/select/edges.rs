@@ -28,22 +28,18 @@ pub(super) struct Edges {
 }
 
 impl Edges {
-    /// Returns the cheapest cover with kept kernels, and its cycles. `times` are the kernels'
-    /// cycles, infinite for unsupported sizes. Returns `None` if there is no cover.
-    pub(super) fn cheapest(
-        &self,
-        times: &[f64],
-        is_kept: impl Fn(usize) -> bool,
-    ) -> Option<(f64, Cover)> {
-        let best = self.shortest(times, &is_kept);
+    /// Returns the cheapest cover, and its cycles. `times` are the kernels' cycles, infinite for unsupported sizes and for kernels that
+    /// may not be used. Returns `None` if there is no cover.
+    pub(super) fn cheapest(&self, times: &[f64]) -> Option<(f64, Cover)> {
+        let best = self.shortest(times);
         let mut cover = Vec::new();
         let mut at = self.n_sites;
         while at > 0 {
             let number = best[at].1?;
             let edge = &self.edges[number];
             let fastest = |candidates: &Vec<usize>| {
-                let kept = candidates.iter().copied().filter(|&k| is_kept(k));
-                kept.min_by(|&a, &b| times[a].total_cmp(&times[b]))
+                let all = candidates.iter().copied();
+                all.min_by(|&a, &b| times[a].total_cmp(&times[b]))
             };
             cover.push((number, edge.kernels.iter().filter_map(fastest).collect()));
             at = edge.from;
@@ -54,26 +50,28 @@ impl Edges {
     }
 
     /// Returns the cycles of the cheapest cover, infinite if there is none.
-    pub(super) fn least(&self, times: &[f64], is_kept: impl Fn(usize) -> bool) -> f64 {
-        self.shortest(times, &is_kept)[self.n_sites].0
+    pub(super) fn least(&self, times: &[f64]) -> f64 {
+        self.shortest(times)[self.n_sites].0
     }
 
     /// Returns the cycles of the cheapest cover of the first sites and its last edge, by the number
     /// of sites.
-    fn shortest(
-        &self,
-        times: &[f64],
-        is_kept: &impl Fn(usize) -> bool,
-    ) -> Vec<(f64, Option<usize>)> {
+    fn shortest(&self, times: &[f64]) -> Vec<(f64, Option<usize>)> {
         let mut best: Vec<(f64, Option<usize>)> = vec![(f64::INFINITY, None); self.n_sites + 1];
         best[0].0 = 0.0;
         for (at, edge) in self.edges.iter().enumerate() {
             let to = edge.from + edge.implementation.sites;
-            let each = edge.kernels.iter().map(|candidates| {
-                let kept = candidates.iter().filter(|&&k| is_kept(k));
-                kept.fold(f64::INFINITY, |least, &k| least.min(times[k]))
-            });
-            let sum = best[edge.from].0 - edge.implementation.saved + each.sum::<f64>();
+            let mut launches = 0.0;
+            for candidates in &edge.kernels {
+                let mut least = f64::INFINITY;
+                for &kernel in candidates {
+                    if times[kernel] < least {
+                        least = times[kernel];
+                    }
+                }
+                launches += least;
+            }
+            let sum = best[edge.from].0 - edge.implementation.saved + launches;
             if sum < best[to].0 {
                 best[to] = (sum, Some(at));
             }

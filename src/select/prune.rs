@@ -85,58 +85,67 @@ impl<'a> Kernels<'a> {
 /// at least [`WORTH_A_KERNEL`].
 pub(super) fn prune(edges: &[Edges], kernels: &Kernels) -> Vec<bool> {
     let n = kernels.candidates.len();
-    let samples = kernels.times_on(&coarse_rows());
+    let mut samples = kernels.times_on(&coarse_rows());
     let mut is_kept = vec![false; n];
     let mut best = Vec::new();
     for (_, times) in &samples {
         let mut sum = 0.0;
         for edges in edges {
-            if let Some((cycles, cover)) = edges.cheapest(times, |_| true) {
+            if let Some((cycles, cover)) = edges.cheapest(times) {
                 sum += cycles * edges.times as f64;
-                edges
-                    .near(&cover, times, NEAR)
-                    .into_iter()
-                    .for_each(|k| is_kept[k] = true);
+                for kernel in edges.near(&cover, times, NEAR) {
+                    is_kept[kernel] = true;
+                }
             }
         }
         best.push(sum);
     }
+    remove(&mut samples, &is_kept);
     let edges: Vec<Edges> = edges
         .iter()
         .map(|edges| edges.clone().with_only(&is_kept))
         .collect();
-    let mut pruning = Pruning::new(&edges, &samples, &best, is_kept);
+    let mut pruning = Pruning::new(&edges, samples, &best, n);
     pruning.run();
-    pruning.is_kept
+    pruning.used()
+}
+
+/// Makes the cycles of kernels that are not kept infinite.
+fn remove(samples: &mut [(u64, Vec<f64>)], is_kept: &[bool]) {
+    for (_, times) in samples {
+        let each = times.iter_mut().zip(is_kept);
+        let removed = each.filter(|(_, is_kept)| !**is_kept);
+        removed.for_each(|(time, _)| *time = f64::INFINITY);
+    }
 }
 
 struct Pruning<'a> {
     edges: &'a [Edges],
-    samples: &'a [(u64, Vec<f64>)],
+    /// Cycles of each kernel by number of rows, infinite for removed kernels.
+    samples: Vec<(u64, Vec<f64>)>,
     best: &'a [f64],
-    is_kept: Vec<bool>,
     /// Cheapest covers with the kept kernels, by sample and chain.
     covers: Vec<Vec<(f64, Cover)>>,
-    /// Whether these covers use each kernel, by sample.
-    uses: Vec<Vec<bool>>,
+    /// Number of launches of these covers with each kernel, by sample.
+    uses: Vec<Vec<u32>>,
+    /// The sums of `uses` over all samples.
+    all_uses: Vec<u32>,
 }
 
 impl<'a> Pruning<'a> {
-    fn new(
-        edges: &'a [Edges],
-        samples: &'a [(u64, Vec<f64>)],
-        best: &'a [f64],
-        is_kept: Vec<bool>,
-    ) -> Self {
+    fn new(edges: &'a [Edges], samples: Vec<(u64, Vec<f64>)>, best: &'a [f64], n: usize) -> Self {
+        let unknown = vec![(f64::INFINITY, Vec::new()); edges.len()];
         let mut pruning = Self {
             edges,
-            samples,
             best,
-            covers: vec![Vec::new(); samples.len()],
-            uses: vec![vec![false; is_kept.len()]; samples.len()],
-            is_kept,
+            covers: vec![unknown; samples.len()],
+            uses: vec![vec![0; n]; samples.len()],
+            all_uses: vec![0; n],
+            samples,
         };
-        (0..samples.len()).for_each(|at| pruning.cover(at));
+        for at in 0..pruning.samples.len() {
+            (0..edges.len()).for_each(|chain| pruning.cover(at, chain));
+        }
         pruning
     }
 
@@ -147,15 +156,12 @@ impl<'a> Pruning<'a> {
         // the loss without their substitutes, so that a known loss is a lower bound (lazy greedy).
         // The loss without kernels of the same covers may decrease, so that its bound is reset to
         // 0.
-        let mut losses: Vec<(f64, bool)> = vec![(0.0, false); self.is_kept.len()];
-        let mut used = self.used();
+        let mut losses: Vec<(f64, bool)> = vec![(0.0, false); self.all_uses.len()];
         loop {
-            let each = used.iter().enumerate().filter(|&(_, &used)| used);
-            let each = each.map(|(kernel, _)| (kernel, losses[kernel]));
-            let Some((kernel, (loss, is_known))) = each.min_by(|a, b| a.1.0.total_cmp(&b.1.0))
-            else {
-                break;
-            };
+            let used = (0..losses.len()).filter(|&kernel| self.all_uses[kernel] > 0);
+            let least = used.min_by(|&a, &b| losses[a].0.total_cmp(&losses[b].0));
+            let Some(kernel) = least else { break };
+            let (loss, is_known) = losses[kernel];
             if loss >= WORTH_A_KERNEL {
                 break;
             }
@@ -163,76 +169,71 @@ impl<'a> Pruning<'a> {
                 losses[kernel] = (self.loss_without(kernel), true);
                 continue;
             }
-            self.is_kept[kernel] = false;
             for at in 0..self.samples.len() {
-                if !self.uses[at][kernel] {
+                self.samples[at].1[kernel] = f64::INFINITY;
+                if self.uses[at][kernel] == 0 {
                     continue;
                 }
                 for &beside in kernels_of(&self.covers[at]) {
                     losses[beside] = (0.0, false);
                 }
-                self.cover(at);
+                for chain in 0..self.edges.len() {
+                    if has(&self.covers[at][chain].1, kernel) {
+                        self.cover(at, chain);
+                    }
+                }
                 for &used in kernels_of(&self.covers[at]) {
                     losses[used].1 = false;
                 }
             }
-            used = self.used();
         }
-        self.is_kept = used;
     }
 
     /// Returns whether some cover uses each kernel.
     fn used(&self) -> Vec<bool> {
-        let mut used = vec![false; self.is_kept.len()];
-        let all = self.covers.iter().flat_map(|covers| kernels_of(covers));
-        all.for_each(|&kernel| used[kernel] = true);
-        used
+        self.all_uses.iter().map(|&uses| uses > 0).collect()
     }
 
-    /// Sets the cheapest cover of each chain at a sample.
-    fn cover(&mut self, at: usize) {
-        let each = self.edges.iter().map(|edges| self.cheapest(at, edges));
-        self.covers[at] = each.collect();
-        self.uses[at].fill(false);
-        for &kernel in kernels_of(&self.covers[at]) {
-            self.uses[at][kernel] = true;
+    /// Sets the cheapest cover of a chain at a sample.
+    fn cover(&mut self, at: usize, chain: usize) {
+        let found = self.edges[chain].cheapest(&self.samples[at].1);
+        let new = found.unwrap_or((f64::INFINITY, Vec::new()));
+        for (_, kernels) in &new.1 {
+            for &kernel in kernels {
+                self.uses[at][kernel] += 1;
+                self.all_uses[kernel] += 1;
+            }
         }
-    }
-
-    fn cheapest(&self, at: usize, edges: &Edges) -> (f64, Cover) {
-        let (_, times) = &self.samples[at];
-        let none = || (f64::INFINITY, Vec::new());
-        let found = edges.cheapest(times, |k| self.is_kept[k]);
-        found.unwrap_or_else(none)
+        let (_, old) = std::mem::replace(&mut self.covers[at][chain], new);
+        for (_, kernels) in &old {
+            for &kernel in kernels {
+                self.uses[at][kernel] -= 1;
+                self.all_uses[kernel] -= 1;
+            }
+        }
     }
 
     /// Returns the mean loss without a kernel, over all samples.
     fn loss_without(&mut self, kernel: usize) -> f64 {
-        self.is_kept[kernel] = false;
         let mut lost = 0.0;
-        for (at, covers) in self.covers.iter().enumerate() {
-            if !self.uses[at][kernel] {
+        for at in 0..self.samples.len() {
+            if self.uses[at][kernel] == 0 {
                 continue;
             }
+            let times = &mut self.samples[at].1;
+            let time = std::mem::replace(&mut times[kernel], f64::INFINITY);
+            let covers = &self.covers[at];
             // Covers of chains that do not use the kernel do not change.
-            let without = self
-                .edges
-                .iter()
-                .zip(covers)
-                .map(|(edges, (cycles, cover))| {
-                    let mut used = cover.iter().flat_map(|(_, kernels)| kernels);
-                    match used.any(|&k| k == kernel) {
-                        true => {
-                            let (_, times) = &self.samples[at];
-                            edges.least(times, |k| self.is_kept[k])
-                        }
-                        false => *cycles,
-                    }
-                });
+            let without = self.edges.iter().zip(covers);
+            let without = without.map(|(edges, (cycles, cover))| match has(cover, kernel) {
+                true => edges.least(times),
+                false => *cycles,
+            });
+            let without: Vec<f64> = without.collect();
+            times[kernel] = time;
             let with = covers.iter().map(|(cycles, _)| *cycles);
-            lost += self.loss(at, without) - self.loss(at, with);
+            lost += self.loss(at, without.into_iter()) - self.loss(at, with);
         }
-        self.is_kept[kernel] = true;
         lost / self.samples.len() as f64
     }
 
@@ -248,6 +249,11 @@ impl<'a> Pruning<'a> {
         let part = (sum / self.best[at] - 1.0).max(0.0);
         part + part * part / MUCH
     }
+}
+
+/// Whether a launch of a cover uses a kernel.
+fn has(cover: &Cover, kernel: usize) -> bool {
+    cover.iter().any(|(_, kernels)| kernels.contains(&kernel))
 }
 
 /// Returns the kernels of the covers of all chains.

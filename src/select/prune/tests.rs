@@ -31,11 +31,12 @@ fn every_kept_kernel_is_worth_it_and_the_total_loss_is_small() {
         let n = is_kept.len();
         assert!(n_kept >= 4 && n_kept < n, "{n_kept} of {n}");
         let samples = kernels.times_on(&coarse_rows());
-        let all = vec![true; is_kept.len()];
+        let mut kept = samples.clone();
+        remove(&mut kept, &is_kept);
         let none = vec![1.0; samples.len()];
-        let everything = Pruning::new(&edges, &samples, &none, all);
+        let everything = Pruning::new(&edges, samples, &none, n);
         let best: Vec<f64> = everything.covers.iter().map(|c| total(&edges, c)).collect();
-        let mut pruning = Pruning::new(&edges, &samples, &best, is_kept.clone());
+        let mut pruning = Pruning::new(&edges, kept, &best, n);
         // Each kept kernel is used at some number of rows.
         assert_eq!(pruning.used(), is_kept);
         let mut useless = Vec::new();

@@ -40,7 +40,7 @@ impl GemmStreamFp8 {
     }
 
     /// Returns the kernel with factors of 16 bits that reads as many bytes.
-    fn halved(&self) -> GemmStream {
+    pub(super) fn halved(&self) -> GemmStream {
         let GemmWgmma {
             n,
             k,
