@@ -13,7 +13,7 @@ use crate::{DType, tensor::Extents};
 pub(super) struct Args {
     #[command(flatten)]
     model: Model,
-    /// Sequence lengths of the batch for which bytes are counted
+    /// Sequence lengths of the batch whose bytes and launches are shown
     #[arg(
         long = "lengths",
         alias = "lens",
@@ -36,5 +36,8 @@ pub(super) fn run(args: Args) -> Outcome {
     let compiled = args.model.compile_in(args.dtype, format, machine)?;
     let extents = Extents::of(&args.lens).into_diagnostic()?;
     print(&compiled.report.explain(extents, args.dtype).to_string())?;
+    let machine = &compiled.options.machine;
+    let launches = compiled.program.explain(&extents, machine);
+    print(&format!("\n{}", launches.into_diagnostic()?))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -4,6 +4,7 @@
 
 mod heads;
 mod infer;
+mod iterations;
 mod op;
 mod print;
 mod weight;
@@ -24,6 +25,7 @@ use petgraph::{
 pub const NEXT_LOGITS: &str = "next_token_logits";
 
 pub use infer::{HEAD_STEP, MAX_HEAD, MAX_PARTS, MAX_TABLES, MAX_WIDTH};
+pub use iterations::{index_ranges, iteration};
 pub use op::Op;
 pub use weight::{
     Bound, BoundLinear, Buckets, Positions, Sinusoid, WeightExpr, resized_heads_at, slope,

@@ -6,7 +6,10 @@ use super::{
     all,
     report::{Entry, Part, Report},
 };
-use crate::tensor::{DType, Extents};
+use crate::{
+    graph::{index_ranges, iteration},
+    tensor::{DType, Extents},
+};
 
 /// A [`Report`] as text, with the bytes of one batch; see [`Report::explain`].
 #[derive(Clone, Copy, Debug)]
@@ -154,7 +157,7 @@ impl Alike<'_> {
         };
         let all = |n: u64| {
             let shifted = |&index: &u64| (index + n).saturating_sub(*own);
-            ranges(self.indices.iter().map(shifted).collect())
+            index_ranges(self.indices.iter().map(shifted).collect())
         };
         renamed(self.first, |name| indexed(name, self.prefix, all))
     }
@@ -195,20 +198,6 @@ fn alike(entries: &[Entry]) -> Vec<Alike<'_>> {
     all.into_iter().map(|(_, alike)| alike).collect()
 }
 
-/// Returns the iteration of the `Repeat` that a value belongs to: `layer.` and 3 for
-/// `layer.3.query`.
-fn iteration(name: &str) -> Option<(&str, u64)> {
-    let mut at = 0;
-    for part in name.split_inclusive('.') {
-        let index = part.strip_suffix('.').and_then(|part| part.parse().ok());
-        match index {
-            Some(index) if at > 0 => return Some((&name[..at], index)),
-            _ => at += part.len(),
-        }
-    }
-    None
-}
-
 /// Replaces the index in every name that starts with `prefix` and an index by the result of `show`.
 fn indexed(text: &str, prefix: &str, show: impl Fn(u64) -> String) -> String {
     let mut out = String::new();
@@ -230,26 +219,6 @@ fn indexed(text: &str, prefix: &str, show: impl Fn(u64) -> String) -> String {
         };
     }
     out + rest
-}
-
-/// Formats indices as `{0..11}`, or `{0..3,6}` if some are missing.
-fn ranges(mut indices: Vec<u64>) -> String {
-    indices.sort_unstable();
-    let mut runs: Vec<(u64, u64)> = Vec::new();
-    for index in indices {
-        match runs.last_mut() {
-            Some((_, last)) if *last + 1 == index => *last = index,
-            _ => runs.push((index, index)),
-        }
-    }
-    let words: Vec<String> = runs
-        .into_iter()
-        .map(|(first, last)| match first == last {
-            true => first.to_string(),
-            false => format!("{first}..{last}"),
-        })
-        .collect();
-    format!("{{{}}}", words.join(","))
 }
 
 /// Renames the values of an entry, including those in the text of a refusal.

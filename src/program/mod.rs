@@ -4,6 +4,7 @@
 
 mod attention;
 mod buckets;
+mod launches;
 mod lower;
 mod padding;
 mod print;
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 pub use attention::{AttentionChoice, UnknownAttention};
 pub use buckets::Buckets;
+pub use launches::Launches;
 pub use lower::{LowerError, LowerOptions, alternatives, lower};
 pub use padding::Padding;
 #[cfg(test)]

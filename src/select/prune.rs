@@ -124,6 +124,8 @@ struct Pruning<'a> {
     /// Cycles of each kernel by number of rows, infinite for removed kernels.
     samples: Vec<(u64, Vec<f64>)>,
     best: &'a [f64],
+    /// Chains with an implementation that uses a kernel, by kernel.
+    chains: Vec<Vec<usize>>,
     /// Cheapest covers with the kept kernels, by sample and chain.
     covers: Vec<Vec<(f64, Cover)>>,
     /// Number of launches of these covers with each kernel, by sample.
@@ -135,9 +137,19 @@ struct Pruning<'a> {
 impl<'a> Pruning<'a> {
     fn new(edges: &'a [Edges], samples: Vec<(u64, Vec<f64>)>, best: &'a [f64], n: usize) -> Self {
         let unknown = vec![(f64::INFINITY, Vec::new()); edges.len()];
+        let mut chains = vec![Vec::new(); n];
+        for (chain, edges) in edges.iter().enumerate() {
+            let kernels = edges.edges.iter().flat_map(|edge| edge.kernels.iter());
+            for &kernel in kernels.flatten() {
+                if chains[kernel].last() != Some(&chain) {
+                    chains[kernel].push(chain);
+                }
+            }
+        }
         let mut pruning = Self {
             edges,
             best,
+            chains,
             covers: vec![unknown; samples.len()],
             uses: vec![vec![0; n]; samples.len()],
             all_uses: vec![0; n],
@@ -177,7 +189,7 @@ impl<'a> Pruning<'a> {
                 for &beside in kernels_of(&self.covers[at]) {
                     losses[beside] = (0.0, false);
                 }
-                for chain in 0..self.edges.len() {
+                for chain in self.chains[kernel].clone() {
                     if has(&self.covers[at][chain].1, kernel) {
                         self.cover(at, chain);
                     }
@@ -220,19 +232,18 @@ impl<'a> Pruning<'a> {
             if self.uses[at][kernel] == 0 {
                 continue;
             }
+            let with: Vec<f64> = self.covers[at].iter().map(|(cycles, _)| *cycles).collect();
+            let mut without = with.clone();
             let times = &mut self.samples[at].1;
             let time = std::mem::replace(&mut times[kernel], f64::INFINITY);
-            let covers = &self.covers[at];
             // Covers of chains that do not use the kernel do not change.
-            let without = self.edges.iter().zip(covers);
-            let without = without.map(|(edges, (cycles, cover))| match has(cover, kernel) {
-                true => edges.least(times),
-                false => *cycles,
-            });
-            let without: Vec<f64> = without.collect();
+            for &chain in &self.chains[kernel] {
+                if has(&self.covers[at][chain].1, kernel) {
+                    without[chain] = self.edges[chain].least(times);
+                }
+            }
             times[kernel] = time;
-            let with = covers.iter().map(|(cycles, _)| *cycles);
-            lost += self.loss(at, without.into_iter()) - self.loss(at, with);
+            lost += self.loss(at, &without) - self.loss(at, &with);
         }
         lost / self.samples.len() as f64
     }
@@ -240,7 +251,7 @@ impl<'a> Pruning<'a> {
     /// Returns the loss of covers at a sample, compared with all kernels. It is a fraction of the
     /// time plus a quadratic penalty, which equals it at `MUCH`: a bad kernel at one number of rows
     /// is not compensated at others.
-    fn loss(&self, at: usize, cycles: impl Iterator<Item = f64>) -> f64 {
+    fn loss(&self, at: usize, cycles: &[f64]) -> f64 {
         const MUCH: f64 = 0.02;
         let each = self.edges.iter().zip(cycles);
         let sum: f64 = each

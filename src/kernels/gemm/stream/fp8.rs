@@ -27,6 +27,9 @@ pub struct GemmStreamFp8 {
     pub tile: StreamTile,
 }
 
+/// Max rows of a tile. With more, the persistent kernels of [`GemmFp8`] are as fast or faster, because they read the weight as few times.
+const MAX_TILE_ROWS: u32 = 32;
+
 impl GemmStreamFp8 {
     /// Returns the kernels that compute the function of `of`, fewest rows first.
     pub fn tiles(of: &GemmFp8, instructions: Instructions) -> Vec<Self> {
@@ -65,6 +68,12 @@ impl GemmStreamFp8 {
         let GemmWgmma { n, k, .. } = self.of.of;
         GemmFp8::check_k(k)?;
         self.halved().check()?;
+        if self.tile.rows > MAX_TILE_ROWS {
+            return Err(format!(
+                "{:?} is not a tile of the streaming GEMM of E4M3; expected at most {MAX_TILE_ROWS} rows",
+                self.tile
+            ));
+        }
         match self.of.to_e4m3 && (self.of.of.epilogue.residual || !n.is_multiple_of(8)) {
             true => Err(format!(
                 "a result of {n} columns in E4M3 with {:?}; expected no residual, and columns in multiples of 8",

@@ -1,0 +1,98 @@
+//! The launches of one batch as text. Equal launches of different layers are merged.
+
+use std::fmt;
+
+use super::{LaunchError, Program};
+use crate::{
+    graph::{index_ranges, iteration},
+    machine::Machine,
+    tensor::Extents,
+};
+
+/// The launches of one batch, in order; see [`Program::explain`].
+#[derive(Clone, Debug)]
+pub struct Launches {
+    launches: Vec<Launch>,
+}
+
+/// Launches of the same kernel in several iterations of a loop, or a single one.
+#[derive(Clone, Debug)]
+struct Launch {
+    /// Prefix of the value's name before the index, the iterations, and the name after the index. A value outside of loops has only a
+    /// prefix.
+    prefix: String,
+    indices: Vec<u64>,
+    rest: String,
+    kernel: usize,
+    symbol: String,
+    n: usize,
+    /// Estimate for one launch in microseconds, if the kernel is selected by cost.
+    us: Option<f64>,
+}
+
+impl Program {
+    /// Returns the launches of a batch on `machine`, with the estimates that the kernels were selected by.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Step::launch`](super::Step::launch).
+    pub fn explain(&self, extents: &Extents, machine: &Machine) -> Result<Launches, LaunchError> {
+        let mut launches: Vec<Launch> = Vec::new();
+        for step in &self.steps {
+            let Some((kernel, extents)) = step.launch(extents)? else {
+                continue;
+            };
+            let (prefix, index, rest) = match iteration(&step.name) {
+                Some((prefix, index)) => {
+                    let after = prefix.len() + index.to_string().len();
+                    (prefix, Some(index), &step.name[after..])
+                }
+                None => (step.name.as_str(), None, ""),
+            };
+            let same = launches.iter_mut().find(|known| {
+                let is_new = |index| !known.indices.contains(&index);
+                let named = (known.prefix.as_str(), known.rest.as_str()) == (prefix, rest);
+                index.is_some_and(is_new) && named && known.kernel == kernel
+            });
+            if let Some(known) = same {
+                known.indices.extend(index);
+                known.n += 1;
+                continue;
+            }
+            let of = self.kernels[kernel].as_kernel();
+            let cycles = of.cycles(extents.rows, machine);
+            launches.push(Launch {
+                prefix: prefix.to_owned(),
+                indices: index.into_iter().collect(),
+                rest: rest.to_owned(),
+                kernel,
+                symbol: of.symbol(),
+                n: 1,
+                us: cycles.map(|cycles| cycles / f64::from(machine.clock_mhz)),
+            });
+        }
+        Ok(Launches { launches })
+    }
+}
+
+impl fmt::Display for Launches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for launch in &self.launches {
+            let index = match launch.indices.as_slice() {
+                [] => String::new(),
+                [one] => one.to_string(),
+                all => index_ranges(all.to_vec()),
+            };
+            write!(f, "launches `{}{index}{}`", launch.prefix, launch.rest)?;
+            if launch.n > 1 {
+                write!(f, ", × {}", launch.n)?;
+            }
+            write!(f, "\n    with {}", launch.symbol)?;
+            match launch.us {
+                Some(us) => writeln!(f, "\n    in about {us:.1} µs")?,
+                None => writeln!(f)?,
+            }
+        }
+        let n: usize = self.launches.iter().map(|launch| launch.n).sum();
+        writeln!(f, "{n} launches")
+    }
+}
