@@ -2,6 +2,8 @@
 //! or hostile: each is an error with its full text here, never another result.
 
 mod common;
+#[path = "folder_errors/late.rs"]
+mod late;
 
 use std::path::{Path, PathBuf};
 

@@ -194,6 +194,7 @@ pub(super) fn encode(
                 ids,
                 types: None,
                 is_cut,
+                attended: None,
             })
         }
     };
