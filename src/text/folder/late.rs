@@ -88,6 +88,11 @@ impl LateInteraction {
         self.expands && !self.attends
     }
 
+    /// Returns the max number of tokens of a query or a document, prefix and special tokens included.
+    pub fn length(&self, role: TextRole) -> usize {
+        self.lengths[role.index()]
+    }
+
     /// Reads the settings of PyLate; `None` if neither the modules nor a key is PyLate's.
     pub(super) fn read(own: Option<&Json>, listed: &[Entry]) -> Result<Option<Self>, TextError> {
         let has_key = |own: &Json| KEYS.iter().any(|key| own.get(key).is_some());
