@@ -2,6 +2,8 @@
 //! or hostile: each is an error with its full text here, never another result.
 
 mod common;
+#[path = "folder_errors/late.rs"]
+mod late;
 
 use std::path::{Path, PathBuf};
 
@@ -446,7 +448,7 @@ fn what_the_server_has_no_route_for_is_named_by_its_task() {
     config["architectures"] = json!(["CLIPTextModel"]);
     folder.write("config.json", config.to_string());
     let opened = gemmule::text::Folder::open(folder.path()).expect("it is whole");
-    let outputs = gemmule::serve::Model::outputs(&opened, false, false);
+    let outputs = gemmule::serve::Model::outputs(&opened, []);
     let error = outputs.expect_err("there is no route");
     assert_snapshot!(folder.text(&error), @"`[dir]` is a model for other tasks than embeddings, scores, text generation, entities and answers, and the server has no route for that; `gemmule run` and the library's `Session::run` compute its `last_hidden_state` and `pooler_output`");
 }

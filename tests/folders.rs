@@ -2,6 +2,9 @@
 //! and `CrossEncoder(DIR).predict` give on them. `scripts/folders.py` makes the folders, of random weights, and stores the
 //! results beside them, so that no Python is needed here.
 
+#[path = "folders/late.rs"]
+mod late;
+
 use std::path::{Path, PathBuf};
 
 use gemmule::{
@@ -204,9 +207,10 @@ macro_rules! as_published {
 
         #[test]
         fn every_folder_has_a_test() {
-            // Those that write are in `tests/writer.rs` and `tests/translator.rs`.
+            // Those that write are in `tests/writer.rs` and `tests/translator.rs`, late interaction is in `late`.
             let refused = [
                 "st-default-prompt", "translator", "writer", "hf-marian", "hf-m2m", "hf-t5",
+                "late-bert", "late-modernbert", "late-attend", "late-plain", "late-stanford",
             ];
             let tested = [$($folder),*];
             let folders = std::fs::read_dir(folder("")).expect("the folders are there");

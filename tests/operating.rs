@@ -64,6 +64,7 @@ fn choice(scheduler_name: &str) -> ModelChoice {
         devices: vec![DeviceChoice::Cpu],
         all_tokens: false,
         sparse: false,
+        token_vectors: false,
         fill_mask: false,
         default_prompt: Default::default(),
         share: None,

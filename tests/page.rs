@@ -55,6 +55,7 @@ fn a_browser_shows_model_load_and_latency() {
         tokenizers: 1,
         all_tokens: false,
         sparse: false,
+        token_vectors: false,
         fill_mask: false,
         default_prompt: Default::default(),
         share: None,

@@ -5,6 +5,8 @@
 mod bodies;
 #[path = "serve/heads.rs"]
 mod heads;
+#[path = "serve/late.rs"]
+mod late;
 #[path = "serve/translation.rs"]
 mod translation;
 #[path = "serve/vectors.rs"]
@@ -66,6 +68,7 @@ fn choice(name: &str, invariant: bool, queue: Duration) -> ModelChoice {
         tokenizers: 1,
         all_tokens: true,
         sparse: false,
+        token_vectors: false,
         fill_mask: false,
         default_prompt: Default::default(),
         share: None,
@@ -2228,11 +2231,12 @@ fn every_status_that_the_document_has_is_one_that_is_given() {
             }
             for status in statuses.keys() {
                 let is_given = seen.contains(status) || anywhere.contains(&status.as_str());
-                // Conversations need a template, and none of these models weighs words or has another head. The document has the answers of
+                // Conversations need a template, and none of these models weighs words, has vectors of tokens or another head. The document has the answers of
                 // `/info` without a model, too.
                 let unknown = [
                     "/v1/chat/completions",
                     "/embed_sparse",
+                    "/v1/multi-vector",
                     "/v1/token-classification",
                     "/predict_tokens",
                     "/v1/fill-mask",

@@ -93,6 +93,7 @@ impl Rung {
     fn adds(&self) -> String {
         let padding = match (self.padding, self.passes.is_empty()) {
             (Padding::Kept, _) => "padded",
+            (Padding::Expanded, _) => "packed, with a mask",
             (Padding::Removed, true) => "packed, no further pass",
             (Padding::Removed, false) => "packed",
         };

@@ -27,6 +27,7 @@ fn model(name: &str) -> Model {
         tokenizers: 1,
         all_tokens: true,
         sparse: false,
+        token_vectors: false,
         fill_mask: false,
         default_prompt: Default::default(),
         share: None,

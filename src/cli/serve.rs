@@ -36,7 +36,7 @@ pub(super) struct Args {
     /// Models with their devices, names and limits in RON, such as `examples/serve.ron`
     #[arg(long, value_name = "FILE", conflicts_with_all = [
         "model", "weights", "name", "device", "dtype", "invariant", "costs", "write_costs", "all_tokens",
-        "sparse", "fill_mask", "default_prompt_name", "default_prompt",
+        "sparse", "token_vectors", "fill_mask", "default_prompt_name", "default_prompt",
     ])]
     config: Option<PathBuf>,
     /// Name of a model in requests, one for each --model, then one for each --weights; by default the name of its folder, or on the
@@ -67,6 +67,10 @@ pub(super) struct Args {
     /// Compute weights of tokens for /embed_sparse, with embedding models that support it (BGE-M3); SPLADE always has them
     #[arg(long)]
     sparse: bool,
+    /// Compute vectors of tokens for /v1/multi-vector and for ranking, with embedding models that support it (BGE-M3); late-interaction
+    /// models always have them
+    #[arg(long)]
+    token_vectors: bool,
     /// Serve a masked language model for /v1/fill-mask instead of embeddings
     #[arg(long)]
     fill_mask: bool,
@@ -321,6 +325,7 @@ fn open(
             tokenizers: tokenizers.unwrap_or(cores.clamp(1, 64)),
             all_tokens: config.all_tokens,
             sparse: config.sparse,
+            token_vectors: config.token_vectors,
             fill_mask: config.fill_mask,
             default_prompt,
             share: (!is_alone).then(|| (Arc::clone(devices), config.share.unwrap_or(1.0))),
@@ -430,6 +435,7 @@ fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
             costs: args.costs.clone(),
             all_tokens: args.all_tokens,
             sparse: args.sparse,
+            token_vectors: args.token_vectors,
             fill_mask: args.fill_mask,
             default_prompt_name: args.default_prompt_name.clone(),
             default_prompt: args.default_prompt.clone(),
@@ -462,6 +468,16 @@ fn example(model: &Model) -> (&'static str, String) {
             "/v1/fill-mask",
             format!(r#"{{"model": {name}, "inputs": "London is a [MASK]."}}"#),
         ),
+        crate::serve::Kind::Service(service)
+            if service.has_token_vectors() && !service.is_embedding() =>
+        {
+            (
+                "/v1/multi-vector",
+                format!(
+                    r#"{{"model": {name}, "input": ["a first sentence"], "input_type": "document"}}"#
+                ),
+            )
+        }
         crate::serve::Kind::Service(_) => (
             "/v1/embeddings",
             format!(r#"{{"model": {name}, "input": ["a first sentence"]}}"#),

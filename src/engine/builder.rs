@@ -1,3 +1,4 @@
+mod expansion;
 mod pooling;
 mod precision;
 mod start;
@@ -345,6 +346,7 @@ impl Builder {
             tracing::info!("the checkpoint's tensor `{name}` is not used");
         }
         let (program, limits) = (artifact.program, artifact.limits);
+        let padding = self.padding_of(&program);
         let weights_done = |done, total| (self.progress)(Stage::Weights, done, total);
         let model = match &device {
             DeviceName::Cpu { .. } => {
@@ -372,7 +374,7 @@ impl Builder {
             device,
             limits,
             allocator: self.allocator,
-            padding: self.padding,
+            padding,
             plain_launches: self.plain_launches,
             graphs: self.graphs,
             times,
@@ -447,15 +449,16 @@ impl Builder {
             timings: 0,
         };
         let (dtype, quantize) = self.computes_in(device)?;
+        let (padding, without) = self.layout(folder);
         let options = CompileOptions {
             outputs: self.outputs.clone(),
             intermediates: self.intermediates.clone(),
             modules: modules_of(folder),
-            without: self.without.clone(),
+            without,
             dtype,
             quantize,
             timings: None,
-            padding: self.padding,
+            padding,
             attention: self.attention.unwrap_or_default(),
             machine,
             invariant: self.invariant,

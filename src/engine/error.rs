@@ -221,6 +221,10 @@ pub enum EngineError {
     )]
     NoScores,
     #[error(
+        "the query's vectors have {query} values, and a document's {document}; expected vectors of one model"
+    )]
+    OtherWidth { query: usize, document: usize },
+    #[error(
         "the model has {labels} scores for each pair; expected a reranker, with one; `Engine::scores` returns all of them"
     )]
     SeveralScores { labels: u64 },

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Max number of tokens of a batch.
-const BATCH_TOKENS: usize = 16_384;
+pub(super) const BATCH_TOKENS: usize = 16_384;
 /// Max number of tokens of a batch with logits of the vocabulary for each.
 const MASK_BATCH_TOKENS: usize = 1024;
 
@@ -144,7 +144,7 @@ impl Engine {
     }
 
     /// Runs sequences in batches of similar lengths. Returns the result of `row` for each from its part of an output.
-    fn head<T>(
+    pub(super) fn head<T>(
         &self,
         inputs: &[&Encoded],
         output: &str,

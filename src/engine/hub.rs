@@ -27,7 +27,8 @@ const OF_ROOT: [&str; 3] = [
 ];
 
 /// Files in the folder of the transformer.
-const OF_TRUNK: [&str; 8] = [
+const OF_TRUNK: [&str; 9] = [
+    "artifact.metadata",
     "config.json",
     "generation_config.json",
     "adapter_config.json",
@@ -464,6 +465,7 @@ mod tests {
     #[test]
     fn heads_and_other_tokenizers_are_chosen() {
         let names = [
+            "artifact.metadata",
             "colbert_linear.pt",
             "config.json",
             "pytorch_model.bin",

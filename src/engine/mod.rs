@@ -25,6 +25,7 @@ mod generating;
 mod heads;
 #[cfg(feature = "hub")]
 pub mod hub;
+mod late;
 mod model_file;
 mod outputs;
 mod padding;

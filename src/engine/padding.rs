@@ -14,7 +14,11 @@ use crate::{
 /// Returns the batch in the layout of a run.
 pub(crate) fn laid_out(batch: &Batch, padding: Padding) -> Result<Cow<'_, Batch>, BatchError> {
     match padding {
-        Padding::Removed => batch.check_unpadded().map(|()| Cow::Borrowed(batch)),
+        Padding::Removed => {
+            batch.check_unpadded()?;
+            batch.check_attended().map(|()| Cow::Borrowed(batch))
+        }
+        Padding::Expanded => batch.check_unpadded().map(|()| Cow::Borrowed(batch)),
         Padding::Kept => batch.with_padding().map(Cow::Owned),
     }
 }

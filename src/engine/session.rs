@@ -70,7 +70,9 @@ impl Session {
         let mut outputs = match &mut self.backend {
             SessionBackend::Cpu(session) => session.run(&laid_out)?,
             SessionBackend::Cuda(session) => match self.padding {
-                Padding::Removed => return Ok(Pending::running(session.submit(&laid_out)?, lens)),
+                Padding::Removed | Padding::Expanded => {
+                    return Ok(Pending::running(session.submit(&laid_out)?, lens));
+                }
                 Padding::Kept => session.run(&laid_out)?,
             },
         };

@@ -35,8 +35,9 @@ impl Engine {
         })
     }
 
-    /// Scores each document for a query with a cross-encoder, and returns the scores in the order of the documents. A score
-    /// is the logit after the folder's activation, by default a sigmoid; see [`scores`](Self::scores).
+    /// Scores each document for a query with a cross-encoder or a late-interaction model, and returns the scores in the order of the
+    /// documents. A cross-encoder's score is the logit after the folder's activation, by default a sigmoid; see
+    /// [`scores`](Self::scores). That of a late-interaction model is described at [`max_sim`](Self::max_sim).
     ///
     /// # Errors
     /// Returns an error if the engine has no checkpoint folder, if the model does not give exactly one score for a
@@ -46,6 +47,9 @@ impl Engine {
         query: &str,
         documents: &[S],
     ) -> Result<Vec<f32>, EngineError> {
+        if self.has_token_vectors() {
+            return self.rerank_late(query, documents);
+        }
         let inputs = documents
             .iter()
             .map(|document| Input::Pair(query, document.as_ref()));

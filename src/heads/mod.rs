@@ -1,5 +1,5 @@
-//! Tasks of heads, as the pipelines of transformers define them: token classification, masked tokens, zero-shot
-//! classification and questions about a text.
+//! Tasks of heads, as the pipelines of transformers define them: token classification, masked tokens, zero-shot classification and
+//! questions about a text. Late interaction, as PyLate defines it.
 //!
 //! A job tokenizes its texts and returns the sequences that a model must compute ([`TokenJob::input`] and so on). It
 //! then turns their logits into results. Jobs use no engine, so an engine and a server share them.
@@ -7,12 +7,14 @@
 mod answer;
 mod entity;
 mod job;
+mod late;
 mod mask;
 mod zero_shot;
 
 pub use answer::{Answer, AnswerOptions};
 pub use entity::{Aggregation, Entity, EntityOptions};
 pub use job::{HeadError, MaskJob, QuestionJob, TokenJob, ZeroShotJob};
+pub use late::{TokenVectors, max_sim};
 pub use mask::{Filled, MaskOptions};
 pub use zero_shot::{Entailment, LabelScore, ZeroShotOptions};
 

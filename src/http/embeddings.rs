@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::{RequestContext, error::Failure, fields::kind, request::Fields};
-use crate::serve::{Answer, CutSide, ServeError, Service, Submit, Text};
+use crate::serve::{Answer, CutSide, Service, Submit, Text};
 
 /// Computes inputs and returns their answers in order. If one input fails, the request fails. `extra` is the number of bytes that
 /// the response takes in addition to the answers.
@@ -133,6 +133,16 @@ pub(super) fn prompted_by_purpose(
     prompted(service, param, &alike(name), inputs)
 }
 
+/// Returns whether a purpose is that of queries (true) or of documents; `None` for another one.
+pub(super) fn is_query(name: &str) -> Option<bool> {
+    let alike = alike(name);
+    match (alike.contains(&"query"), alike.contains(&"document")) {
+        (true, _) => Some(true),
+        (_, true) => Some(false),
+        (false, false) => None,
+    }
+}
+
 /// Returns `name`, followed by names that other models use for a prompt with the same purpose.
 fn alike(name: &str) -> Vec<&str> {
     const ALIKE: [&[&str]; 2] = [
@@ -222,42 +232,4 @@ pub(super) fn normalize(values: &mut [f32]) {
             .iter_mut()
             .for_each(|v| *v = (f64::from(*v) / length) as f32);
     }
-}
-
-/// Scores documents against a query. Returns indices and scores, best first, and the number of tokens.
-pub(super) async fn ranked(
-    app: &RequestContext<'_>,
-    service: &Service,
-    query: &str,
-    documents: &[String],
-    submit: Submit,
-) -> Result<(Vec<(usize, f32)>, usize), Failure> {
-    if documents.is_empty() {
-        let problem = "there is no document; expected at least one".to_owned();
-        return Err(Failure::invalid("documents", problem));
-    }
-    if service.width() != 1 {
-        let problem = format!(
-            "the model has {} labels; expected a model with one score for each document",
-            service.width()
-        );
-        return Err(ServeError::Invalid {
-            param: "model",
-            problem,
-        }
-        .into());
-    }
-    // Each pair has a copy of the query.
-    let copies = (query.len() as u64).saturating_mul(documents.len() as u64);
-    let memory = service.memory(documents.len(), submit.wanted);
-    app.share().reserve(copies.saturating_add(memory)).await?;
-    let pair = |document: &String| Text::Pair(query.to_owned(), document.clone());
-    let pairs = documents.iter().map(pair).collect();
-    let answers = answers(app, service, pairs, submit).await?;
-    let tokens = answers.iter().map(|answer| answer.tokens).sum();
-    let score = |answer: &Answer| answer.values.first().copied().unwrap_or(0.0);
-    let mut ranks: Vec<(usize, f32)> = answers.iter().map(score).enumerate().collect();
-    // Equal scores keep the documents' order.
-    ranks.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    Ok((ranks, tokens))
 }

@@ -57,6 +57,7 @@ const fn refused(name: &'static str, neutral: &'static str) -> Field {
 
 const ALL: &[Route] = &[
     Route::Embeddings,
+    Route::MultiVector,
     Route::Completions,
     Route::ChatCompletions,
     Route::Translate,
@@ -81,7 +82,8 @@ const TOKENS: &[Route] = &[Route::TokenClassification, Route::PredictTokens];
 const ZERO_SHOT: &[Route] = &[Route::ZeroShot];
 const QUESTIONS: &[Route] = &[Route::QuestionAnswering];
 const EMBEDDINGS: &[Route] = &[Route::Embeddings];
-const PURPOSE: &[Route] = &[Route::Embeddings, Route::EmbedV2];
+const VECTORS: &[Route] = &[Route::Embeddings, Route::MultiVector];
+const PURPOSE: &[Route] = &[Route::Embeddings, Route::MultiVector, Route::EmbedV2];
 const GENERATION: &[Route] = &[Route::Completions, Route::ChatCompletions];
 const TEXTS: &[Route] = &[Route::Completions, Route::ChatCompletions, Route::Translate];
 const TRANSLATION: &[Route] = &[Route::Translate];
@@ -90,6 +92,7 @@ const CHAT: &[Route] = &[Route::ChatCompletions];
 const SIMILARITY: &[Route] = &[Route::Similarity];
 const TRUNCATED: &[Route] = &[
     Route::Embeddings,
+    Route::MultiVector,
     Route::Embed,
     Route::EmbedAll,
     Route::EmbedSparse,
@@ -99,6 +102,7 @@ const TRUNCATED: &[Route] = &[
 ];
 const CUT: &[Route] = &[
     Route::Embeddings,
+    Route::MultiVector,
     Route::Embed,
     Route::EmbedAll,
     Route::EmbedSparse,
@@ -152,17 +156,20 @@ const BASE: [Route; 5] = [
 pub(super) const FIELDS: &[Field] = &[
     computed("model", ALL),
     // Embeddings.
-    computed("input", EMBEDDINGS),
-    computed("encoding_format", EMBEDDINGS),
-    computed("dimensions", &[Route::Embeddings, Route::Embed]),
+    computed("input", VECTORS),
+    computed("encoding_format", VECTORS),
+    computed(
+        "dimensions",
+        &[Route::Embeddings, Route::MultiVector, Route::Embed],
+    ),
     computed("input_type", PURPOSE),
     computed("task", EMBEDDINGS),
     computed("truncate", CUT),
     computed("truncation", EMBEDDINGS),
-    computed_or("embedding_type", EMBEDDINGS, r#"["float"]"#),
+    computed_or("embedding_type", VECTORS, r#"["float"]"#),
     computed_or("output_dtype", EMBEDDINGS, r#"["float"]"#),
     computed_or("embedding_types", &[Route::EmbedV2], r#"[["float"]]"#),
-    computed("output_dimension", PURPOSE),
+    computed("output_dimension", &[Route::Embeddings, Route::EmbedV2]),
     computed("normalized", EMBEDDINGS),
     computed("inputs", INPUTS),
     computed("inputs.source_sentence", SIMILARITY),

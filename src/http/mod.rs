@@ -29,9 +29,11 @@ mod gzip;
 mod heads;
 mod health;
 mod host;
+mod late;
 mod metrics;
 mod openai;
 mod openapi;
+mod ranking;
 mod received;
 mod request;
 mod route;
@@ -386,6 +388,7 @@ impl<'a> RequestContext<'a> {
     ) -> HandlerResult {
         match route {
             Route::Embeddings => openai::embeddings(self, fields, submit, is_raw).await,
+            Route::MultiVector => late::multi_vector(self, fields, submit).await,
             Route::Completions => generation::completions(self, fields, submit).await,
             Route::ChatCompletions => generation::chat(self, fields, submit).await,
             Route::Translate => translation::translate(self, fields, submit).await,

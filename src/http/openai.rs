@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 use super::{
     Body, HandlerResult, RequestContext,
     embeddings::{
-        PROMPTS, computed, cut, inputs, normalize, prompted_by_purpose, ranked, shortened,
-        with_prompt,
+        PROMPTS, computed, cut, inputs, normalize, prompted_by_purpose, shortened, with_prompt,
     },
     error::Failure,
     fields::shown,
     json, of_type, on_thread,
+    ranking::ranked,
     request::Fields,
     vectors::{ValueType, Values},
 };
@@ -39,9 +39,18 @@ struct Embedding {
 }
 
 #[derive(Serialize)]
-struct Usage {
+pub(super) struct Usage {
     prompt_tokens: usize,
     total_tokens: usize,
+}
+
+impl Usage {
+    pub(super) fn of_prompt(tokens: usize) -> Self {
+        Self {
+            prompt_tokens: tokens,
+            total_tokens: tokens,
+        }
+    }
 }
 
 /// Media type of raw vectors: rows of little-endian f32, concatenated.
@@ -194,10 +203,7 @@ pub(super) async fn embeddings(
         object: "list",
         data,
         model: &model.name,
-        usage: Usage {
-            prompt_tokens: tokens,
-            total_tokens: tokens,
-        },
+        usage: Usage::of_prompt(tokens),
     };
     Ok(json(StatusCode::OK, &embeddings))
 }
@@ -274,7 +280,7 @@ pub(super) async fn rerank(
     mut fields: Fields,
     submit: Submit,
 ) -> HandlerResult {
-    let model = app.asks(app.models.scoring(fields.text("model")?.as_deref()))?;
+    let model = app.asks(app.models.ranking(fields.text("model")?.as_deref()))?;
     let query = fields.required_text("query")?;
     let documents = documents(&mut fields)?;
     // Clients of vLLM send 0 to request all documents.
@@ -309,7 +315,7 @@ pub(super) async fn rerank_v2(
     submit: Submit,
 ) -> HandlerResult {
     let name = fields.required_text("model")?;
-    let model = app.asks(app.models.scoring(Some(&name)))?;
+    let model = app.asks(app.models.ranking(Some(&name)))?;
     let query = fields.required_text("query")?;
     let mut documents = fields.texts("documents")?;
     let top_n = fields.count("top_n", 1..=i64::MAX)?;

@@ -231,6 +231,32 @@ fn described(route: Route) -> Described {
                 ),
             ],
         ),
+        Route::MultiVector => of(
+            "Vectors of the tokens of queries or documents (Jina)",
+            Some(object(
+                &["input"],
+                json!({
+                    "model": or_null(text()),
+                    "input": named("Input"),
+                    "input_type": or_null(text()),
+                    "embedding_type": value_type(true),
+                    "encoding_format": only(json!([null, "float", "base64"])),
+                    "dimensions": or_null(whole(1)),
+                    "truncate": flag(),
+                    "truncation_direction": direction(),
+                }),
+            )),
+            json_answer(object(
+                &["model", "object", "usage", "data"],
+                json!({
+                    "model": text(), "object": text(), "usage": named("Usage"),
+                    "data": list(object(&["object", "index", "embeddings"], json!({
+                        "object": text(), "index": whole(0),
+                        "embeddings": list(json!({"anyOf": [list(number()), text()]})),
+                    }))),
+                }),
+            )),
+        ),
         Route::Completions => generation::completions(),
         Route::ChatCompletions => generation::conversations(),
         Route::Translate => generation::translations(route),

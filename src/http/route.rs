@@ -17,6 +17,7 @@ pub(super) enum Style {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     Embeddings,
+    MultiVector,
     Completions,
     ChatCompletions,
     Translate,
@@ -50,8 +51,9 @@ pub(super) enum Route {
 }
 
 impl Route {
-    pub(super) const ALL: [(Route, &'static str, Method); 30] = [
+    pub(super) const ALL: [(Route, &'static str, Method); 31] = [
         (Route::Embeddings, "/v1/embeddings", Method::POST),
+        (Route::MultiVector, "/v1/multi-vector", Method::POST),
         (Route::Completions, "/v1/completions", Method::POST),
         (Route::ChatCompletions, "/v1/chat/completions", Method::POST),
         (Route::Translate, "/v1/translate", Method::POST),

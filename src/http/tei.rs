@@ -8,13 +8,16 @@ use serde_json::{Value, json};
 
 use super::{
     Body, HandlerResult, RequestContext, Route,
-    embeddings::{PROMPTS, computed, cut, inputs, normalize, ranked, shortened, with_prompt},
+    embeddings::{PROMPTS, computed, cut, inputs, normalize, shortened, with_prompt},
     error::Failure,
     fields::kind,
     json, of_type, on_thread,
+    ranking::ranked,
     request::Fields,
 };
-use crate::serve::{Answer, ClassScore, Kind, Model, Models, OutputKind, Submit, Text, TextToken};
+use crate::serve::{
+    Answer, ClassScore, Kind, Model, Models, OutputKind, Submit, Text, TextRole, TextToken,
+};
 
 /// Handles `POST /`, the base address of a TEI server, like the route that fits the model and the body.
 pub(super) async fn base(
@@ -87,20 +90,32 @@ pub(super) fn with_tokens(mut response: Response<Body>, tokens: usize) -> Respon
     response
 }
 
-/// Returns the vectors of all tokens before pooling, including special tokens.
+/// Returns the vectors of all tokens before pooling, including special tokens, or those of a late-interaction model.
 pub(super) async fn embed_all(
     app: &RequestContext<'_>,
     mut fields: Fields,
     submit: Submit,
 ) -> HandlerResult {
-    let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
-    let submit = Submit {
-        wanted: OutputKind::AllTokens,
-        ..submit
+    let name = fields.text("model")?;
+    let late = || app.models.late(name.as_deref());
+    let embedding = app.models.embedding(name.as_deref());
+    let model = app.asks(embedding.or_else(|error| late().map_err(|_| error)))?;
+    let wanted = match model.service()?.is_embedding() {
+        true => OutputKind::AllTokens,
+        // The name of a prompt is that of the side, like in sentence-transformers.
+        false => OutputKind::vectors(match fields.peek("prompt_name") {
+            Some("query") => TextRole::Query,
+            _ => TextRole::Document,
+        }),
     };
+    let submit = Submit { wanted, ..submit };
     let (answers, tokens) = embedded(app, &model, fields, submit).await?;
+    let width = model.service()?.token_width();
     let rows = answers.iter().map(|answer| {
-        let width = answer.values.len() / answer.tokens.max(1);
+        let width = match wanted {
+            OutputKind::AllTokens => answer.values.len() / answer.tokens.max(1),
+            _ => width,
+        };
         answer.values.chunks_exact(width.max(1)).collect()
     });
     let rows: Vec<Vec<&[f32]>> = rows.collect();
@@ -387,13 +402,13 @@ pub(super) async fn predict(
     Ok(with_tokens(response, tokens))
 }
 
-/// Ranks texts by a query. Scores are those of TEI and independent of the model's folder.
+/// Ranks texts by a query. Scores are those of TEI and independent of the model's folder, but for late interaction, which has no logits.
 pub(super) async fn rerank(
     app: &RequestContext<'_>,
     mut fields: Fields,
     submit: Submit,
 ) -> HandlerResult {
-    let model = app.asks(app.models.scoring(fields.text("model")?.as_deref()))?;
+    let model = app.asks(app.models.ranking(fields.text("model")?.as_deref()))?;
     let submit = cut(&mut fields, submit)?;
     let are_raw = fields.flag("raw_scores")?.unwrap_or(false);
     let return_text = fields.flag("return_text")?.unwrap_or(false);
@@ -404,7 +419,7 @@ pub(super) async fn rerank(
         ..submit
     };
     let (mut ranks, tokens) = ranked(app, model.service()?, &query, &texts, submit).await?;
-    if !are_raw {
+    if !are_raw && model.service()?.is_scoring() {
         for (_, score) in &mut ranks {
             ClassScore::Sigmoid.apply(std::slice::from_mut(score));
         }

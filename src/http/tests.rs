@@ -222,6 +222,7 @@ fn small(name: &str) -> Model {
         tokenizers: 1,
         all_tokens: true,
         sparse: false,
+        token_vectors: false,
         fill_mask: name.ends_with("-mlm"),
         default_prompt: Default::default(),
         share: None,

@@ -189,7 +189,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use error::{ModelError, Problem};
 pub use expect::Expectation;
-pub use modules::{EMBEDDING, LOGITS, Module, Pooling, SPARSE, computed};
+pub use modules::{EMBEDDING, LOGITS, Module, Pooling, SPARSE, TOKEN_VECTORS, computed};
 
 use crate::{
     graph::{Graph, NEXT_LOGITS, WeightNames},

@@ -7,6 +7,8 @@ use crate::ops::{Activation, PoolWeights};
 pub const EMBEDDING: &str = "sentence_embedding";
 /// Output of sparse weights: of vocabulary entries, `[batch, vocabulary]`, or of tokens, `[tokens, 1]`.
 pub const SPARSE: &str = "sparse";
+/// Output with a vector of length 1 for each token, for late interaction, `[tokens, width]`.
+pub const TOKEN_VECTORS: &str = "colbert";
 /// Output that scores are computed from. Without modules, the description computes it itself.
 pub const LOGITS: &str = "sequence_logits";
 /// Output of a description that most modules start from.
@@ -21,7 +23,8 @@ pub(super) const NEXT_LOGITS: &str = "next_token_logits";
 pub enum Module {
     /// `[tokens, width]` → `[batch, modes · width]`.
     Pooling { folder: String, modes: Vec<Pooling> },
-    /// `[batch, inputs]` → `[batch, outputs]`, with `linear.weight` and `linear.bias` of its folder.
+    /// `[batch, inputs]` → `[batch, outputs]`, with `linear.weight` and `linear.bias` of its folder, or of the checkpoint itself if the
+    /// folder is empty. Without a Pooling before it, the rows are tokens.
     Dense {
         folder: String,
         inputs: u32,
@@ -35,6 +38,8 @@ pub enum Module {
     LayerNorm { folder: String, width: u32 },
     /// Scales rows to length 1.
     Normalize { folder: String },
+    /// Scales the rows of tokens to length 1, as the last module of a late-interaction model.
+    NormalizeTokens,
     /// Keeps the first columns (`truncate_dim`).
     Truncate { width: u32 },
     /// `ln(1 + max(x, 0))` of the maximum logit of each vocabulary entry; applied a second time if `twice`.
@@ -61,9 +66,12 @@ impl Module {
     /// Returns the folder of the module's weights, if it has any.
     pub fn weights(&self) -> Option<&str> {
         match self {
-            Module::Dense { folder, .. } | Module::LayerNorm { folder, .. } => Some(folder),
+            Module::Dense { folder, .. } | Module::LayerNorm { folder, .. } => {
+                Some(folder.as_str()).filter(|folder| !folder.is_empty())
+            }
             Module::Pooling { .. }
             | Module::Normalize { .. }
+            | Module::NormalizeTokens
             | Module::Truncate { .. }
             | Module::Splade { .. }
             | Module::LogitScore { .. } => None,
@@ -74,6 +82,7 @@ impl Module {
 /// Returns the output that `modules` compute, or `None` if there are none.
 pub fn computed(modules: &[Module]) -> Option<&'static str> {
     Some(match modules.first()? {
+        _ if modules.contains(&Module::NormalizeTokens) => TOKEN_VECTORS,
         Module::Splade { .. } => SPARSE,
         Module::LogitScore { .. } => LOGITS,
         _ => EMBEDDING,

@@ -17,7 +17,8 @@ pub use error::LowerError;
 use prepared::Prepared;
 
 use super::{
-    AttentionChoice, Padding, Program, Step, Storage, Tensor, TensorIndex, padding::check_kept,
+    AttentionChoice, Padding, Program, Step, Storage, Tensor, TensorIndex,
+    padding::{check_expanded, check_kept},
 };
 use crate::{
     graph::{Graph, NodeId, Op, WeightExpr},
@@ -52,8 +53,10 @@ pub struct LowerOptions<'a> {
 /// Returns an error for an unsupported operator, and with padding kept for an operator that would
 /// read padding.
 pub fn lower(graph: &Graph, options: &LowerOptions) -> Result<Program, LowerError> {
-    if options.padding == Padding::Kept {
-        check_kept(graph)?;
+    match options.padding {
+        Padding::Removed => {}
+        Padding::Expanded => check_expanded(graph)?,
+        Padding::Kept => check_kept(graph)?,
     }
     let mut lowering = Lowering::new(graph, options)?;
     for id in graph.topological() {

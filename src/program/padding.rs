@@ -11,6 +11,8 @@ pub enum Padding {
     /// Sequences are packed, and nothing is computed for padding (ByteTransformer III.D).
     #[default]
     Removed,
+    /// Sequences are packed, and may end with tokens that no token attends to (`Batch::with_attended`). Softmax masks these.
+    Expanded,
     /// Every sequence is padded to the longest, as in frameworks without packing. All launches
     /// include the padding, and softmax masks padding keys. For measurements only.
     Kept,
@@ -27,6 +29,18 @@ pub(super) fn check_kept(graph: &Graph) -> Result<(), LowerError> {
                 check_node(graph, id, output)?;
                 next.extend(graph.operands(id));
             }
+        }
+    }
+    Ok(())
+}
+
+/// Checks that tokens which no token attends to change nothing but their own rows.
+pub(super) fn check_expanded(graph: &Graph) -> Result<(), LowerError> {
+    check_kept(graph)?;
+    for id in graph.topological() {
+        if let Op::Softmax { causal: true, .. } = graph.op(id) {
+            let node = graph.node(id).name.clone();
+            return Err(LowerError::CausalExpansion { node });
         }
     }
     Ok(())

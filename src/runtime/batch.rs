@@ -48,6 +48,8 @@ pub struct Batch {
     padded: Option<Padded>,
     /// Number of tokens of each sequence without padding, if [`Batch::with_padding`] added padding.
     valid_lens: Option<Vec<u32>>,
+    /// Number of tokens of each sequence that its tokens attend to; `None` for all of them.
+    attended: Option<Vec<u32>>,
     past: Option<Past>,
     /// Noise seed of each sequence; `None` means zeros.
     seeds: Option<Vec<u64>>,
@@ -114,6 +116,7 @@ impl Batch {
             extents,
             padded: None,
             valid_lens: None,
+            attended: None,
             past: None,
             seeds: None,
         })
@@ -247,6 +250,40 @@ impl Batch {
         Ok(self)
     }
 
+    /// Sets the number of tokens of each sequence that its tokens attend to, from the first on. Tokens after them are computed, and no
+    /// token attends to them, not even they themselves, as in the query expansion of late interaction. Only an engine of a model that
+    /// expands so accepts such a batch.
+    ///
+    /// # Errors
+    /// Returns an error if there is not one number for each sequence, or a number is not between 1 and the length of its sequence.
+    pub fn with_attended(mut self, attended: Vec<u32>) -> Result<Self, BatchError> {
+        let (expected, found) = (self.lens.len(), attended.len());
+        if expected != found {
+            return Err(BatchError::Past {
+                what: "numbers of attended tokens",
+                expected,
+                found,
+            });
+        }
+        let mut both = attended.iter().zip(&self.lens).enumerate();
+        if let Some((sequence, (&attended, &len))) =
+            both.find(|(_, (n, len))| !(1..=**len).contains(n))
+        {
+            return Err(BatchError::Attended {
+                sequence,
+                attended,
+                len,
+            });
+        }
+        self.attended = Some(attended);
+        Ok(self)
+    }
+
+    /// Returns the number of tokens of each sequence that its tokens attend to; `None` for all of them.
+    pub fn attended(&self) -> Option<&[u32]> {
+        self.attended.as_deref()
+    }
+
     /// Sets the noise seed of each sequence, for models that draw noise (`draw` in a description). The default is 0.
     ///
     /// # Errors
@@ -300,6 +337,7 @@ impl Batch {
             lens,
             padded: None,
             valid_lens: Some(self.own_lens().to_vec()),
+            attended: self.attended.clone(),
             past: None,
             seeds: self.seeds.clone(),
         })
@@ -313,6 +351,20 @@ impl Batch {
                 sequence,
                 valid,
                 padding: len.saturating_sub(valid),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns an error if a token of any sequence is not attended to.
+    pub(crate) fn check_attended(&self) -> Result<(), BatchError> {
+        let attended = self.attended.iter().flatten();
+        let mut both = attended.zip(&self.lens).enumerate();
+        match both.find(|(_, (attended, len))| attended != len) {
+            Some((sequence, (&attended, &len))) => Err(BatchError::NotAttended {
+                sequence,
+                attended,
+                len,
             }),
             None => Ok(()),
         }
@@ -368,7 +420,8 @@ impl Batch {
     /// # Errors
     /// Returns no error for a batch that passes [`check`](Self::check).
     pub fn ended(&self, end: Option<SequenceEnd>) -> Result<Cow<'_, Self>, BatchError> {
-        let Some(end) = end.filter(|_| self.past.is_none() && self.valid_lens.is_none()) else {
+        let is_whole = self.past.is_none() && self.valid_lens.is_none() && self.attended.is_none();
+        let Some(end) = end.filter(|_| is_whole) else {
             return Ok(Cow::Borrowed(self));
         };
         let (mut rest, mut from) = (self.token_ids.as_slice(), 0);

@@ -46,6 +46,8 @@ pub struct ModelConfig {
     pub all_tokens: bool,
     #[serde(default)]
     pub sparse: bool,
+    #[serde(default)]
+    pub token_vectors: bool,
     /// Whether a masked language model fills masks instead of embedding texts.
     #[serde(default)]
     pub fill_mask: bool,

@@ -44,8 +44,8 @@ pub use translation::TranslationParams;
 
 pub use crate::heads::{
     Aggregation, AnswerOptions, EntityOptions, MaskJob, MaskOptions, QuestionJob, TokenJob,
-    ZeroShotJob, ZeroShotOptions,
+    TokenVectors, ZeroShotJob, ZeroShotOptions, max_sim,
 };
 pub use crate::text::{
-    ChatOptions, ClassScore, CutSide, Json, Message, TargetPrefix, TextToken, Tool,
+    ChatOptions, ClassScore, CutSide, Json, Message, TargetPrefix, TextRole, TextToken, Tool,
 };

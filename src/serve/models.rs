@@ -19,7 +19,7 @@ use super::{
 use crate::{
     DType, DeviceChoice, Engine, EngineError,
     heads::{MASK_LOGITS, TOKEN_LOGITS},
-    model::{Description, EMBEDDING, computed},
+    model::{Description, EMBEDDING, TOKEN_VECTORS, computed},
     schedule::{CostTable, Scheduler},
     text::{Folder, Prompt, TextEncoder, TextToken},
 };
@@ -47,6 +47,8 @@ pub struct ModelChoice {
     pub all_tokens: bool,
     /// Whether an embedding model also computes sparse weights of tokens, as BGE-M3 does.
     pub sparse: bool,
+    /// Whether an embedding model also computes the vectors of tokens for late interaction, as BGE-M3 does.
+    pub token_vectors: bool,
     /// Whether a masked language model fills masks instead of embedding texts.
     pub fill_mask: bool,
     /// Prompt before texts without their own.
@@ -186,7 +188,15 @@ impl Model {
         }
         let outputs = match choice.fill_mask {
             true => vec![MASK_LOGITS],
-            false => Self::outputs(&folder, choice.all_tokens, choice.sparse)?,
+            false => {
+                let also = [
+                    (choice.all_tokens, STATES),
+                    (choice.sparse, SPARSE),
+                    (choice.token_vectors, TOKEN_VECTORS),
+                ];
+                let also = also.into_iter().filter(|(is, _)| *is);
+                Self::outputs(&folder, also.map(|(_, name)| name))?
+            }
         };
         let engines = devices.iter().map(|&device| match outputs.as_slice() {
             [] => builder(device).build(),
@@ -237,14 +247,13 @@ impl Model {
     }
 
     /// Returns the outputs of a folder that its service reads, so that batches do not compute and copy others. Empty if the default
-    /// outputs are the right ones.
+    /// outputs are the right ones. A model that embeds also has the outputs `also`.
     ///
     /// # Errors
     /// Returns an error if config.json cannot be read, or no bundled description fits it.
     pub fn outputs(
         folder: &Folder,
-        all_tokens: bool,
-        sparse: bool,
+        also: impl IntoIterator<Item = &'static str>,
     ) -> Result<Vec<&'static str>, EngineError> {
         let config = folder.config()?;
         let description = Description::for_config(config)?;
@@ -253,13 +262,9 @@ impl Model {
             None => description.outputs_for(config)?,
         };
         let embeds = usual.contains(&EMBEDDING);
-        let also = [(all_tokens, STATES), (sparse, SPARSE)];
-        let mut also = also.into_iter().filter(|&(is, _)| is && embeds).peekable();
+        let mut also = also.into_iter().filter(|_| embeds).peekable();
         Ok(match (also.peek(), folder.modules()) {
-            (Some(_), _) => {
-                let also = also.map(|(_, name)| name);
-                [EMBEDDING].into_iter().chain(also).collect()
-            }
+            (Some(_), _) => [EMBEDDING].into_iter().chain(also).collect(),
             (None, Some(_)) => Vec::new(),
             (None, None) => {
                 let known = ROWS.into_iter().chain([TOKEN_LOGITS]);
@@ -372,6 +377,7 @@ impl Model {
             Kind::Service(service) if service.is_tagging() => "labels tokens",
             Kind::Service(service) if service.is_answering() => "answers questions about texts",
             Kind::Service(service) if service.is_filling() => "fills masks",
+            Kind::Service(service) if service.has_token_vectors() => "computes vectors of tokens",
             Kind::Service(_) => "computes sparse embeddings",
             Kind::Generation(service) if service.has_source() => "generates text from a source",
             Kind::Generation(_) => "generates text",

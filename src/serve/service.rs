@@ -3,6 +3,7 @@
 mod lanes;
 mod queue;
 mod request;
+mod tasks;
 mod waiter;
 
 use std::{
@@ -33,9 +34,9 @@ use crate::{
     Batch, Engine, EngineError,
     engine::{LOGITS, Pipeline},
     heads::{MASK_LOGITS, TOKEN_LOGITS},
-    model::EMBEDDING,
+    model::{EMBEDDING, TOKEN_VECTORS},
     schedule::{CostTable, Scheduler, SchedulerState},
-    text::{ClassScore, Prompt, TextEncoder},
+    text::{ClassScore, Prompt, TextEncoder, TextRole},
 };
 
 /// Texts below this many bytes are tokenized on the caller's thread, if a request has at most [`FEW`] inputs.
@@ -88,6 +89,8 @@ pub struct Service {
     width: usize,
     has_states: bool,
     has_sparse: bool,
+    /// Width of the vectors of tokens for late interaction; 0 without them.
+    token_width: usize,
     labels: Vec<String>,
     class_score: ClassScore,
 }
@@ -111,7 +114,7 @@ impl Service {
                 .iter()
                 .map(|(name, _)| name.as_str())
         };
-        let known = ROWS.into_iter().chain(HEADS);
+        let known = ROWS.into_iter().chain(HEADS).chain([TOKEN_VECTORS]);
         let output = known.into_iter().find(|name| names().any(|n| n == *name));
         let output = output.ok_or_else(|| EngineError::NoOutput {
             name: EMBEDDING.to_owned(),
@@ -140,7 +143,8 @@ impl Service {
             .map(|i| engine.limits().token_id(u64::from(i) + 1))
             .collect();
         let outputs = session.run(&Batch::from_packed(ids, &[N])?)?;
-        let width = match HEADS.contains(&output) {
+        let token_width = outputs.get(TOKEN_VECTORS).map_or(0, |all| all.values.len()) / N as usize;
+        let width = match HEADS.contains(&output) || output == TOKEN_VECTORS {
             true => outputs.get(output)?.values.len() / N as usize,
             false => outputs.get(output)?.values.len(),
         };
@@ -229,39 +233,10 @@ impl Service {
             width,
             has_states,
             has_sparse,
+            token_width,
             labels,
             class_score,
         })
-    }
-
-    /// Returns whether the model embeds texts.
-    pub fn is_embedding(&self) -> bool {
-        self.output == EMBEDDING
-    }
-
-    /// Returns whether the model computes sparse embeddings, alone or in addition to another output.
-    pub fn has_sparse(&self) -> bool {
-        self.has_sparse
-    }
-
-    /// Returns whether the model scores pairs or texts by label, as cross-encoders and classifiers do.
-    pub fn is_scoring(&self) -> bool {
-        self.output == LOGITS
-    }
-
-    /// Returns whether the model labels tokens.
-    pub fn is_tagging(&self) -> bool {
-        self.output == TOKEN_LOGITS && !self.is_answering()
-    }
-
-    /// Returns whether the model answers questions about a text.
-    pub fn is_answering(&self) -> bool {
-        self.output == TOKEN_LOGITS && self.encoder().folder().answers_questions()
-    }
-
-    /// Returns whether the model fills masks.
-    pub fn is_filling(&self) -> bool {
-        self.output == MASK_LOGITS
     }
 
     /// Number of values in an answer: the width of an embedding, or the number of labels.
@@ -308,8 +283,11 @@ impl Service {
     /// Inputs of token ids have the positions alone.
     pub fn max_text_tokens(&self) -> Option<usize> {
         let positions = self.shared.limits.longest.map(|n| n as usize);
-        let limits = positions.into_iter().chain(self.encoder().max_tokens());
-        limits.min()
+        let limit = match self.encoder().folder().late_interaction() {
+            Some(late) => Some(late.length(TextRole::Document)),
+            None => self.encoder().max_tokens(),
+        };
+        positions.into_iter().chain(limit).min()
     }
 
     pub fn metrics(&self) -> &Metrics {
@@ -332,7 +310,11 @@ impl Service {
     /// Returns the bytes that inputs take until they are answered. Includes answers whose size is known beforehand.
     pub fn memory(&self, inputs: usize, wanted: OutputKind) -> u64 {
         let answer = match wanted {
-            OutputKind::AllTokens | OutputKind::Sparse | OutputKind::Tokens => 0,
+            OutputKind::AllTokens
+            | OutputKind::Sparse
+            | OutputKind::Tokens
+            | OutputKind::QueryVectors
+            | OutputKind::DocumentVectors => 0,
             OutputKind::Usual | OutputKind::Logits if self.is_scoring() => {
                 SCORE * self.width as u64
             }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::text::CutSide;
+use crate::text::{CutSide, TextRole};
 
 /// Kind of result that a request selects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,6 +18,29 @@ pub enum OutputKind {
     Tokens,
     /// Scores before the activation function that the model's folder names.
     Logits,
+    /// The vectors of a query's tokens for late interaction, concatenated.
+    QueryVectors,
+    /// The vectors of a document's tokens for late interaction, concatenated.
+    DocumentVectors,
+}
+
+impl OutputKind {
+    /// Returns the vectors of the tokens of a query or a document.
+    pub fn vectors(role: TextRole) -> Self {
+        match role {
+            TextRole::Query => Self::QueryVectors,
+            TextRole::Document => Self::DocumentVectors,
+        }
+    }
+
+    /// Returns the side of late interaction that inputs are on, if it is asked for.
+    pub fn role(self) -> Option<TextRole> {
+        match self {
+            Self::QueryVectors => Some(TextRole::Query),
+            Self::DocumentVectors => Some(TextRole::Document),
+            Self::Usual | Self::AllTokens | Self::Sparse | Self::Tokens | Self::Logits => None,
+        }
+    }
 }
 
 /// Options of a request, which apply to all of its inputs.
@@ -69,7 +92,9 @@ impl Answer {
         match wanted {
             OutputKind::Usual | OutputKind::Logits => 0,
             OutputKind::AllTokens => VALUE * self.values.len() as u64,
-            OutputKind::Tokens => 2 * size_of::<f32>() as u64 * self.values.len() as u64,
+            OutputKind::Tokens | OutputKind::QueryVectors | OutputKind::DocumentVectors => {
+                2 * size_of::<f32>() as u64 * self.values.len() as u64
+            }
             OutputKind::Sparse => ENTRY * self.values.len() as u64,
         }
     }

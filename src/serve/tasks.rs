@@ -29,6 +29,23 @@ impl Models {
         self.serving(name, "scores", Service::is_scoring)
     }
 
+    /// Returns a model that computes the vectors of tokens for late interaction.
+    ///
+    /// # Errors
+    /// Same as [`embedding`](Self::embedding).
+    pub fn late(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
+        self.serving(name, "vectors of tokens", Service::has_token_vectors)
+    }
+
+    /// Returns a model that ranks documents: one that scores, or else one for late interaction.
+    ///
+    /// # Errors
+    /// Same as [`embedding`](Self::embedding).
+    pub fn ranking(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
+        self.scoring(name)
+            .or_else(|error| self.late(name).map_err(|_| error))
+    }
+
     /// Returns a model that labels tokens.
     ///
     /// # Errors

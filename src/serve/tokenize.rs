@@ -175,7 +175,46 @@ pub(super) fn encode(
         .prompt
         .and_then(|at| encoder.folder().prompt_name(at));
     let prompt = prompt.map_or(Prompt::Default, Prompt::Named);
-    let encoded = match text {
+    let encoded = match (submit.wanted.role(), text) {
+        (Some(role), Text::One(text)) => encoder.encode_as(role, text, prompt, side),
+        (Some(role), Text::Prompted(prompt, text)) => {
+            encoder.encode_as(role, text, Prompt::Text(prompt), side)
+        }
+        (_, text) => encoded(encoder, text, prompt, side, limit),
+    };
+    let encoded = encoded.map_err(|error| match error {
+        TextError::Text { problem, .. } => ServeError::invalid(
+            "input",
+            format!("input {index} cannot be tokenized: {problem}"),
+        ),
+        other => ServeError::Internal(other.to_string()),
+    })?;
+    let encoded = match submit.wanted.role() {
+        Some(_) => encoded,
+        None => encoder.ended(encoded),
+    };
+    if encoded.ids.is_empty() {
+        return Err(ServeError::invalid(
+            "input",
+            format!("input {index} is empty; expected at least one token"),
+        ));
+    }
+    if encoded.is_cut && !submit.truncate {
+        let limit = encoded.ids.len();
+        return Err(ServeError::TooLong { index, limit });
+    }
+    Ok(encoded)
+}
+
+/// Tokenizes an input that is not a side of late interaction.
+fn encoded(
+    encoder: &TextEncoder,
+    text: &Text,
+    prompt: Prompt<'_>,
+    side: CutSide,
+    limit: Option<u32>,
+) -> Result<Encoded, TextError> {
+    match text {
         Text::One(text) => encoder.encode_cut(Input::Text(text), prompt, side),
         Text::Prompted(prompt, text) => {
             encoder.encode_cut(Input::Text(text), Prompt::Text(prompt), side)
@@ -194,28 +233,10 @@ pub(super) fn encode(
                 ids,
                 types: None,
                 is_cut,
+                attended: None,
             })
         }
-    };
-    let encoded = encoded.map_err(|error| match error {
-        TextError::Text { problem, .. } => ServeError::invalid(
-            "input",
-            format!("input {index} cannot be tokenized: {problem}"),
-        ),
-        other => ServeError::Internal(other.to_string()),
-    })?;
-    let encoded = encoder.ended(encoded);
-    if encoded.ids.is_empty() {
-        return Err(ServeError::invalid(
-            "input",
-            format!("input {index} is empty; expected at least one token"),
-        ));
     }
-    if encoded.is_cut && !submit.truncate {
-        let limit = encoded.ids.len();
-        return Err(ServeError::TooLong { index, limit });
-    }
-    Ok(encoded)
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 mod bytes;
 mod coder;
+mod encoded;
 mod language;
+mod late;
 mod long;
 mod placed;
 
@@ -15,14 +17,12 @@ use super::{
     Folder, Input, Prompt, TextError, contain::contain, conversation::Conversation,
     folder::cleaned_up, languages::Languages, sentencepiece::published, word_cache::WordCache,
 };
-use crate::{
-    files::Kind,
-    runtime::batch::{Batch, BatchError},
-    tensor::SequenceEnd,
-};
+use crate::{files::Kind, runtime::batch::Batch, tensor::SequenceEnd};
 pub use coder::CutSide;
 use coder::{Coder, cut_side, loaded};
+pub use encoded::Encoded;
 pub use language::TargetPrefix;
+use late::Late;
 use long::LONG;
 pub use placed::{Placed, PlacedToken};
 
@@ -50,36 +50,8 @@ pub struct TextEncoder {
     conversation: Option<Conversation>,
     /// Languages that the tokenizer marks, if there are any.
     languages: Option<Languages>,
-}
-
-/// Token ids of one sequence.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Encoded {
-    pub ids: Vec<u32>,
-    /// Segment ids, one for each token; `None` if all are 0 or the model has no segments.
-    pub types: Option<Vec<u32>>,
-    /// Whether the text was longer than the checkpoint's maximum and was cut.
-    pub is_cut: bool,
-}
-
-impl Encoded {
-    /// Packs sequences into a batch.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Batch::from_packed`].
-    pub fn batch<'e>(all: impl Iterator<Item = &'e Self> + Clone) -> Result<Batch, BatchError> {
-        let lens: Vec<u32> = all.clone().map(|one| one.ids.len() as u32).collect();
-        let ids = all.clone().flat_map(|one| one.ids.iter().copied());
-        let batch = Batch::from_packed(ids.collect(), &lens)?;
-        if all.clone().all(|one| one.types.is_none()) {
-            return Ok(batch);
-        }
-        let types = all.flat_map(|one| match &one.types {
-            Some(types) => types.clone(),
-            None => vec![0; one.ids.len()],
-        });
-        batch.with_type_ids(types.collect())
-    }
+    /// Tokens and tokenizers of a late-interaction model.
+    late: Option<Late>,
 }
 
 /// A token of a text, for display.
@@ -136,7 +108,7 @@ impl TextEncoder {
         let languages = settings.languages(&tokenizer)?;
         let is_bpe = matches!(tokenizer.get_model(), ModelWrapper::BPE(_));
         let words = WordCache::of(&tokenizer).map(Arc::new);
-        Ok(Self {
+        Self {
             tokenizer: Coder::Json(Box::new(tokenizer), words),
             other_side: OnceLock::new(),
             cut_side,
@@ -149,7 +121,9 @@ impl TextEncoder {
             end: inputs.end,
             cleans_up: settings.cleans_up(is_bpe)?,
             languages,
-        })
+            late: None,
+        }
+        .with_late(inputs.positions)
     }
 
     /// Loads the tokenizer of a folder without tokenizer.json.
@@ -180,7 +154,7 @@ impl TextEncoder {
         pieces.limit(limit.map(|limit| (limit, cut_side == CutSide::Left)));
         let cleans_up = folder.tokenizer_settings()?.cleans_up(false)?;
         let languages = Some(pieces.languages().clone());
-        Ok(Self {
+        Self {
             tokenizer: Coder::SentencePiece(Box::new(pieces)),
             other_side: OnceLock::new(),
             cut_side,
@@ -193,7 +167,9 @@ impl TextEncoder {
             end: inputs.end,
             cleans_up,
             languages,
-        })
+            late: None,
+        }
+        .with_late(inputs.positions)
     }
 
     /// Returns the checkpoint folder.
@@ -461,6 +437,7 @@ impl TextEncoder {
             ids: encoding.get_ids().to_vec(),
             types: has_types.then(|| types.to_vec()),
             is_cut,
+            attended: None,
         }
     }
 
@@ -502,6 +479,7 @@ impl TextEncoder {
             ids,
             types: None,
             is_cut,
+            attended: None,
         })
     }
 

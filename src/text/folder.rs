@@ -7,6 +7,7 @@
 
 mod config;
 mod json;
+mod late;
 mod modules;
 mod prompts;
 mod score;
@@ -29,6 +30,7 @@ pub use config::config;
 pub(super) use config::no_config;
 use config::{check_own, parsed};
 use json::Json;
+pub use late::{LateInteraction, LateScore, TextRole};
 use modules::{
     Entry, MAX_WIDTH, dense, dropout, entries, layer_norm, logit_score, normalize, pooling, splade,
 };
@@ -67,6 +69,8 @@ pub struct Folder {
     default_text: Option<String>,
     score: Option<Score>,
     pub(super) messages: Option<Messages>,
+    /// Settings of a late-interaction model, if it is one.
+    late: Option<LateInteraction>,
 }
 
 /// Conversion of texts to messages, for a model that reads conversations.
@@ -159,6 +163,7 @@ impl Folder {
             default_text: None,
             score: None,
             messages: None,
+            late: None,
         };
         if let Some(own) = &own {
             check_own(own)?;
@@ -168,7 +173,7 @@ impl Folder {
                 folder.read_modules(&listed, own.as_ref())?;
                 folder.read_transformer()?;
             }
-            true => folder.read_pooling()?,
+            true => folder.read_without_modules()?,
         }
         folder.read_prompts(own.as_ref())?;
         folder.score = folder.read_score(own.as_ref().filter(|_| !listed.is_empty()))?;
@@ -209,6 +214,20 @@ impl Folder {
     /// Returns the modules after the transformer, in a sentence-transformers folder.
     pub fn modules(&self) -> Option<&[Module]> {
         self.modules.as_deref()
+    }
+
+    /// Returns the settings of a late-interaction model, if it is one.
+    pub fn late_interaction(&self) -> Option<&LateInteraction> {
+        self.late.as_ref()
+    }
+
+    /// Returns how the max products of a query's tokens become a score: their sum (PyLate), or their mean if the folder has no settings
+    /// of late interaction and only its description has vectors of tokens (FlagEmbedding).
+    pub fn late_score(&self) -> LateScore {
+        match &self.late {
+            Some(_) => LateScore::Sum,
+            None => LateScore::Mean,
+        }
     }
 
     /// Returns the activation for logits of `n_labels` labels, as `CrossEncoder.predict` chooses it.
@@ -328,6 +347,11 @@ impl Folder {
     }
 
     fn read_modules(&mut self, listed: &[Entry], own: Option<&Json>) -> Result<(), TextError> {
+        self.late = LateInteraction::read(own, listed)?;
+        if self.late.is_some() {
+            self.modules = Some(late::modules(&self.root, &listed[1..])?);
+            return Ok(());
+        }
         let mut modules = Vec::new();
         for entry in &listed[1..] {
             let folder = entry.folder.clone();
@@ -341,7 +365,7 @@ impl Folder {
                     let modes = pooling(&config)?;
                     Module::Pooling { folder, modes }
                 }
-                "Dense" => dense(&config()?, folder)?,
+                "Dense" => dense(&config()?, folder, EMBEDDING)?,
                 "LayerNorm" => layer_norm(&config()?, folder)?,
                 "Normalize" => normalize(optional()?.as_ref(), folder)?,
                 "Dropout" => {
@@ -371,6 +395,17 @@ impl Folder {
         }
         self.modules = Some(modules);
         Ok(())
+    }
+
+    /// Reads what a folder without `modules.json` has in its place.
+    fn read_without_modules(&mut self) -> Result<(), TextError> {
+        match LateInteraction::of_stanford(&self.root, self.config.as_ref())? {
+            Some((late, modules)) => {
+                (self.late, self.modules) = (Some(late), Some(modules));
+                Ok(())
+            }
+            None => self.read_pooling(),
+        }
     }
 
     /// Reads the pooling of a folder without `modules.json`, as text-embeddings-inference does.

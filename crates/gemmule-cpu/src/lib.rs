@@ -13,6 +13,7 @@ mod simd;
 
 pub mod attention;
 pub mod linear;
+pub mod max_sim;
 pub mod parallel;
 pub mod product;
 pub mod rows;

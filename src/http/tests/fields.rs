@@ -120,7 +120,7 @@ fn objects_for_chat_templates_keep_the_order_of_their_keys() {
 /// Returns a valid body of a route.
 fn sound(route: Route) -> Value {
     match route {
-        Route::Embeddings => json!({"input": "x"}),
+        Route::Embeddings | Route::MultiVector => json!({"input": "x"}),
         Route::Completions => json!({"prompt": "One", "max_tokens": 1}),
         Route::ChatCompletions => json!({"messages": [{"role": "user", "content": "x"}]}),
         Route::Translate => json!({"text": "7"}),
@@ -147,6 +147,7 @@ fn each_computed_field_is_read_and_an_invalid_value_is_an_error_that_names_it() 
         "st-splade",
         "ce-nli",
         "hf-electra-mlm",
+        "late-bert",
         "../pipelines/ner",
         "../pipelines/qa",
     ];

@@ -68,18 +68,22 @@ impl Builder<'_> {
                     residual,
                 } => {
                     let input = x;
+                    let prefix = match folder.as_str() {
+                        "" => "linear",
+                        folder => folder,
+                    };
                     let (inputs, outputs) = (u64::from(*inputs), u64::from(*outputs));
                     let weight = self.stored(folder, "linear.weight", &[outputs, inputs], place)?;
                     let epilogue = Epilogue::default();
                     let linear = Op::Linear { epilogue };
                     let mut y =
-                        self.add(format!("{folder}.product"), linear, &[x, weight], place)?;
+                        self.add(format!("{prefix}.product"), linear, &[x, weight], place)?;
                     if *bias {
                         let bias = self.stored(folder, "linear.bias", &[outputs], place)?;
-                        y = self.add(format!("{folder}.sum"), Op::AddBias, &[y, bias], place)?;
+                        y = self.add(format!("{prefix}.sum"), Op::AddBias, &[y, bias], place)?;
                     }
                     if let Some(kind) = activation {
-                        let name = format!("{folder}.activated");
+                        let name = format!("{prefix}.activated");
                         y = self.add(name, Op::Activate(*kind), &[y], place)?;
                     }
                     match residual {
@@ -93,10 +97,10 @@ impl Builder<'_> {
                                 let linear = Op::Linear {
                                     epilogue: Epilogue::default(),
                                 };
-                                let name = format!("{folder}.projected");
+                                let name = format!("{prefix}.projected");
                                 rest = self.add(name, linear, &[input, weight], place)?;
                             }
-                            self.add(format!("{folder}.residual"), Op::Add, &[y, rest], place)?
+                            self.add(format!("{prefix}.residual"), Op::Add, &[y, rest], place)?
                         }
                     }
                 }
@@ -117,6 +121,11 @@ impl Builder<'_> {
                         &[x],
                         place,
                     )?
+                }
+                Module::NormalizeTokens => {
+                    let eps = NORMALIZE_EPS;
+                    let op = Op::L2Normalize { eps };
+                    self.add("token_vectors".to_owned(), op, &[x], place)?
                 }
                 Module::Splade { folder, twice } => {
                     let largest = format!("{folder}.largest");
@@ -165,7 +174,10 @@ impl Builder<'_> {
         dims: &[u64],
         place: &std::ops::Range<usize>,
     ) -> Result<NodeId, ModelError> {
-        let name = format!("{folder}/{tensor}");
+        let name = match folder {
+            "" => tensor.to_owned(),
+            folder => format!("{folder}/{tensor}"),
+        };
         let dims = dims.to_vec();
         let stored = WeightExpr::Stored {
             name: name.clone(),

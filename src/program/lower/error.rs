@@ -28,6 +28,10 @@ pub enum LowerError {
     )]
     UnmaskedAttention { node: String },
     #[error(
+        "`{node}` is causal, where tokens of a query's expansion would attend to each other; a causal late-interaction model is computed only with `attend_to_expansion_tokens`, or without `do_query_expansion`"
+    )]
+    CausalExpansion { node: String },
+    #[error(
         "the output `{output}` is a mean over tokens (`{node}`), which would average padding too; to keep padding, ask for other outputs, such as values per token"
     )]
     MeanOfPadding { output: String, node: String },

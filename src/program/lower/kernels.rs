@@ -212,6 +212,9 @@ impl Lowering<'_> {
         causal: bool,
         by: PositionBias,
     ) -> Result<Dispatch<KernelSpec>, String> {
+        if self.options.invariant && self.options.padding == Padding::Expanded {
+            return Err("masks the query expansion of a late-interaction model, which has kernels only for stored scores; these sum rows in an order that depends on the other sequences, so do not use --invariant".to_owned());
+        }
         if self.options.invariant && by.is_none() {
             return Err("sums rows in an order that depends on their address, and so on the other sequences; enable the pass `fuse_attention` (`gemmule explain` shows why it refuses), or do not use --invariant".to_owned());
         }
@@ -219,7 +222,7 @@ impl Lowering<'_> {
         let mask = match self.options.padding {
             // A causal query never reads padding, which is at the end of its sequence.
             _ if causal => SoftmaxMask::Causal,
-            Padding::Kept => SoftmaxMask::Padding,
+            Padding::Kept | Padding::Expanded => SoftmaxMask::Padding,
             Padding::Removed => SoftmaxMask::None,
         };
         if !by.is_none() {

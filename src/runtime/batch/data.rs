@@ -149,7 +149,8 @@ impl Batch {
     }
 
     pub(in crate::runtime) fn write_valid_lens(&self, to: &mut [i32]) {
-        to.copy_from_slice(bytemuck::cast_slice(self.own_lens()));
+        let lens = self.attended().unwrap_or(self.own_lens());
+        to.copy_from_slice(bytemuck::cast_slice(lens));
     }
 
     /// Length of each sequence without padding.

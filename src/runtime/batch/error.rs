@@ -65,6 +65,22 @@ pub enum BatchError {
     )]
     Width { ids: usize, width: usize },
     #[error(
+        "{attended} tokens of sequence {sequence} are attended to; expected 1 to {len}, its tokens"
+    )]
+    Attended {
+        sequence: usize,
+        attended: u32,
+        len: u32,
+    },
+    #[error(
+        "tokens of sequence {sequence} attend to {attended} of its {len} tokens, and the engine's attention reads all of them; expected a late-interaction model with query expansion that is not attended to"
+    )]
+    NotAttended {
+        sequence: usize,
+        attended: u32,
+        len: u32,
+    },
+    #[error(
         "sequence {sequence} has {valid} tokens and {padding} of padding, which this session would treat as tokens; run the batch without `with_padding`, or build the engine with `Padding::Kept`"
     )]
     Padding {

@@ -16,11 +16,13 @@ use super::{
 use crate::{
     AllocatorChoice, Batch, ChunkPolicy, Engine, EngineError, Outputs, Session,
     engine::{DeviceName, Pending, Pipeline},
+    heads::TokenVectors,
+    model::TOKEN_VECTORS,
     schedule::{CostTable, Costs, Layout, Micros, Planned, Refusal},
     serve::{DevicePermit, Metrics, ModelHandle, ServeError, costs::full_batch},
     simulate::Happened,
     tensor::Extents,
-    text::Encoded,
+    text::{Encoded, TextRole},
 };
 
 /// A batch in the executor.
@@ -439,6 +441,12 @@ impl Collect {
                             rows.flat_map(|(_, row)| row.iter().copied()).collect()
                         }
                     };
+                }
+                (OutputKind::QueryVectors | OutputKind::DocumentVectors, _) => {
+                    let role = entry.lead.submit().wanted.role();
+                    let own = outputs.sequence(TOKEN_VECTORS, at)?;
+                    let role = role.unwrap_or(TextRole::Document);
+                    answer.values = TokenVectors::of(&self.shared.encoder, role, ids, own).values;
                 }
                 (OutputKind::Sparse, Some(weights)) => {
                     let own = outputs.sequence(SPARSE, at)?;

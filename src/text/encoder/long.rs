@@ -216,6 +216,7 @@ impl TextEncoder {
             ids,
             types: has_types.then_some(types),
             is_cut,
+            attended: None,
         })
     }
 

@@ -246,6 +246,7 @@ impl TextEncoder {
                 ids: tokens.iter().map(|(token, _)| token.id).collect(),
                 types: has_types.then(|| tokens.iter().map(|(_, of)| *of).collect()),
                 is_cut,
+                attended: None,
             },
             tokens: tokens.into_iter().map(|(token, _)| token).collect(),
         }

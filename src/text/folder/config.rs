@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::json::Json;
+use super::{json::Json, late};
 use crate::{
     files::{self, Kind},
     runtime::weights::Found,
@@ -47,7 +47,7 @@ pub(in crate::text) fn no_config(folder: &Path) -> TextError {
 
 /// Checks the keys of `config_sentence_transformers.json`.
 pub(super) fn check_own(own: &Json) -> Result<(), TextError> {
-    own.check_keys(&[
+    const KEYS: [&str; 10] = [
         "__version__",
         "activation_fn",
         "default_prompt_name",
@@ -58,7 +58,8 @@ pub(super) fn check_own(own: &Json) -> Result<(), TextError> {
         "requirements",
         "similarity_fn_name",
         "truncate_dim",
-    ])?;
+    ];
+    own.check_keys(&[&KEYS[..], &late::KEYS].concat())?;
     match own.get("max_active_dims") {
         Some(_) => Err(own.wrong("max_active_dims", "null, as gemmule keeps all weights")),
         None => Ok(()),

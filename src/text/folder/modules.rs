@@ -172,7 +172,8 @@ pub(super) fn logit_score(json: &Json, folder: String) -> Result<Module, TextErr
     Ok(Module::LogitScore { folder, yes, no })
 }
 
-pub(super) fn dense(json: &Json, folder: String) -> Result<Module, TextError> {
+/// Returns a Dense that reads and writes `value`: sentence embeddings, or the vectors of tokens.
+pub(super) fn dense(json: &Json, folder: String, value: &str) -> Result<Module, TextError> {
     json.check_keys(&[
         "in_features",
         "out_features",
@@ -191,7 +192,7 @@ pub(super) fn dense(json: &Json, folder: String) -> Result<Module, TextError> {
         Some("GELU") => Some(Activation::GeluExact),
         Some(_) => return Err(json.wrong(key, "Identity, Tanh, ReLU or GELU of torch.nn")),
     };
-    check_values(json)?;
+    check_values(json, value)?;
     Ok(Module::Dense {
         folder,
         inputs: json.needed("in_features", MAX_WIDTH)?,
@@ -213,7 +214,7 @@ pub(super) fn layer_norm(json: &Json, folder: String) -> Result<Module, TextErro
 pub(super) fn normalize(json: Option<&Json>, folder: String) -> Result<Module, TextError> {
     if let Some(json) = json {
         json.check_keys(&["module_input_name", "module_output_name"])?;
-        check_values(json)?;
+        check_values(json, EMBEDDING)?;
     }
     Ok(Module::Normalize { folder })
 }
@@ -223,11 +224,11 @@ pub(super) fn dropout(json: Option<&Json>) -> Result<(), TextError> {
     json.map_or(Ok(()), |json| json.check_keys(&["dropout"]))
 }
 
-/// Refuses a module that reads or writes another value than sentence embeddings.
-fn check_values(json: &Json) -> Result<(), TextError> {
+/// Refuses a module that reads or writes another value than the given one.
+fn check_values(json: &Json, value: &str) -> Result<(), TextError> {
     for key in ["module_input_name", "module_output_name"] {
-        if json.text(key)?.is_some_and(|name| name != EMBEDDING) {
-            return Err(json.wrong(key, &format!("`{EMBEDDING}`")));
+        if json.text(key)?.is_some_and(|name| name != value) {
+            return Err(json.wrong(key, &format!("`{value}`")));
         }
     }
     Ok(())

@@ -84,7 +84,7 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, Offline), Report> {
     let (offline, costs) = match args.route {
         Route::Embeddings => {
             let mut builder = builder(&folder, inside);
-            let outputs = Model::outputs(&Folder::open(&folder)?, false, false)?;
+            let outputs = Model::outputs(&Folder::open(&folder)?, [])?;
             if !outputs.is_empty() {
                 builder = builder.outputs(outputs);
             }
@@ -118,6 +118,7 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, Offline), Report> {
         tokenizers: inside.tokenizers.unwrap_or(cores.clamp(1, 64)),
         all_tokens: false,
         sparse: false,
+        token_vectors: false,
         fill_mask: false,
         default_prompt: Default::default(),
         share: None,

@@ -1,0 +1,83 @@
+//! Late interaction: vectors of tokens, and scores of documents.
+
+use super::{Engine, EngineError, heads::BATCH_TOKENS};
+use crate::{
+    heads::{TokenVectors, max_sim},
+    model::TOKEN_VECTORS,
+    runtime::{LoadedModel, cpu::Threads},
+    text::{Encoded, Prompt, TextRole},
+};
+
+impl Engine {
+    /// Computes the vectors of the tokens of queries or of documents with a late-interaction model, one matrix for each text. Texts are
+    /// tokenized as the checkpoint folder says (`ColBERT.encode` of PyLate): a prefix token is inserted, queries are padded, and the
+    /// vectors of skipped words are removed from documents. Each vector has length 1. The folder's default prompt is put before each
+    /// text. The vectors of BGE-M3 are those of the output `colbert`, without the first token's.
+    ///
+    /// # Errors
+    /// An engine without a checkpoint folder or without the output `colbert`, a text that the tokenizer refuses, and a batch that fails.
+    pub fn token_vectors<S: AsRef<str>>(
+        &self,
+        role: TextRole,
+        texts: &[S],
+    ) -> Result<Vec<TokenVectors>, EngineError> {
+        let encoder = self.text_encoder()?;
+        let encoded = texts.iter().enumerate().map(|(index, text)| {
+            let (text, side) = (text.as_ref(), encoder.cut_side());
+            let encoded = encoder.encode_as(role, text, Prompt::Default, side);
+            encoded.map_err(|error| error.of_text(index))
+        });
+        let inputs: Vec<Encoded> = encoded.collect::<Result<_, _>>()?;
+        let inputs: Vec<&Encoded> = inputs.iter().collect();
+        self.head(&inputs, TOKEN_VECTORS, BATCH_TOKENS, |index, rows| {
+            TokenVectors::of(encoder, role, &inputs[index].ids, rows)
+        })
+    }
+
+    /// Scores documents for a query by the vectors of their tokens: for each vector of the query the max product with a vector of the
+    /// document, summed in f32. BGE-M3's sum is divided by the number of the query's vectors, as FlagEmbedding does. Scores are computed
+    /// on the CPU.
+    ///
+    /// # Errors
+    /// Vectors of different widths, and threads that cannot be started.
+    pub fn max_sim(
+        &self,
+        query: &TokenVectors,
+        documents: &[TokenVectors],
+    ) -> Result<Vec<f32>, EngineError> {
+        let mut all = documents.iter();
+        let is_other = |vectors: &&TokenVectors| vectors.width != query.width;
+        if let Some(other) = all.find(is_other) {
+            return Err(EngineError::OtherWidth {
+                query: query.width,
+                document: other.width,
+            });
+        }
+        let score = self.text_encoder()?.folder().late_score();
+        let run = || max_sim(query, documents, score);
+        match &self.model {
+            LoadedModel::Cpu(model) => Ok(model.threads().run(run)),
+            LoadedModel::Cuda(_) => Ok(Threads::usual()?.run(run)),
+        }
+    }
+
+    /// Returns whether the engine computes the vectors of tokens for late interaction.
+    pub fn has_token_vectors(&self) -> bool {
+        let mut outputs = self.program().outputs.iter();
+        outputs.any(|(name, _)| name == TOKEN_VECTORS)
+    }
+
+    /// Scores documents for a query with a late-interaction model.
+    pub(super) fn rerank_late<S: AsRef<str>>(
+        &self,
+        query: &str,
+        documents: &[S],
+    ) -> Result<Vec<f32>, EngineError> {
+        let query = self.token_vectors(TextRole::Query, &[query])?;
+        let documents = self.token_vectors(TextRole::Document, documents)?;
+        match query.first() {
+            Some(query) => self.max_sim(query, &documents),
+            None => Ok(Vec::new()),
+        }
+    }
+}

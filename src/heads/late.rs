@@ -1,0 +1,75 @@
+//! Late interaction (ColBERT): vectors of the tokens of texts, and the scores of documents for a query.
+
+use gemmule_cpu::max_sim::MaxSim;
+
+use crate::text::{LateScore, TextEncoder, TextRole};
+
+/// Vectors of the tokens of a text that take part in scores, `[tokens, width]`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenVectors {
+    pub width: usize,
+    /// The rows, one after another.
+    pub values: Vec<f32>,
+}
+
+impl TokenVectors {
+    /// Returns those rows of a text's tokens that take part in scores.
+    ///
+    /// # Panics
+    /// If there are not as many rows as ids.
+    pub fn of(encoder: &TextEncoder, role: TextRole, ids: &[u32], rows: &[f32]) -> Self {
+        let width = rows.len() / ids.len().max(1);
+        assert_eq!(width * ids.len(), rows.len(), "each token has a row");
+        let rows = ids.iter().enumerate().zip(rows.chunks_exact(width.max(1)));
+        let kept = rows.filter(|((at, id), _)| encoder.takes_part(role, *at, **id));
+        Self {
+            width,
+            values: kept.flat_map(|(_, row)| row).copied().collect(),
+        }
+    }
+
+    /// Returns the vector of each token.
+    pub fn rows(&self) -> impl ExactSizeIterator<Item = &[f32]> {
+        self.values.chunks_exact(self.width.max(1))
+    }
+}
+
+/// Scores documents for a query: for each vector of the query the max product with a vector of the document, summed in f32 over the
+/// query's vectors, or averaged. A document without vectors scores 0. This runs on the CPU, on the threads of the caller's pool.
+///
+/// # Panics
+/// If the widths differ.
+pub fn max_sim(query: &TokenVectors, documents: &[TokenVectors], score: LateScore) -> Vec<f32> {
+    let mut ends = Vec::with_capacity(documents.len());
+    let mut rows = 0;
+    for document in documents {
+        assert!(
+            document.values.is_empty() || document.width == query.width,
+            "vectors of one model have one width"
+        );
+        rows += document.rows().len();
+        ends.push(rows);
+    }
+    let packed: Vec<f32> = documents
+        .iter()
+        .flat_map(|document| &document.values)
+        .copied()
+        .collect();
+    let mut scores = vec![0.0; documents.len()];
+    let run = MaxSim {
+        query: &query.values,
+        documents: &packed,
+        width: query.width.max(1),
+        ends: &ends,
+        out: &mut scores,
+    };
+    run.run();
+    match score {
+        LateScore::Sum => {}
+        LateScore::Mean => {
+            let n = query.rows().len().max(1) as f32;
+            scores.iter_mut().for_each(|score| *score /= n);
+        }
+    }
+    scores
+}

@@ -1,0 +1,50 @@
+//! Tasks of a service, by its outputs.
+
+use super::Service;
+use crate::{
+    engine::LOGITS,
+    heads::{MASK_LOGITS, TOKEN_LOGITS},
+    model::EMBEDDING,
+};
+
+impl Service {
+    /// Returns whether the model embeds texts.
+    pub fn is_embedding(&self) -> bool {
+        self.output == EMBEDDING
+    }
+
+    /// Returns whether the model computes sparse embeddings, alone or in addition to another output.
+    pub fn has_sparse(&self) -> bool {
+        self.has_sparse
+    }
+
+    /// Returns whether the model computes the vectors of tokens for late interaction, alone or in addition to another output.
+    pub fn has_token_vectors(&self) -> bool {
+        self.token_width > 0
+    }
+
+    /// Width of the vectors of tokens for late interaction; 0 without them.
+    pub fn token_width(&self) -> usize {
+        self.token_width
+    }
+
+    /// Returns whether the model scores pairs or texts by label, as cross-encoders and classifiers do.
+    pub fn is_scoring(&self) -> bool {
+        self.output == LOGITS
+    }
+
+    /// Returns whether the model labels tokens.
+    pub fn is_tagging(&self) -> bool {
+        self.output == TOKEN_LOGITS && !self.is_answering()
+    }
+
+    /// Returns whether the model answers questions about a text.
+    pub fn is_answering(&self) -> bool {
+        self.output == TOKEN_LOGITS && self.encoder().folder().answers_questions()
+    }
+
+    /// Returns whether the model fills masks.
+    pub fn is_filling(&self) -> bool {
+        self.output == MASK_LOGITS
+    }
+}

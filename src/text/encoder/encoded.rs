@@ -1,0 +1,39 @@
+use crate::runtime::batch::{Batch, BatchError};
+
+/// Token ids of one sequence.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Encoded {
+    pub ids: Vec<u32>,
+    /// Segment ids, one for each token; `None` if all are 0 or the model has no segments.
+    pub types: Option<Vec<u32>>,
+    /// Whether the text was longer than the checkpoint's maximum and was cut.
+    pub is_cut: bool,
+    /// Number of tokens that tokens attend to, from the first on; `None` for all of them. See [`Batch::with_attended`].
+    pub attended: Option<usize>,
+}
+
+impl Encoded {
+    /// Packs sequences into a batch.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Batch::from_packed`].
+    pub fn batch<'e>(all: impl Iterator<Item = &'e Self> + Clone) -> Result<Batch, BatchError> {
+        let lens: Vec<u32> = all.clone().map(|one| one.ids.len() as u32).collect();
+        let ids = all.clone().flat_map(|one| one.ids.iter().copied());
+        let mut batch = Batch::from_packed(ids.collect(), &lens)?;
+        if all.clone().any(|one| one.attended.is_some()) {
+            let attended = all
+                .clone()
+                .map(|one| one.attended.unwrap_or(one.ids.len()) as u32);
+            batch = batch.with_attended(attended.collect())?;
+        }
+        if all.clone().all(|one| one.types.is_none()) {
+            return Ok(batch);
+        }
+        let types = all.flat_map(|one| match &one.types {
+            Some(types) => types.clone(),
+            None => vec![0; one.ids.len()],
+        });
+        batch.with_type_ids(types.collect())
+    }
+}

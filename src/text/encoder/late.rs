@@ -1,0 +1,220 @@
+//! Queries and documents of a late-interaction model.
+
+use std::{path::PathBuf, sync::OnceLock};
+
+use tokenizers::{PostProcessor, TruncationParams};
+
+use super::{Coder, CutSide, Encoded, TextEncoder, TextError, contain};
+use crate::text::{LateInteraction, Prompt, TextRole};
+
+/// Tokens and tokenizers of the settings of a late-interaction model.
+pub(super) struct Late {
+    settings: LateInteraction,
+    /// Prefix token of each role.
+    prefixes: [Option<u32>; 2],
+    /// Encoders whose limits leave room for the prefix, by role.
+    encoders: Box<[TextEncoder; 2]>,
+    /// Token that queries are padded with, if they are.
+    padding: Option<u32>,
+    /// Tokens whose vectors are removed from documents.
+    skipped: Vec<u32>,
+}
+
+impl TextEncoder {
+    /// Adds the tokenizers of a folder's late interaction, if it has any.
+    pub(super) fn with_late(mut self, positions: Option<u32>) -> Result<Self, TextError> {
+        let Some(settings) = self.folder.late_interaction().cloned() else {
+            return Ok(self);
+        };
+        if self.conversation.is_some() {
+            let problem = "a late-interaction model reads texts, not conversations; remove `message` of `modality_config`";
+            return Err(self.late_problem(problem.to_owned()));
+        }
+        let positions = positions.map_or(usize::MAX, |n| n as usize);
+        let side = |role: TextRole| {
+            let name = role.name();
+            let prefix = settings.prefixes[role.index()].as_str();
+            let id = match prefix {
+                "" => None,
+                prefix => Some(self.token_id(prefix).ok_or_else(|| {
+                    self.late_problem(format!(
+                        "the prefix of a {name}, `{prefix}`, is no token of the tokenizer; expected one of its tokens, or \"\" for none (PyLate would add one with random weights)"
+                    ))
+                })?),
+            };
+            let length = settings.lengths[role.index()];
+            if role == TextRole::Query && settings.expands && length > positions {
+                return Err(self.late_problem(format!(
+                    "queries are padded to {length} tokens, and the model has {positions} positions; expected at most as many"
+                )));
+            }
+            let n_added = self.n_added() + usize::from(id.is_some());
+            if length.min(positions) < n_added {
+                return Err(self.late_problem(format!(
+                    "the length of a {name} is {length}, and {n_added} tokens are added to each text; expected at least as many"
+                )));
+            }
+            let limit = length.min(positions) - usize::from(id.is_some());
+            let limited = self.limited(limit).map_err(|problem| {
+                self.late_problem(format!(
+                    "the length of a {name} is {length}, and the tokenizer cannot cut texts to it: {problem}"
+                ))
+            })?;
+            Ok::<_, TextError>((id, limited))
+        };
+        let (query, document) = (side(TextRole::Query)?, side(TextRole::Document)?);
+        let padding = match settings.expands {
+            true => Some(self.filler()?),
+            false => None,
+        };
+        let skipped = self.skipped(&settings)?;
+        self.late = Some(Late {
+            prefixes: [query.0, document.0],
+            encoders: Box::new([query.1, document.1]),
+            padding,
+            skipped,
+            settings,
+        });
+        Ok(self)
+    }
+
+    /// Tokenizes a query or a document of a late-interaction model, after a prompt. A query that is longer than the folder's query
+    /// length is cut to it, which does not count as cut. Without settings of late interaction, the text is tokenized like any other.
+    ///
+    /// # Errors
+    /// A text that the tokenizer refuses or panics on, and the errors of [`Folder::prompt`](super::Folder::prompt).
+    pub fn encode_as(
+        &self,
+        role: TextRole,
+        text: &str,
+        prompt: Prompt,
+        side: CutSide,
+    ) -> Result<Encoded, TextError> {
+        let prompt = self.folder.prompt(prompt)?;
+        let whole = format!("{prompt}{text}");
+        let Some(late) = &self.late else {
+            return self.encoded(0, &whole, true, side);
+        };
+        let encoder = &late.encoders[role.index()];
+        let mut encoded = encoder.encoded(0, whole.trim_matches(is_space), true, side)?;
+        if let Some(prefix) = late.prefixes[role.index()] {
+            let at = encoded.ids.len().min(1);
+            encoded.ids.insert(at, prefix);
+            if let Some(types) = &mut encoded.types {
+                types.insert(at, 0);
+            }
+        }
+        if role == TextRole::Query {
+            encoded.is_cut = false;
+            if let Some(padding) = late.padding {
+                let (n, length) = (encoded.ids.len(), late.settings.lengths[0]);
+                encoded.ids.resize(length, padding);
+                if let Some(types) = &mut encoded.types {
+                    types.resize(length, 0);
+                }
+                encoded.attended = (late.settings.hides_expansion() && n < length).then_some(n);
+            }
+        }
+        Ok(encoded)
+    }
+
+    /// Returns whether the vector of a token takes part in scores. `at` is the index of the token in its text. Without settings of late
+    /// interaction, all but the first token do.
+    pub fn takes_part(&self, role: TextRole, at: usize, id: u32) -> bool {
+        match (&self.late, role) {
+            (None, _) => at > 0,
+            (Some(_), TextRole::Query) => true,
+            (Some(late), TextRole::Document) => !late.skipped.contains(&id),
+        }
+    }
+
+    /// Returns the number of tokens that the tokenizer adds to a text.
+    fn n_added(&self) -> usize {
+        match &self.tokenizer {
+            Coder::Json(tokenizer, _) => tokenizer
+                .get_post_processor()
+                .map_or(0, |post| post.added_tokens(false)),
+            // It adds the token at the end.
+            Coder::SentencePiece(_) => 1,
+        }
+    }
+
+    /// Returns a copy that cuts texts to `limit` tokens.
+    fn limited(&self, limit: usize) -> Result<Self, String> {
+        let mut tokenizer = self.tokenizer.clone();
+        match &mut tokenizer {
+            Coder::Json(tokenizer, _) => {
+                let limit = TruncationParams {
+                    max_length: limit,
+                    direction: self.cut_side.direction(),
+                    ..TruncationParams::default()
+                };
+                let limited = contain(|| tokenizer.with_truncation(Some(limit)).map(drop));
+                limited?.map_err(|e| e.to_string())?;
+            }
+            Coder::SentencePiece(pieces) => {
+                pieces.limit(Some((limit, self.cut_side == CutSide::Left)));
+            }
+        }
+        Ok(Self {
+            tokenizer,
+            other_side: OnceLock::new(),
+            cut_side: self.cut_side,
+            unlimited: OnceLock::new(),
+            folder: self.folder.clone(),
+            file: self.file.clone(),
+            has_segments: self.has_segments,
+            writes: self.writes,
+            end: self.end,
+            cleans_up: self.cleans_up,
+            conversation: None,
+            languages: None,
+            late: None,
+        })
+    }
+
+    /// Returns the token that queries are padded with: the mask token, else the end-of-sequence token, else the padding token.
+    fn filler(&self) -> Result<u32, TextError> {
+        for name in ["mask_token", "eos_token", "pad_token"] {
+            if let Some(id) = self.named_token(name)? {
+                return Ok(id);
+            }
+        }
+        let problem = "queries are padded, and tokenizer_config.json names no `mask_token`, `eos_token` or `pad_token`; add one, or set `do_query_expansion` to false";
+        Err(self.late_problem(problem.to_owned()))
+    }
+
+    /// Returns the ids of the words that are skipped. A word that is no token stands for the unknown token, as in transformers'
+    /// `convert_tokens_to_ids`.
+    fn skipped(&self, settings: &LateInteraction) -> Result<Vec<u32>, TextError> {
+        let unknown = self.named_token("unk_token")?;
+        let words = settings.skipped.iter();
+        let ids = words.map(|word| {
+            self.token_id(word).or(unknown).ok_or_else(|| {
+                self.late_problem(format!(
+                    "`{word}` of `skiplist_words` is no token, and the tokenizer has no unknown token; remove the word"
+                ))
+            })
+        });
+        let mut ids: Vec<u32> = ids.collect::<Result<_, _>>()?;
+        ids.sort_unstable();
+        ids.dedup();
+        Ok(ids)
+    }
+
+    fn late_problem(&self, problem: String) -> TextError {
+        let files = self.folder.root_files();
+        let own = "config_sentence_transformers.json";
+        let name = match files.has(own) {
+            true => own,
+            false => "artifact.metadata",
+        };
+        let file: PathBuf = files.name(name);
+        TextError::Folder { file, problem }
+    }
+}
+
+/// Returns whether Python's `str.strip` removes a character.
+fn is_space(c: char) -> bool {
+    c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
+}

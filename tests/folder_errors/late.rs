@@ -1,0 +1,128 @@
+//! Settings of late interaction that a folder has and that are not computed.
+
+use gemmule::text::{TextEncoder, TextRole};
+use insta::assert_snapshot;
+use serde_json::{Value, json};
+
+use super::{Folder, Prompt, change, copy, refused};
+
+const OWN: &str = "config_sentence_transformers.json";
+
+/// Why the tokenizer of a folder with changed settings is not loaded.
+#[track_caller]
+fn unread(name: &str, file: &str, changes: Value) -> String {
+    let folder = copy(name);
+    change(&folder, file, changes);
+    folder.text(
+        &TextEncoder::open(folder.path())
+            .err()
+            .expect("it is refused"),
+    )
+}
+
+#[test]
+fn a_folder_without_a_projection_is_refused() {
+    let folder = copy("late-bert");
+    let modules = json!([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]);
+    folder.write("modules.json", modules.to_string());
+    assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: the settings are those of a late-interaction model, and there is no Dense (`pylate.models.Dense.Dense`) after the transformer; PyLate would add one with random weights, so save a trained model with `ColBERT.save_pretrained`");
+    let mut modules = modules;
+    let pooling = json!({"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"});
+    modules.as_array_mut().expect("a list").push(pooling);
+    folder.write("modules.json", modules.to_string());
+    assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: the module `Pooling` is not computed in a late-interaction model, which has a vector for each token; gemmule computes Transformer and Dense there");
+    let folder = copy("late-bert");
+    std::fs::remove_file(folder.file("1_Dense/model.safetensors")).expect("it is there");
+    assert_snapshot!(refused(&folder), @"`[dir]/1_Dense` contains none of `model.safetensors`, `model.safetensors.index.json`, `pytorch_model.bin` and `pytorch_model.bin.index.json`; expected a checkpoint folder as published on the Hugging Face hub. It has no weights at all");
+    std::fs::remove_file(folder.file("1_Dense/config.json")).expect("it is there");
+    assert_snapshot!(refused(&folder), @"
+`[dir]/1_Dense/config.json` cannot be read
+caused by: No such file or directory (os error 2)
+");
+    let folder = copy("late-bert");
+    change(
+        &folder,
+        "1_Dense/config.json",
+        json!({"activation_function": null}),
+    );
+    assert_snapshot!(refused(&folder), @"`[dir]/1_Dense/config.json`: there is no `activation_function`");
+    change(
+        &folder,
+        "1_Dense/config.json",
+        json!({"activation_function": "torch.nn.modules.linear.Identity", "out_features": 12}),
+    );
+    assert_snapshot!(refused(&folder), @"`[dir]/1_Dense/model.safetensors`: the tensor `1_Dense/linear.weight` is [16, 32], but the model needs [12, 32]; does the config.json belong to this checkpoint?");
+}
+
+#[test]
+fn settings_of_late_interaction_that_are_wrong_are_named() {
+    let with = |changes: Value| unread("late-bert", OWN, changes);
+    assert_snapshot!(with(json!({"similarity_fn_name": "cosine"})), @r#"`[dir]/config_sentence_transformers.json`: `similarity_fn_name` is "cosine"; expected MaxSim, the only one of a late-interaction model"#);
+    assert_snapshot!(with(json!({"query_prefix": "[R] "})), @r#"`[dir]/config_sentence_transformers.json`: the prefix of a query, `[R] `, is no token of the tokenizer; expected one of its tokens, or "" for none (PyLate would add one with random weights)"#);
+    assert_snapshot!(with(json!({"document_prefix": 3})), @"`[dir]/config_sentence_transformers.json`: `document_prefix` is 3; expected a string");
+    assert_snapshot!(with(json!({"query_length": 0})), @"`[dir]/config_sentence_transformers.json`: `query_length` is 0; expected a whole number from 1 to 16777216");
+    assert_snapshot!(with(json!({"query_length": 65})), @"`[dir]/config_sentence_transformers.json`: queries are padded to 65 tokens, and the model has 64 positions; expected at most as many");
+    assert_snapshot!(with(json!({"document_length": 2})), @"`[dir]/config_sentence_transformers.json`: the length of a document is 2, and 3 tokens are added to each text; expected at least as many");
+    assert_snapshot!(with(json!({"skiplist_words": [",", 3]})), @r#"`[dir]/config_sentence_transformers.json`: `skiplist_words` is [",",3]; expected a list of words"#);
+    assert_snapshot!(with(json!({"do_query_expansion": "yes"})), @r#"`[dir]/config_sentence_transformers.json`: `do_query_expansion` is "yes"; expected true or false"#);
+    assert_snapshot!(with(json!({"query_prefixes": "[Q] "})), @"`[dir]/config_sentence_transformers.json`: `query_prefixes` is not known (did you mean `query_prefix`?); remove it if it has no effect on the results");
+    // A byte-level tokenizer has no unknown token.
+    assert_snapshot!(unread("late-modernbert", OWN, json!({"skiplist_words": ["no such token"]})), @"`[dir]/config_sentence_transformers.json`: `no such token` of `skiplist_words` is no token, and the tokenizer has no unknown token; remove the word");
+    let without = json!({"mask_token": null, "pad_token": null});
+    assert_snapshot!(unread("late-bert", "tokenizer_config.json", without), @"`[dir]/config_sentence_transformers.json`: queries are padded, and tokenizer_config.json names no `mask_token`, `eos_token` or `pad_token`; add one, or set `do_query_expansion` to false");
+}
+
+#[test]
+fn settings_of_stanford_that_are_wrong_are_named() {
+    let with = |changes: Value| unread("late-stanford", "artifact.metadata", changes);
+    assert_snapshot!(with(json!({"similarity": "l2"})), @r#"`[dir]/artifact.metadata`: `similarity` is "l2"; expected cosine"#);
+    assert_snapshot!(with(json!({"dim": null})), @"`[dir]/artifact.metadata`: there is no `dim`");
+    assert_snapshot!(with(json!({"query_token_id": "[unused7]"})), @r#"`[dir]/artifact.metadata`: the prefix of a query, `[unused7]`, is no token of the tokenizer; expected one of its tokens, or "" for none (PyLate would add one with random weights)"#);
+    let folder = copy("late-stanford");
+    change(&folder, "artifact.metadata", json!({"dim": 24}));
+    assert_snapshot!(refused(&folder), @"`[dir]/model.safetensors`: the tensor `linear.weight` is [16, 32], but the model needs [24, 32]; does the config.json belong to this checkpoint?");
+    std::fs::remove_file(folder.file("artifact.metadata")).expect("it is there");
+    assert_snapshot!(refused(&folder), @"
+`[dir]/artifact.metadata` cannot be read
+caused by: No such file or directory (os error 2)
+");
+}
+
+/// PyLate cuts a document to its length, and pads a query to it; a null key has the default.
+#[test]
+fn lengths_without_a_value_have_the_defaults_of_pylate() {
+    let folder = copy("late-bert");
+    let none = json!({"query_length": null, "document_length": null, "query_prefix": null, "skiplist_words": null});
+    change(&folder, OWN, none);
+    let encoder = TextEncoder::open(folder.path()).expect("it has defaults");
+    let encode = |role, text: &str| {
+        let encoded = encoder.encode_as(role, text, Prompt::Default, encoder.cut_side());
+        encoded.expect("a text")
+    };
+    let query = encode(TextRole::Query, "bread");
+    let [q, d] = ["[Q] ", "[D] "].map(|prefix| encoder.token_id(prefix).expect("a token"));
+    assert_eq!(
+        (query.ids.len(), query.ids[1], query.attended),
+        (32, q, Some(8))
+    );
+    // The model has 64 positions, fewer than the default of 180 tokens.
+    let document = encode(TextRole::Document, &"bread ".repeat(99));
+    assert_eq!(
+        (document.ids.len(), document.ids[1], document.is_cut),
+        (64, d, true)
+    );
+    let comma = encoder.token_id(",").expect("a token");
+    assert!(!encoder.takes_part(TextRole::Document, 5, comma));
+    assert!(encoder.takes_part(TextRole::Query, 5, comma));
+    assert!(encoder.takes_part(TextRole::Document, 0, query.ids[0]));
+}
+
+#[test]
+fn query_expansion_is_no_engine_of_bitwise_independence() {
+    let built = gemmule::Engine::from_checkpoint(super::published("late-bert"))
+        .device(gemmule::DeviceChoice::Cpu)
+        .invariant(true)
+        .build();
+    let folder = Folder::new();
+    assert_snapshot!(folder.text(&built.err().expect("it is refused")), @"`layer.0.probabilities` (softmax): masks the query expansion of a late-interaction model, which has kernels only for stored scores; these sum rows in an order that depends on the other sequences, so do not use --invariant");
+}

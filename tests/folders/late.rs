@@ -1,0 +1,222 @@
+//! Late interaction (ColBERT) against PyLate. `scripts/late_interaction.py` makes the folders and their results.
+
+use gemmule::{
+    Batch, DType, DeviceChoice, Engine, Output,
+    heads::{TokenVectors, max_sim},
+    measure::{Bound, Comparison},
+    text::{LateScore, Prompt, TextEncoder, TextRole},
+};
+use serde::Deserialize;
+
+use super::folder;
+
+/// `expected.json`.
+#[derive(Deserialize)]
+struct Expected {
+    queries: Vec<Run>,
+    documents: Vec<Run>,
+    /// MaxSim of each query with each document.
+    scores: Vec<Vec<f32>>,
+}
+
+#[derive(Deserialize)]
+struct Run {
+    text: String,
+    ids: Vec<u32>,
+    /// Number of tokens with an attention mask of 1.
+    attended: usize,
+    rows: usize,
+    width: usize,
+    values: Vec<f32>,
+}
+
+fn expected(name: &str) -> Expected {
+    let text = std::fs::read_to_string(folder(name).join("expected.json")).expect("results");
+    serde_json::from_str(&text).expect("results of a known form")
+}
+
+fn engine(name: &str) -> Engine {
+    let built = Engine::from_checkpoint(folder(name))
+        .device(DeviceChoice::Cpu)
+        .build();
+    built.unwrap_or_else(|e| panic!("{name}: {:?}", miette::Report::new(e)))
+}
+
+#[track_caller]
+fn compare(what: &str, got: &[f32], want: &[f32]) {
+    let output = |values: &[f32]| Output {
+        name: "colbert".to_owned(),
+        shape: vec![values.len() as u64],
+        values: values.to_vec(),
+    };
+    assert_eq!(got.len(), want.len(), "{what}");
+    let comparison = Comparison::between(&output(got), &output(want));
+    assert!(
+        Bound::of(DType::F32).holds(&comparison),
+        "{what}: {comparison:?}"
+    );
+}
+
+/// Compares token ids, vectors and scores. Returns the number of queries with tokens that are not attended to.
+#[track_caller]
+fn matches(name: &str) -> usize {
+    let expected = expected(name);
+    let encoder = TextEncoder::open(&folder(name)).expect("a tokenizer");
+    let engine = engine(name);
+    let mut n_hidden = 0;
+    for (role, runs) in [
+        (TextRole::Query, &expected.queries),
+        (TextRole::Document, &expected.documents),
+    ] {
+        for run in runs {
+            let what = format!("{name}, {:?}", run.text);
+            let encoded = encoder.encode_as(role, &run.text, Prompt::Default, encoder.cut_side());
+            let encoded = encoded.unwrap_or_else(|e| panic!("{what}: {e}"));
+            assert_eq!(encoded.ids, run.ids, "{what}");
+            assert_eq!(
+                encoded.attended.unwrap_or(encoded.ids.len()),
+                run.attended,
+                "{what}"
+            );
+            n_hidden += usize::from(encoded.attended.is_some());
+            assert!(role == TextRole::Document || !encoded.is_cut, "{what}");
+        }
+        // One batch has texts with and without such tokens.
+        let texts: Vec<&str> = runs.iter().map(|run| run.text.as_str()).collect();
+        let vectors = engine.token_vectors(role, &texts).expect("vectors");
+        for (run, vectors) in runs.iter().zip(&vectors) {
+            let what = format!("{name}, {:?}", run.text);
+            assert_eq!(
+                (vectors.rows().len(), vectors.width),
+                (run.rows, run.width),
+                "{what}"
+            );
+            compare(&what, &vectors.values, &run.values);
+        }
+    }
+    let documents: Vec<&str> = expected
+        .documents
+        .iter()
+        .map(|run| run.text.as_str())
+        .collect();
+    for (query, want) in expected.queries.iter().zip(&expected.scores) {
+        let got = engine.rerank(&query.text, &documents).expect("scores");
+        let far = got
+            .iter()
+            .zip(want)
+            .find(|(got, want)| (*got - *want).abs() > 1e-4);
+        assert!(
+            got.len() == want.len() && far.is_none(),
+            "{name}: {got:?}, not {want:?}"
+        );
+        let none = engine.rerank::<&str>(&query.text, &[]).expect("no scores");
+        assert!(none.is_empty(), "{name}");
+    }
+    n_hidden
+}
+
+#[test]
+fn expansion_that_no_token_attends_to() {
+    assert_eq!(matches("late-bert"), 2);
+}
+
+#[test]
+fn windows_that_do_not_reach_the_query_and_a_stack_of_projections() {
+    assert_eq!(matches("late-modernbert"), 2);
+}
+
+#[test]
+fn expansion_that_is_attended_to_and_a_default_prompt() {
+    assert_eq!(matches("late-attend"), 0);
+}
+
+#[test]
+fn queries_that_are_not_expanded() {
+    assert_eq!(matches("late-plain"), 0);
+}
+
+#[test]
+fn a_checkpoint_of_stanford() {
+    assert_eq!(matches("late-stanford"), 2);
+}
+
+/// FlagEmbedding leaves out the first token, and divides the sum by the number of the query's tokens.
+#[test]
+fn vectors_of_tokens_beside_embeddings_score_by_their_mean() {
+    let built = Engine::from_checkpoint(folder("st-m3"))
+        .device(DeviceChoice::Cpu)
+        .outputs(["colbert"])
+        .build();
+    let engine = built.expect("it loads");
+    let runs = super::expected("st-m3");
+    let run = runs
+        .iter()
+        .find(|run| run.output == "colbert")
+        .expect("a run");
+    let texts = run.texts.as_ref().expect("texts");
+    let vectors = engine
+        .token_vectors(TextRole::Document, texts)
+        .expect("vectors");
+    let width = run.shape[1] as usize;
+    let mut rows = run.values.chunks_exact(width);
+    for (ids, vectors) in run.ids.iter().zip(&vectors) {
+        let own: Vec<&[f32]> = rows.by_ref().take(ids.len()).collect();
+        compare("st-m3", &vectors.values, &own[1..].concat());
+    }
+    let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+    let score = |query: &TokenVectors, document: &TokenVectors| {
+        let largest = query.rows().map(|q| {
+            let products = document.rows().map(|d| product(q, d));
+            products.fold(f32::NEG_INFINITY, f32::max)
+        });
+        largest.sum::<f32>() / query.rows().len() as f32
+    };
+    let got = engine.rerank(&texts[0], texts).expect("scores");
+    assert!(
+        (got[0] - 1.0).abs() < 1e-5,
+        "a text is like itself: {got:?}"
+    );
+    for (got, document) in got.iter().zip(&vectors) {
+        assert!((got - score(&vectors[0], document)).abs() < 1e-5);
+    }
+}
+
+#[test]
+fn a_document_without_vectors_scores_zero() {
+    let vectors = |values: &[f32]| TokenVectors {
+        width: 2,
+        values: values.to_vec(),
+    };
+    let query = vectors(&[1.0, 0.0, 0.0, -2.0]);
+    let documents = [vectors(&[]), vectors(&[3.0, 4.0, -1.0, -1.0]), vectors(&[])];
+    let score = |score| max_sim(&query, &documents, score);
+    assert_eq!(score(LateScore::Sum), [0.0, 3.0 + 2.0, 0.0]);
+    assert_eq!(score(LateScore::Mean), [0.0, 2.5, 0.0]);
+}
+
+#[test]
+fn tokens_that_are_not_attended_to_need_a_mask() {
+    let batch = || Batch::from_sequences(&[vec![2, 5, 6, 4, 4], vec![2, 7]]).expect("a batch");
+    let refused = |attended: &[u32]| {
+        batch()
+            .with_attended(attended.to_vec())
+            .expect_err("refused")
+            .to_string()
+    };
+    insta::assert_snapshot!(refused(&[3]), @"numbers of attended tokens: expected 2, found 1");
+    insta::assert_snapshot!(refused(&[3, 3]), @"3 tokens of sequence 1 are attended to; expected 1 to 2, its tokens");
+    insta::assert_snapshot!(refused(&[0, 2]), @"0 tokens of sequence 0 are attended to; expected 1 to 5, its tokens");
+    let expanded = batch()
+        .with_attended(vec![3, 2])
+        .expect("as many as tokens or fewer");
+    let error = engine("late-attend")
+        .session()
+        .expect("a session")
+        .run(&expanded);
+    insta::assert_snapshot!(error.expect_err("its attention has no mask"), @"tokens of sequence 0 attend to 3 of its 5 tokens, and the engine's attention reads all of them; expected a late-interaction model with query expansion that is not attended to");
+    engine("late-bert")
+        .session()
+        .expect("a session")
+        .run(&expanded)
+        .expect("it has one");
+}
