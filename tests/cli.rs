@@ -1057,6 +1057,64 @@ fn a_folder_runs_without_model_and_pairs_are_scored() {
 }
 
 #[test]
+fn a_late_interaction_model_runs_queries_and_documents() {
+    let cli = Cli::new();
+    let folder = published("late-bert");
+    let run = |more: &[&str]| -> serde_json::Value {
+        let args = ["run", "--weights", &folder, "--device", "cpu", "--json"];
+        serde_json::from_str(&cli.ok(&[&args[..], more].concat())).expect("JSON")
+    };
+    let text = std::fs::read_to_string(Path::new(&folder).join("expected.json"));
+    let expected: serde_json::Value =
+        serde_json::from_str(&text.expect("it is there")).expect("JSON");
+    let text = |side: &str, at: usize| expected[side][at]["text"].as_str().expect("a text");
+    for (side, role) in [("queries", "query"), ("documents", "document")] {
+        let got = run(&["--role", role, "--text", text(side, 0)]);
+        let n = expected[side][0]["ids"].as_array().expect("ids").len();
+        assert_eq!(got["lens"], serde_json::json!([n]));
+        assert_eq!(
+            got["outputs"]["colbert"]["shape"],
+            serde_json::json!([n, 16])
+        );
+    }
+    let pair = |query, document| [text("queries", query), text("documents", document)];
+    let ([a, b], [c, d]) = (pair(0, 1), pair(1, 2));
+    let got = run(&["--pair", a, b, "--pair", c, d]);
+    let scores: Vec<f64> =
+        serde_json::from_value(got["outputs"]["scores"]["values"].clone()).expect("scores");
+    let want = [&expected["scores"][0][1], &expected["scores"][1][2]];
+    for (got, want) in scores.iter().zip(want) {
+        assert!(
+            (got - want.as_f64().expect("a score")).abs() < 1e-4,
+            "{got} {want}"
+        );
+    }
+    let args = [
+        "run",
+        "--weights",
+        &folder,
+        "--device",
+        "cpu",
+        "--text",
+        "x",
+    ];
+    assert_snapshot!(cli.error(&args), @"× a late-interaction model reads queries and documents differently; give --role query or --role document");
+    let other = published("st-mean");
+    let args = ["run", "--weights", &other, "--role", "query", "--text", "x"];
+    assert_snapshot!(cli.error(&args), @"× --role is for late-interaction models, and this is none; leave it out");
+    let args = [
+        "run",
+        "--weights",
+        &folder,
+        "--role",
+        "passage",
+        "--text",
+        "x",
+    ];
+    assert_snapshot!(cli.error(&args), @"error: invalid value 'passage' for '--role <ROLE>': expected query or document For more information, try '--help'.");
+}
+
+#[test]
 fn segment_ids_of_a_file_are_read() {
     let cli = Cli::new();
     let folder = published("ce-identity");

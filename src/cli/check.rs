@@ -11,7 +11,7 @@ use crate::{
     DType, EngineError,
     engine::{Compiled, compile, open_checkpoint, unread},
     machine::Machine,
-    model::{Description, Problem},
+    model::{Description, Module, Problem},
     runtime::weights::{CheckpointError, Found},
 };
 
@@ -43,6 +43,12 @@ pub(super) fn run(args: Args) -> Outcome {
         .check_expectations(&compiled.graph)
         .map_err(EngineError::from)?;
     compiled.check_everywhere()?;
+    let own = args
+        .model
+        .options(DType::F16, compiled.options.machine.clone())?;
+    if own.modules != compiled.options.modules {
+        compile(&described, &args.model.config()?, &own)?.check_everywhere()?;
+    }
     let mut lines = format!(
         "`{}` is valid: {} launches as described, {} after fusion; {} expectations hold\n",
         described.name(),
@@ -68,6 +74,12 @@ fn compiled_for(
         options.outputs = Some(vec![output.to_owned()]);
     }
     options.without.insert("hoist_pooled_token".to_owned());
+    // Descriptions expect fused attention, which has no mask for a query's expansion.
+    for module in &mut options.modules {
+        if let Module::NormalizeTokens { hides_expansion } = module {
+            *hides_expansion = false;
+        }
+    }
     let config = args.model.config()?;
     match compile(described, &config, &options) {
         // An encoder-decoder model keeps the encoder's results in a cache.

@@ -6,9 +6,11 @@ use miette::{IntoDiagnostic, Report, WrapErr, miette};
 use serde::Deserialize;
 
 use crate::{
-    Batch, EngineError, TextError,
+    Batch, EngineError, Output, Outputs, TextError,
     files::{self, Kind},
-    text::{self, Encoded, Prompt, TextEncoder},
+    heads::{TokenVectors, max_sim},
+    model::TOKEN_VECTORS,
+    text::{self, Encoded, Prompt, TextEncoder, TextRole},
 };
 
 #[derive(clap::Args)]
@@ -25,7 +27,7 @@ pub(super) struct Input {
     /// A file with one text per line
     #[arg(long, value_name = "FILE", group = "input")]
     texts_file: Option<PathBuf>,
-    /// A pair of texts for a cross-encoder (several times for several)
+    /// A pair of texts for a cross-encoder or a late-interaction model (several times for several)
     #[arg(long = "pair", num_args = 2, value_names = ["QUERY", "DOCUMENT"], group = "input", allow_hyphen_values = true)]
     pairs: Vec<String>,
     /// A file with one pair per line, with a tab between query and document
@@ -35,6 +37,9 @@ pub(super) struct Input {
     /// for a padded batch
     #[arg(long, value_name = "FILE", group = "input")]
     ids: Option<PathBuf>,
+    /// Side of the texts for a late-interaction model: query or document
+    #[arg(long, value_name = "ROLE", value_parser = role, conflicts_with_all = ["pairs", "pairs_file", "ids"])]
+    role: Option<TextRole>,
     /// Put the prompt with this name in the checkpoint's folder before every text
     #[arg(long, value_name = "NAME", conflicts_with_all = ["prompt", "ids"])]
     prompt_name: Option<String>,
@@ -87,6 +92,35 @@ impl OnlyTexts {
 pub(super) struct Read {
     pub(super) texts: Texts,
     pub(super) batch: Batch,
+    /// Sequences of a late-interaction model. Those of a pair follow each other.
+    pub(super) late: Option<LateInputs>,
+}
+
+/// Queries and documents of a late-interaction model.
+pub(super) struct LateInputs {
+    encoder: TextEncoder,
+    sequences: Vec<(TextRole, Encoded)>,
+}
+
+impl LateInputs {
+    /// Scores pairs from the outputs of their sequences.
+    pub(super) fn scores(&self, outputs: &Outputs) -> Result<Output, EngineError> {
+        let vectors = self.sequences.iter().enumerate().map(|(at, (role, own))| {
+            let rows = outputs.sequence(TOKEN_VECTORS, at)?;
+            Ok(TokenVectors::of(&self.encoder, *role, &own.ids, rows))
+        });
+        let vectors: Vec<TokenVectors> = vectors.collect::<Result<_, EngineError>>()?;
+        let score = self.encoder.folder().late_score();
+        let (pairs, _) = vectors.as_chunks::<2>();
+        let scores = pairs
+            .iter()
+            .flat_map(|[query, document]| max_sim(query, std::slice::from_ref(document), score));
+        Ok(Output {
+            name: "scores".to_owned(),
+            shape: vec![pairs.len() as u64],
+            values: scores.collect(),
+        })
+    }
 }
 
 /// Texts to show with the results.
@@ -115,8 +149,8 @@ impl Input {
         if let Some(file) = &self.ids {
             let text = files::text(file, Kind::Batch).map_err(EngineError::from)?;
             let batch = parse_ids(file, &text)?;
-            let texts = Texts::None;
-            return Ok(Read { texts, batch });
+            let (texts, late) = (Texts::None, None);
+            return Ok(Read { texts, batch, late });
         }
         let (texts, source) = match &self.pairs_file {
             Some(file) => {
@@ -151,6 +185,41 @@ impl Input {
             (None, Some(name)) => Prompt::Named(name),
             (None, None) => Prompt::Default,
         };
+        if encoder.folder().late_interaction().is_some() {
+            let side = |index, role, text| {
+                let encoded = encoder.encode_as(role, text, prompt, encoder.cut_side());
+                let encoded = encoded.map_err(|e| source.told(index, e))?;
+                source.warn_if_cut(index, &encoded);
+                Ok::<_, Report>((role, encoded))
+            };
+            let mut sequences = Vec::new();
+            match &texts {
+                Texts::Pairs(pairs) => {
+                    for (index, (query, document)) in pairs.iter().enumerate() {
+                        sequences.push(side(index, TextRole::Query, query)?);
+                        sequences.push(side(index, TextRole::Document, document)?);
+                    }
+                }
+                Texts::Single(texts) => {
+                    let role = self.role.ok_or_else(|| {
+                        miette!("a late-interaction model reads queries and documents differently; give --role query or --role document")
+                    })?;
+                    for (index, text) in texts.iter().enumerate() {
+                        sequences.push(side(index, role, text)?);
+                    }
+                }
+                Texts::None => {}
+            }
+            let all = sequences.iter().map(|(_, encoded)| encoded);
+            let batch = Encoded::batch(all).map_err(EngineError::from)?;
+            let late = Some(LateInputs { encoder, sequences });
+            return Ok(Read { texts, batch, late });
+        }
+        if self.role.is_some() {
+            return Err(miette!(
+                "--role is for late-interaction models, and this is none; leave it out"
+            ));
+        }
         let batch = match &texts {
             Texts::Pairs(pairs) => {
                 let inputs = pairs.iter().map(|(a, b)| text::Input::Pair(a, b));
@@ -162,8 +231,19 @@ impl Input {
             }
             Texts::None => return Err(miette!("there is no input")),
         };
-        Ok(Read { texts, batch })
+        Ok(Read {
+            texts,
+            batch,
+            late: None,
+        })
     }
+}
+
+/// Parses the side of a text in late interaction.
+fn role(name: &str) -> Result<TextRole, String> {
+    let all = [TextRole::Query, TextRole::Document];
+    let found = all.into_iter().find(|role| role.name() == name);
+    found.ok_or_else(|| "expected query or document".to_owned())
 }
 
 /// Source of inputs, for naming them in messages.
@@ -219,13 +299,17 @@ impl Source {
         for (index, input) in inputs.enumerate() {
             let encoded = encoder.encode_one(input, prompt);
             let encoded = encoded.map_err(|e| self.told(index, e))?;
-            if encoded.is_cut {
-                let (name, n) = (self.name(index), encoded.ids.len());
-                tracing::warn!("{name} is truncated to {n} tokens, the checkpoint's maximum");
-            }
+            self.warn_if_cut(index, &encoded);
             all.push(encoded);
         }
         Ok(Encoded::batch(all.iter()).map_err(EngineError::from)?)
+    }
+
+    fn warn_if_cut(&self, index: usize, encoded: &Encoded) {
+        if encoded.is_cut {
+            let (name, n) = (self.name(index), encoded.ids.len());
+            tracing::warn!("{name} is truncated to {n} tokens, the checkpoint's maximum");
+        }
     }
 }
 

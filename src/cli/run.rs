@@ -35,7 +35,7 @@ pub(super) fn run(args: Args) -> Outcome {
     }
     // Check the input before kernels are compiled and weights are loaded.
     let began = Instant::now();
-    let Read { texts, batch } = args.input.read(args.model.folder()?)?;
+    let Read { texts, batch, late } = args.input.read(args.model.folder()?)?;
     let encoding = began.elapsed();
     let engine = Runnable::build(builder)?;
     let mut session = engine.session()?;
@@ -47,8 +47,9 @@ pub(super) fn run(args: Args) -> Outcome {
     session.run(&batch)?;
     let again = began.elapsed();
     let memory = session.memory();
-    let scores = match texts {
-        Texts::Pairs(_) if outputs.get(LOGITS).is_ok() => Some(engine.scores(&outputs)?),
+    let scores = match (&texts, &late) {
+        (Texts::Pairs(_), Some(late)) => Some(late.scores(&outputs)?),
+        (Texts::Pairs(_), None) if outputs.get(LOGITS).is_ok() => Some(engine.scores(&outputs)?),
         _ => None,
     };
     if args.json {

@@ -449,16 +449,15 @@ impl Builder {
             timings: 0,
         };
         let (dtype, quantize) = self.computes_in(device)?;
-        let (padding, without) = self.layout(folder);
         let options = CompileOptions {
             outputs: self.outputs.clone(),
             intermediates: self.intermediates.clone(),
             modules: modules_of(folder),
-            without,
+            without: self.without.clone(),
             dtype,
             quantize,
             timings: None,
-            padding,
+            padding: self.padding,
             attention: self.attention.unwrap_or_default(),
             machine,
             invariant: self.invariant,

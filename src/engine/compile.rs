@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::{borrow::Cow, collections::BTreeSet};
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use crate::{
     graph::Graph,
     kernels::KernelSpec,
     machine::{Instructions, Machine},
-    model::{self, Description, Model, Module},
+    model::{self, Description, Model, Module, TOKEN_VECTORS},
     names::nearest,
     passes::{self, PassError, Report},
     program::{self, AttentionChoice, LowerOptions, NEXT_LOGITS, Padding, Program},
@@ -134,12 +134,32 @@ impl Compiled {
     }
 }
 
+impl CompileOptions {
+    /// Returns the options for a model whose sequences may end with tokens that no token attends to. Only attention with stored scores
+    /// has a mask for them.
+    fn with_expansion(&self) -> Cow<'_, Self> {
+        let mut asked = self.outputs.iter().flatten();
+        let computes = self.outputs.is_none() || asked.any(|name| name == TOKEN_VECTORS);
+        let hides = model::normalizes_tokens(&self.modules) == Some(true);
+        match self.padding {
+            Padding::Removed if computes && hides => {
+                let mut options = self.clone();
+                options.padding = Padding::Expanded;
+                options.without.insert("fuse_attention".to_owned());
+                Cow::Owned(options)
+            }
+            Padding::Removed | Padding::Expanded | Padding::Kept => Cow::Borrowed(self),
+        }
+    }
+}
+
 /// Compiles a description and config to a program. Needs neither a device nor a CUDA library.
 pub fn compile(
     description: &Description,
     config: &Value,
     options: &CompileOptions,
 ) -> Result<Compiled, EngineError> {
+    let options = &*options.with_expansion();
     let outputs = chosen_outputs(description, options);
     let mut asked = options.outputs.iter().flatten();
     let writes = options.cached && asked.any(|name| name == NEXT_LOGITS);

@@ -189,7 +189,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use error::{ModelError, Problem};
 pub use expect::Expectation;
-pub use modules::{EMBEDDING, LOGITS, Module, Pooling, SPARSE, TOKEN_VECTORS, computed};
+pub use modules::{
+    EMBEDDING, LOGITS, Module, Pooling, SPARSE, TOKEN_VECTORS, computed, normalizes_tokens,
+};
 
 use crate::{
     graph::{Graph, NEXT_LOGITS, WeightNames},

@@ -38,8 +38,9 @@ pub enum Module {
     LayerNorm { folder: String, width: u32 },
     /// Scales rows to length 1.
     Normalize { folder: String },
-    /// Scales the rows of tokens to length 1, as the last module of a late-interaction model.
-    NormalizeTokens,
+    /// Scales the rows of tokens to length 1, as the last module of a late-interaction model. With `hides_expansion`, sequences may end
+    /// with tokens that no token attends to.
+    NormalizeTokens { hides_expansion: bool },
     /// Keeps the first columns (`truncate_dim`).
     Truncate { width: u32 },
     /// `ln(1 + max(x, 0))` of the maximum logit of each vocabulary entry; applied a second time if `twice`.
@@ -71,7 +72,7 @@ impl Module {
             }
             Module::Pooling { .. }
             | Module::Normalize { .. }
-            | Module::NormalizeTokens
+            | Module::NormalizeTokens { .. }
             | Module::Truncate { .. }
             | Module::Splade { .. }
             | Module::LogitScore { .. } => None,
@@ -82,10 +83,24 @@ impl Module {
 /// Returns the output that `modules` compute, or `None` if there are none.
 pub fn computed(modules: &[Module]) -> Option<&'static str> {
     Some(match modules.first()? {
-        _ if modules.contains(&Module::NormalizeTokens) => TOKEN_VECTORS,
+        _ if normalizes_tokens(modules).is_some() => TOKEN_VECTORS,
         Module::Splade { .. } => SPARSE,
         Module::LogitScore { .. } => LOGITS,
         _ => EMBEDDING,
+    })
+}
+
+/// Returns whether sequences may end with tokens that no token attends to, for modules of a late-interaction model.
+pub fn normalizes_tokens(modules: &[Module]) -> Option<bool> {
+    modules.iter().find_map(|module| match module {
+        Module::NormalizeTokens { hides_expansion } => Some(*hides_expansion),
+        Module::Pooling { .. }
+        | Module::Dense { .. }
+        | Module::LayerNorm { .. }
+        | Module::Normalize { .. }
+        | Module::Truncate { .. }
+        | Module::Splade { .. }
+        | Module::LogitScore { .. } => None,
     })
 }
 

@@ -348,8 +348,8 @@ impl Folder {
 
     fn read_modules(&mut self, listed: &[Entry], own: Option<&Json>) -> Result<(), TextError> {
         self.late = LateInteraction::read(own, listed)?;
-        if self.late.is_some() {
-            self.modules = Some(late::modules(&self.root, &listed[1..])?);
+        if let Some(late) = &self.late {
+            self.modules = Some(late::modules(&self.root, &listed[1..], late)?);
             return Ok(());
         }
         let mut modules = Vec::new();

@@ -220,3 +220,31 @@ fn tokens_that_are_not_attended_to_need_a_mask() {
         .run(&expanded)
         .expect("it has one");
 }
+
+/// An artifact has the mask of the folder that it was compiled from.
+#[test]
+fn an_artifact_masks_the_expansion_too() {
+    let expected = expected("late-bert");
+    let query = &expected.queries[1];
+    let opened = gemmule::text::Folder::open(&folder("late-bert")).expect("a folder");
+    let config = opened.config().expect("a config");
+    let description = gemmule::model::Description::for_config(config).expect("it is shipped");
+    let machine = gemmule::machine::Machine::usual().expect("it is described");
+    let options = gemmule::engine::CompileOptions {
+        modules: opened.modules().expect("modules").to_vec(),
+        ..gemmule::engine::CompileOptions::new(DType::F32, machine)
+    };
+    let compiled = gemmule::engine::compile(&description, config, &options).expect("it compiles");
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let artifact = gemmule::engine::Artifact::of(compiled, Vec::new());
+    artifact.write(file.path()).expect("it is written");
+    let engine = Engine::from_artifact(file.path())
+        .checkpoint(folder("late-bert"))
+        .device(DeviceChoice::Cpu)
+        .build()
+        .expect("it loads");
+    let vectors = engine
+        .token_vectors(TextRole::Query, &[&query.text])
+        .expect("vectors");
+    compare("late-bert", &vectors[0].values, &query.values);
+}

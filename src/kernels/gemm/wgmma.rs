@@ -364,6 +364,7 @@ impl Kernel for GemmWgmma {
             ("block_k", BLOCK_K.into()),
             ("mma_k", 16u32.into()),
             ("scaled", false.into()),
+            ("late_scales", false.into()),
             ("to_e4m3", false.into()),
             ("stages", self.tile.stages(self.store(), VECTORS).into()),
             ("cooperative", self.tile.cooperative.into()),

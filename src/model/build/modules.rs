@@ -122,7 +122,7 @@ impl Builder<'_> {
                         place,
                     )?
                 }
-                Module::NormalizeTokens => {
+                Module::NormalizeTokens { .. } => {
                     let eps = NORMALIZE_EPS;
                     let op = Op::L2Normalize { eps };
                     self.add("token_vectors".to_owned(), op, &[x], place)?

@@ -180,12 +180,18 @@ impl LateInteraction {
             activation: None,
             residual: false,
         };
-        Ok(Some((late, vec![projection, Module::NormalizeTokens])))
+        let hides_expansion = late.hides_expansion();
+        let modules = vec![projection, Module::NormalizeTokens { hides_expansion }];
+        Ok(Some((late, modules)))
     }
 }
 
 /// Returns the modules after the transformer of a folder of PyLate.
-pub(super) fn modules(root: &ModelFiles, listed: &[Entry]) -> Result<Vec<Module>, TextError> {
+pub(super) fn modules(
+    root: &ModelFiles,
+    listed: &[Entry],
+    late: &LateInteraction,
+) -> Result<Vec<Module>, TextError> {
     let refused = |problem: String| TextError::Folder {
         file: root.name("modules.json"),
         problem,
@@ -216,7 +222,8 @@ pub(super) fn modules(root: &ModelFiles, listed: &[Entry]) -> Result<Vec<Module>
         );
         return Err(refused(problem));
     }
-    modules.push(Module::NormalizeTokens);
+    let hides_expansion = late.hides_expansion();
+    modules.push(Module::NormalizeTokens { hides_expansion });
     Ok(modules)
 }
 

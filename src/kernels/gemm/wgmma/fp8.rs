@@ -32,6 +32,8 @@ pub struct GemmFp8 {
 const VECTORS: u32 = 2;
 /// Elements of k per stage. A stage has as many bytes as with 16-bit operands.
 const BLOCK_K_FP8: u32 = 2 * BLOCK_K;
+/// Max outputs of a ping-pong warpgroup that loads the scales before its mainloop. With more, it has no registers for them.
+const EARLY_OUTPUTS: u32 = 128 * 128;
 /// Standard deviation of the operands in checks. Values below 2⁻⁶ are multiples of 2⁻⁹, so sums of their products are
 /// short integers, which tensor cores add exactly.
 const DEVIATION: f32 = 1.5 / 512.0;
@@ -150,10 +152,12 @@ impl Kernel for GemmFp8 {
     fn constants(&self) -> Constants {
         let mut constants = self.of.constants();
         let (tile, store) = (self.of.tile, self.of.store());
+        let late_scales = !tile.cooperative && tile.outputs_of_warpgroup() > EARLY_OUTPUTS;
         constants.extend([
             ("block_k", BLOCK_K_FP8.into()),
             ("mma_k", 32u32.into()),
             ("scaled", true.into()),
+            ("late_scales", late_scales.into()),
             ("to_e4m3", self.to_e4m3.into()),
             ("stages", tile.stages(store, VECTORS).into()),
             ("buffers", tile.buffers(store, VECTORS).into()),
