@@ -183,6 +183,47 @@ mod tests {
     }
 
     #[test]
+    fn activations_have_their_defined_values() {
+        for (activation, at_one, at_minus_one) in [
+            (
+                Activation::GeluExact,
+                0.841_344_746_068_543,
+                -0.158_655_253_931_457,
+            ),
+            (
+                Activation::GeluTanh,
+                0.841_191_990_608_306,
+                -0.158_808_009_391_694,
+            ),
+            (Activation::Relu, 1.0, 0.0),
+            (
+                Activation::Tanh,
+                0.761_594_155_955_765,
+                -0.761_594_155_955_765,
+            ),
+            (
+                Activation::Silu,
+                0.731_058_578_630_005,
+                -0.268_941_421_369_995,
+            ),
+            (
+                Activation::QuickGelu,
+                0.845_795_765_922_544,
+                -0.154_204_234_077_456,
+            ),
+            (Activation::Log1pRelu, 0.693_147_180_559_945, 0.0),
+        ] {
+            for (x, want) in [(1.0, at_one), (-1.0, at_minus_one), (0.0, 0.0)] {
+                let found = activate_f64(activation, x);
+                assert!(
+                    (found - want).abs() < 1e-14,
+                    "{activation:?} of {x} is {found}"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn series_and_fraction_agree_where_they_meet() {
         let below = 2.0f64.next_down();
         assert!((erfc(below) / erfc(2.0) - 1.0).abs() < 1e-13);

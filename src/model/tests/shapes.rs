@@ -165,15 +165,7 @@ fn an_iteration_that_no_output_needs_is_not_expected() {
 fn the_countable_names_are_the_names_of_operators() {
     let view = HeadView::HeadMajor;
     let (heads, head, eps, scale) = (1, 8, 1e-5, 1.0);
-    let kinds = [
-        Activation::GeluExact,
-        Activation::GeluTanh,
-        Activation::Relu,
-        Activation::Tanh,
-        Activation::Silu,
-        Activation::QuickGelu,
-        Activation::Log1pRelu,
-    ];
+    let kinds = Activation::ALL;
     let mut ops = vec![
         Op::Embedding { offset: 0 },
         Op::AddBias,

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use self::heads::{Heads, transpose};
 use crate::{
     graph::{Bound, Graph, NodeId, Op, WeightExpr, resized_heads_at, slope},
-    ops::{Activation, AttentionProblem, BatchInput, Epilogue, HeadView, Side},
+    ops::{AttentionProblem, BatchInput, Epilogue, HeadView, Side, activate_f64},
     tensor::{Element, Extents, row_scale},
 };
 
@@ -194,35 +194,6 @@ fn scale(bound: &Bound) -> f64 {
     bound.of(&single(&bound.gamma), &single(&bound.beta), &weight, &bias) / 448.0
 }
 
-fn activate(activation: Activation, x: f64) -> f64 {
-    match activation {
-        Activation::GeluExact => 0.5 * x * (1.0 + erf(x / 2f64.sqrt())),
-        Activation::GeluTanh => {
-            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
-            0.5 * x * (1.0 + inner.tanh())
-        }
-        Activation::Relu => x.max(0.0),
-        Activation::Tanh => x.tanh(),
-        Activation::Silu => x / (1.0 + (-x).exp()),
-        Activation::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
-        Activation::Log1pRelu => x.max(0.0).ln_1p(),
-    }
-}
-
-/// Computes the error function by a series whose terms have the same sign, without cancellation.
-fn erf(x: f64) -> f64 {
-    if x.abs() > 6.0 {
-        // 1 − erf(6) is 2e-17.
-        return x.signum();
-    }
-    let (mut term, mut sum) = (x, x);
-    for n in 1..200 {
-        term *= 2.0 * x * x / f64::from(2 * n + 1);
-        sum += term;
-    }
-    sum * (-x * x).exp() * 2.0 / std::f64::consts::PI.sqrt()
-}
-
 fn rows(x: &[f64], width: usize, f: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
     x.chunks(width).flat_map(f).collect()
 }
@@ -295,7 +266,7 @@ fn finish(mut y: Vec<f64>, epilogue: Epilogue, more: &[&[f64]]) -> Vec<f64> {
         y = add_bias(&y, more[0]);
     }
     if let Some(activation) = epilogue.activation {
-        y.iter_mut().for_each(|v| *v = activate(activation, *v));
+        y.iter_mut().for_each(|v| *v = activate_f64(activation, *v));
     }
     if epilogue.residual {
         y = add(&y, more[usize::from(epilogue.bias)]);
@@ -374,10 +345,13 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             }
             out
         }
-        Op::Activate(activation) => reads[0].iter().map(|&v| activate(*activation, v)).collect(),
+        Op::Activate(activation) => reads[0]
+            .iter()
+            .map(|&v| activate_f64(*activation, v))
+            .collect(),
         Op::Gate(activation) => rows(reads[0], widths[0], |row| {
             let (gate, up) = row.split_at(row.len() / 2);
-            let gate = gate.iter().map(|&v| activate(*activation, v));
+            let gate = gate.iter().map(|&v| activate_f64(*activation, v));
             gate.zip(up).map(|(g, u)| g * u).collect()
         }),
         Op::Scale { by } => reads[0].iter().map(|v| f64::from(*by) * v).collect(),

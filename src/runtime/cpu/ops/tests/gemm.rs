@@ -9,7 +9,7 @@ use crate::{
         layernorm::BiasResidualLayerNorm,
         prepare_attention::PrepareAttention,
     },
-    ops::{Activation, Epilogue, Rotation},
+    ops::{Activation, Epilogue, Rotation, activate_f64},
 };
 
 fn spec(n: usize, k: usize, bias: bool, activation: Option<Activation>) -> KernelSpec {
@@ -31,19 +31,6 @@ fn spec(n: usize, k: usize, bias: bool, activation: Option<Activation>) -> Kerne
     })
 }
 
-fn definition(activation: Option<Activation>, x: f64) -> f64 {
-    match activation {
-        None => x,
-        Some(Activation::GeluExact) => gelu_exact(x),
-        Some(Activation::GeluTanh) => gelu_tanh(x),
-        Some(Activation::Relu) => x.max(0.0),
-        Some(Activation::Tanh) => x.tanh(),
-        Some(Activation::Silu) => x / (1.0 + (-x).exp()),
-        Some(Activation::QuickGelu) => x / (1.0 + (-1.702 * x).exp()),
-        Some(Activation::Log1pRelu) => x.max(0.0).ln_1p(),
-    }
-}
-
 fn check(rows: usize, n: usize, k: usize, bias: bool, activation: Option<Activation>) {
     let (x, weight) = (noise(rows * k, 1), noise(n * k, 2));
     let b = noise(n, 3);
@@ -58,7 +45,7 @@ fn check(rows: usize, n: usize, k: usize, bias: bool, activation: Option<Activat
             for i in 0..k {
                 sum += f64::from(x[r * k + i]) * f64::from(weight[c * k + i]);
             }
-            want[r * n + c] = definition(activation, sum);
+            want[r * n + c] = activation.map_or(sum, |f| activate_f64(f, sum));
         }
     }
     let extents = Batch::new(&[1]).extents.with_rows(rows as u64);
