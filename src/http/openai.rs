@@ -19,9 +19,9 @@ use super::{
     json, of_type, on_thread,
     ranking::ranked,
     request::Fields,
-    vectors::{ValueType, Values},
+    vectors::{ValueType, Values, Weight, weights},
 };
-use crate::serve::{Answer, Model, Models, Service, Submit, Text};
+use crate::serve::{Answer, Further, Model, Models, OutputKind, Service, Submit, Text};
 
 #[derive(Serialize)]
 struct Embeddings<'a> {
@@ -36,6 +36,12 @@ struct Embedding {
     object: &'static str,
     index: usize,
     embedding: Values,
+    /// With `return_sparse`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sparse_embedding: Option<Vec<Weight>>,
+    /// With `return_multivector`: the vectors of tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    embeddings: Option<Vec<Values>>,
 }
 
 #[derive(Serialize)]
@@ -171,6 +177,30 @@ impl Form {
     }
 }
 
+/// Reads which outputs follow the embedding; `None` for none.
+fn further(fields: &mut Fields, is_raw: bool) -> Result<Option<Further>, Failure> {
+    let further = Further {
+        sparse: fields.flag("return_sparse")?.unwrap_or(false),
+        token_vectors: fields.flag("return_multivector")?.unwrap_or(false),
+    };
+    let param = match further {
+        Further { sparse: true, .. } => "return_sparse",
+        Further {
+            token_vectors: true,
+            ..
+        } => "return_multivector",
+        Further { .. } => return Ok(None),
+    };
+    match is_raw {
+        false => Ok(Some(further)),
+        true => {
+            let problem =
+                format!("`{param}` is true, and `Accept` requests raw f32; leave one of them out");
+            Err(Failure::invalid(param, problem))
+        }
+    }
+}
+
 pub(super) async fn embeddings(
     app: &RequestContext<'_>,
     mut fields: Fields,
@@ -184,6 +214,10 @@ pub(super) async fn embeddings(
     if let Some(truncates) = fields.flag("truncation")? {
         submit.truncate = truncates;
     }
+    let further = further(&mut fields, is_raw)?;
+    if let Some(further) = further {
+        submit.wanted = OutputKind::Several(further);
+    }
     let inputs = inputs("input", &fields.value("input"))?;
     let (inputs, submit) = prompted(&mut fields, service, inputs, submit)?;
     let answers = computed(app, service, inputs, submit, 0).await?;
@@ -192,11 +226,20 @@ pub(super) async fn embeddings(
         return raw(answers, &form, tokens);
     }
     let mut data = Vec::with_capacity(answers.len());
-    for (index, answer) in answers.into_iter().enumerate() {
+    for (index, mut answer) in answers.into_iter().enumerate() {
+        let rest = answer
+            .values
+            .split_off(service.width().min(answer.values.len()));
+        let (sparse, tokens) = rest.split_at(answer.entries.len().min(rest.len()));
+        let value = |row: &[f32]| Values::new(row.to_vec(), form.of, form.is_base64);
+        let rows = tokens.chunks_exact(service.token_width().max(1));
+        let asks = |of: fn(&Further) -> bool| further.as_ref().is_some_and(of);
         data.push(Embedding {
             object: "embedding",
             index,
             embedding: Values::new(form.floats(answer.values)?, form.of, form.is_base64),
+            sparse_embedding: asks(|f| f.sparse).then(|| weights(&answer.entries, sparse)),
+            embeddings: asks(|f| f.token_vectors).then(|| rows.map(value).collect()),
         });
     }
     let embeddings = Embeddings {

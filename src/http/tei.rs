@@ -14,6 +14,7 @@ use super::{
     json, of_type, on_thread,
     ranking::ranked,
     request::Fields,
+    vectors::{Weight, weights},
 };
 use crate::serve::{
     Answer, ClassScore, Kind, Model, Models, OutputKind, Submit, Text, TextRole, TextToken,
@@ -122,12 +123,6 @@ pub(super) async fn embed_all(
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }
 
-#[derive(Serialize)]
-struct Weight {
-    index: u32,
-    value: f32,
-}
-
 /// Returns the vocabulary entries with a weight for each text, and their weights.
 pub(super) async fn embed_sparse(
     app: &RequestContext<'_>,
@@ -140,11 +135,7 @@ pub(super) async fn embed_sparse(
         ..submit
     };
     let (answers, tokens) = embedded(app, &model, fields, submit).await?;
-    let row = |answer: &Answer| -> Vec<Weight> {
-        let weights = answer.entries.iter().zip(&answer.values);
-        let weights = weights.map(|(&index, &value)| Weight { index, value });
-        weights.collect()
-    };
+    let row = |answer: &Answer| weights(&answer.entries, &answer.values);
     let rows: Vec<Vec<Weight>> = answers.iter().map(row).collect();
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }

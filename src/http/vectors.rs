@@ -63,6 +63,20 @@ impl ValueType {
     }
 }
 
+/// A vocabulary entry of a sparse embedding.
+#[derive(Serialize)]
+pub(super) struct Weight {
+    index: u32,
+    value: f32,
+}
+
+/// Returns the entries of a sparse embedding with their weights.
+pub(super) fn weights(entries: &[u32], values: &[f32]) -> Vec<Weight> {
+    let weights = entries.iter().zip(values);
+    let weights = weights.map(|(&index, &value)| Weight { index, value });
+    weights.collect()
+}
+
 /// Values of an embedding in a response.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(untagged)]

@@ -299,7 +299,7 @@ fn add_files(digest: &mut Sha256, mut paths: Vec<PathBuf>, depth: u8) -> io::Res
 pub(super) fn key(model: &Key, text: &Text, submit: Submit) -> Key {
     let mut digest = Sha256::new();
     digest.update(model);
-    digest.update([u8::from(submit.truncate), submit.wanted as u8]);
+    digest.update([u8::from(submit.truncate), submit.wanted.code()]);
     let side = submit.cut_side.map_or(0, |side| 1 + side as u8);
     digest.update([side]);
     let prompt = submit.prompt.map_or(0, |prompt| 1 + prompt as u64);

@@ -37,7 +37,7 @@ pub use memory::{Held, Memory, Share};
 pub use metrics::{Histogram, LaneMetrics, Metrics};
 pub use models::{DefaultPrompt, Kind, LOADING, Model, ModelChoice, Models, ReloadError};
 pub use service::{Reply, SPARSE, Service, ServiceChoice};
-pub use submit::{Answer, OutputKind, Submit};
+pub use submit::{Answer, Further, OutputKind, Submit};
 pub use tokenize::Text;
 pub use trace::Recorder;
 pub use translation::TranslationParams;

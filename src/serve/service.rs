@@ -314,7 +314,8 @@ impl Service {
             | OutputKind::Sparse
             | OutputKind::Tokens
             | OutputKind::QueryVectors
-            | OutputKind::DocumentVectors => 0,
+            | OutputKind::DocumentVectors
+            | OutputKind::Several(_) => 0,
             OutputKind::Usual | OutputKind::Logits if self.is_scoring() => {
                 SCORE * self.width as u64
             }
@@ -340,6 +341,7 @@ impl Service {
             let problem = "the model was not loaded for the vectors of all tokens; start the server with --all-tokens, or request embeddings";
             return Err(ServeError::invalid("model", problem));
         }
+        self.check_vectors(submit.wanted)?;
         let sent = Instant::now();
         let shared = &self.shared;
         let mut replies = Vec::with_capacity(inputs.len());

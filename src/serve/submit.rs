@@ -22,6 +22,17 @@ pub enum OutputKind {
     QueryVectors,
     /// The vectors of a document's tokens for late interaction, concatenated.
     DocumentVectors,
+    /// The embedding, followed by further outputs of the same run.
+    Several(Further),
+}
+
+/// Outputs in addition to an embedding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Further {
+    /// Whether the weights of the sparse embedding follow.
+    pub sparse: bool,
+    /// Whether the vectors of a document's tokens for late interaction follow.
+    pub token_vectors: bool,
 }
 
 impl OutputKind {
@@ -38,7 +49,28 @@ impl OutputKind {
         match self {
             Self::QueryVectors => Some(TextRole::Query),
             Self::DocumentVectors => Some(TextRole::Document),
-            Self::Usual | Self::AllTokens | Self::Sparse | Self::Tokens | Self::Logits => None,
+            Self::Usual
+            | Self::AllTokens
+            | Self::Sparse
+            | Self::Tokens
+            | Self::Logits
+            | Self::Several(_) => None,
+        }
+    }
+
+    /// Returns a number that differs for each kind, for the keys of the response cache.
+    pub(super) fn code(self) -> u8 {
+        match self {
+            Self::Usual => 0,
+            Self::AllTokens => 1,
+            Self::Sparse => 2,
+            Self::Tokens => 3,
+            Self::Logits => 4,
+            Self::QueryVectors => 5,
+            Self::DocumentVectors => 6,
+            Self::Several(further) => {
+                8 | u8::from(further.sparse) | u8::from(further.token_vectors) << 1
+            }
         }
     }
 }
@@ -70,9 +102,10 @@ impl Submit {
 /// The result for one input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// The embedding, the scores by label, or another kind of result from [`OutputKind`].
+    /// The embedding, the scores by label, or another kind of result from [`OutputKind`]. For [`OutputKind::Several`], the embedding, the
+    /// weights of `entries` and the vectors of tokens.
     pub values: Vec<f32>,
-    /// Vocabulary entries of the values in ascending order, for [`OutputKind::Sparse`]; otherwise empty.
+    /// Vocabulary entries of the sparse embedding in ascending order; empty without it.
     pub entries: Vec<u32>,
     /// Number of tokens of the input.
     pub tokens: usize,
@@ -96,6 +129,42 @@ impl Answer {
                 2 * size_of::<f32>() as u64 * self.values.len() as u64
             }
             OutputKind::Sparse => ENTRY * self.values.len() as u64,
+            OutputKind::Several(_) => {
+                ENTRY * self.entries.len() as u64 + VALUE * self.values.len() as u64
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_of_results_have_different_codes() {
+        let flags = [(false, true), (true, false), (true, true)];
+        let several = flags.map(|(sparse, token_vectors)| {
+            OutputKind::Several(Further {
+                sparse,
+                token_vectors,
+            })
+        });
+        let plain = [
+            OutputKind::Usual,
+            OutputKind::AllTokens,
+            OutputKind::Sparse,
+            OutputKind::Tokens,
+            OutputKind::Logits,
+            OutputKind::QueryVectors,
+            OutputKind::DocumentVectors,
+        ];
+        let mut codes: Vec<u8> = plain
+            .iter()
+            .chain(&several)
+            .map(|kind| kind.code())
+            .collect();
+        codes.sort_unstable();
+        codes.dedup();
+        assert_eq!(codes.len(), plain.len() + several.len());
     }
 }

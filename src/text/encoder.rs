@@ -400,6 +400,7 @@ impl TextEncoder {
         prompt: &str,
         side: CutSide,
     ) -> Result<Encoded, TextError> {
+        self.check_not_late()?;
         if let Some(conversation) = &self.conversation {
             return self.written_down(conversation, index, input, prompt, side);
         }

@@ -247,7 +247,8 @@ fn documents_are_ranked_by_the_vectors_of_their_tokens() {
 fn vectors_of_tokens_beside_embeddings() {
     let folder = checkpoint("st-m3");
     let mut choice = choice("st-m3", true, Duration::from_secs(10));
-    (choice.all_tokens, choice.token_vectors) = (false, true);
+    (choice.all_tokens, choice.sparse, choice.token_vectors) = (false, true, true);
+    choice.cache = Some(cache());
     let models = vec![
         Model::open(choice).unwrap(),
         model("st-mean", true, Duration::from_secs(10)),
@@ -276,7 +277,7 @@ fn vectors_of_tokens_beside_embeddings() {
     );
     assert_eq!(vectors["data"].as_array().unwrap().len(), 3);
     let rows = is_ok(to, "/v1/multi-vector", &json!({"input": "rain"}));
-    let vectors = engine
+    let own = engine
         .token_vectors(gemmule::text::TextRole::Document, &["rain"])
         .unwrap();
     let rows: Vec<Vec<f32>> = rows["data"][0]["embeddings"]
@@ -285,7 +286,37 @@ fn vectors_of_tokens_beside_embeddings() {
         .iter()
         .map(floats)
         .collect();
-    close(&rows.concat(), &vectors[0].values);
+    close(&rows.concat(), &own[0].values);
+    // One run has all three outputs, which are those of the routes of each.
+    let whole = |more: Value| {
+        let mut body = json!({"input": texts, "model": "st-m3"});
+        body.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        is_ok(to, "/v1/embeddings", &body)["data"].clone()
+    };
+    let all = whole(json!({"return_sparse": true, "return_multivector": true}));
+    let sparse = is_ok(to, "/embed_sparse", &json!({"inputs": texts}));
+    let late = is_ok(to, "/v1/multi-vector", &json!({"input": texts}));
+    for at in 0..texts.len() {
+        assert_eq!(all[at]["embedding"], vectors["data"][at]["embedding"]);
+        assert_eq!(all[at]["sparse_embedding"], sparse[at]);
+        assert_eq!(all[at]["embeddings"], late["data"][at]["embeddings"]);
+    }
+    assert!(!sparse[0].as_array().unwrap().is_empty());
+    let one = whole(json!({"return_sparse": true, "dimensions": 4}));
+    assert_eq!(
+        (&one[1]["sparse_embedding"], &one[1]["embeddings"]),
+        (&sparse[1], &Value::Null)
+    );
+    assert_eq!(one[1]["embedding"].as_array().unwrap().len(), 4);
+    assert_eq!(whole(json!({"return_multivector": false})), vectors["data"]);
+    let without = json!({"input": "a", "model": "st-mean", "return_multivector": true});
+    let (status, message) = told(to, "/v1/embeddings", &without);
+    assert!(
+        status == 400 && message.contains("start the server with --token-vectors"),
+        "{message}"
+    );
     let (status, message) = told(
         to,
         "/v1/multi-vector",

@@ -106,6 +106,8 @@ pub(super) fn schemas() -> Value {
             "object": text(), "model": text(), "usage": named("Usage"),
             "data": list(object(&["object", "index", "embedding"], json!({
                 "object": text(), "index": whole(0), "embedding": {"anyOf": [list(number()), text()]},
+                "sparse_embedding": list(object(&["index", "value"], json!({"index": whole(0), "value": number()}))),
+                "embeddings": list(json!({"anyOf": [list(number()), text()]})),
             }))),
         })),
         "Usage": object(&["prompt_tokens", "total_tokens"], json!({

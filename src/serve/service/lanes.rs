@@ -448,6 +448,21 @@ impl Collect {
                     let role = role.unwrap_or(TextRole::Document);
                     answer.values = TokenVectors::of(&self.shared.encoder, role, ids, own).values;
                 }
+                (OutputKind::Several(further), weights) => {
+                    answer.values = row.iter().map(score).collect();
+                    if let Some(weights) = weights.as_ref().filter(|_| further.sparse) {
+                        let own = outputs.sequence(SPARSE, at)?;
+                        let (entries, values) = weights.of(own, ids);
+                        answer.entries = entries;
+                        answer.values.extend(values);
+                    }
+                    if further.token_vectors {
+                        let own = outputs.sequence(TOKEN_VECTORS, at)?;
+                        let encoder = &self.shared.encoder;
+                        let own = TokenVectors::of(encoder, TextRole::Document, ids, own);
+                        answer.values.extend(own.values);
+                    }
+                }
                 (OutputKind::Sparse, Some(weights)) => {
                     let own = outputs.sequence(SPARSE, at)?;
                     (answer.entries, answer.values) = weights.of(own, ids);

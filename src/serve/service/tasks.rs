@@ -5,6 +5,7 @@ use crate::{
     engine::LOGITS,
     heads::{MASK_LOGITS, TOKEN_LOGITS},
     model::EMBEDDING,
+    serve::{OutputKind, ServeError},
 };
 
 impl Service {
@@ -46,5 +47,31 @@ impl Service {
     /// Returns whether the model fills masks.
     pub fn is_filling(&self) -> bool {
         self.output == MASK_LOGITS
+    }
+
+    /// Checks that the model has the sparse weights and the vectors of tokens that are asked for.
+    pub(super) fn check_vectors(&self, wanted: OutputKind) -> Result<(), ServeError> {
+        let (sparse, token_vectors) = match wanted {
+            OutputKind::Several(further) => (further.sparse, further.token_vectors),
+            OutputKind::QueryVectors | OutputKind::DocumentVectors => (false, true),
+            OutputKind::Usual
+            | OutputKind::AllTokens
+            | OutputKind::Sparse
+            | OutputKind::Tokens
+            | OutputKind::Logits => (false, false),
+        };
+        let problem = match (
+            sparse && !self.has_sparse,
+            token_vectors && !self.has_token_vectors(),
+        ) {
+            (true, _) => {
+                "the model was not loaded for sparse embeddings; start the server with --sparse, if the model has them"
+            }
+            (_, true) => {
+                "the model was not loaded for vectors of tokens; start the server with --token-vectors, if the model has them"
+            }
+            (false, false) => return Ok(()),
+        };
+        Err(ServeError::invalid("model", problem))
     }
 }

@@ -118,6 +118,15 @@ impl TextEncoder {
         Ok(encoded)
     }
 
+    /// Refuses a text whose side is not known, if the sides are tokenized differently.
+    pub(super) fn check_not_late(&self) -> Result<(), TextError> {
+        let problem = "a late-interaction model reads queries and documents differently, and the text is neither; in Rust, use `Engine::token_vectors` or `TextEncoder::encode_as`, or give token ids";
+        match &self.late {
+            None => Ok(()),
+            Some(_) => Err(self.late_problem(problem.to_owned())),
+        }
+    }
+
     /// Returns whether the vector of a token takes part in scores. `at` is the index of the token in its text. Without settings of late
     /// interaction, all but the first token do.
     pub fn takes_part(&self, role: TextRole, at: usize, id: u32) -> bool {
