@@ -55,6 +55,9 @@ FAMILIES = {
                                                           layer_types=["sliding_attention", "full_attention"] * 2), WRITES[0], trunk="TextModel")
     | {"config": "Gemma3TextConfig"},
     "gemma": family("gemma", "Gemma", ROTARY, *WRITES),
+    "gemma2": family("gemma2", "Gemma2", dict(ROTARY, num_hidden_layers=4, sliding_window=4, query_pre_attn_scalar=8, attn_logit_softcapping=0.7,
+                                              final_logit_softcapping=1.5), *WRITES),
+    "gemma2_tokens": family("gemma2", "Gemma2", dict(ROTARY, sliding_window=4, query_pre_attn_scalar=8), CLASSIFIES[1], keys=["num_labels"]),
     "gemma_tokens": family("gemma", "Gemma", ROTARY, CLASSIFIES[1], keys=["num_labels"]),
     "clip_text": family("clip_text", "CLIPText", dict(USUAL, projection_dim=12, eos_token_id=50, bos_token_id=1, pad_token_id=0), ("text_embeds", "ModelWithProjection")),
     "gpt2": family("gpt2", "GPT2", dict(n_positions=40, n_embd=24, n_layer=2, n_head=3, n_inner=20, num_labels=3), ("next_token_logits", "LMHeadModel"), WRITES[1]),

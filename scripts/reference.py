@@ -247,6 +247,7 @@ DECODERS = {
         n_inner=s["inner"], attn_implementation="eager", **s["more"])),
     "llama": (tf.LlamaForCausalLM, lambda s: tf.LlamaConfig(**common(s))),
     "gemma": (tf.GemmaForCausalLM, lambda s: tf.GemmaConfig(**common(s))),
+    "gemma2": (tf.Gemma2ForCausalLM, lambda s: tf.Gemma2Config(**common(s))),
     "gemma3_text": (tf.Gemma3ForCausalLM, lambda s: tf.Gemma3TextConfig(**common(s))),
     "phi3": (tf.Phi3ForCausalLM, lambda s: tf.Phi3Config(pad_token_id=0, **common(s))),
     "olmo2": (tf.Olmo2ForCausalLM, lambda s: tf.Olmo2Config(**common(s))),
@@ -872,6 +873,9 @@ if __name__ == "__main__":
     decoder(a.out, "gemma_head24", "gemma", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=dict(hidden_act="gelu"))
     decoder(a.out, "gemma3_writer", "gemma3_text", ["tiny", "mixed"], hidden=60, heads=3, kv_heads=1, head=24, inner=100,
             more=dict(sliding_window=5, sliding_window_pattern=2, query_pre_attn_scalar=20))
+    # Caps that change the scores and the logits of random weights.
+    decoder(a.out, "gemma2_head24", "gemma2", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=3,
+            more=dict(sliding_window=5, query_pre_attn_scalar=20, attn_logit_softcapping=0.7, final_logit_softcapping=1.5))
     decoder(a.out, "phi3_head24", "phi3", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=dict(sliding_window=5))
     decoder(a.out, "olmo2_head24", "olmo2", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2)
     decoder(a.out, "starcoder2_head24", "starcoder2", ["tiny", "mixed"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=dict(sliding_window=5))

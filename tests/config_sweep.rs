@@ -289,6 +289,8 @@ sweeps!(
     gemma3_text,
     gemma3_writer,
     gemma,
+    gemma2,
+    gemma2_tokens,
     gemma_tokens,
     clip_text,
     gpt2,

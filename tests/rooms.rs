@@ -255,6 +255,7 @@ fn no_source_branches_on_a_family_of_models() {
                 "\"gte\"",
                 "\"new\"",
                 "\"gemma\"",
+                "\"gemma2\"",
                 "\"gemma3_text\"",
                 "\"clip\"",
                 "\"clip_text\"",

@@ -51,7 +51,7 @@
 //! - `When(key: "…", is: …, absent: "…", name: "…", body: […], otherwise: […], expect: {…}, expect_otherwise: {…})` selects a body: the first
 //!   if the key of config.json has the value, or one of a list (an absent key is `null`), else the optional second. A key may contain
 //!   indices, `layer_types.{i}`, so that a body depends on the layer's entry in config.json. If there is no such key, the condition
-//!   `absent` decides, for instance `"i % 3 == 0"`. `When(holds: "embedding != hidden", …)` compares two sizes by `== != < <= > >=`. A `Let`
+//!   `absent` decides, for instance `"i % 3 == 0"`; a key that is null counts as absent unless `is` names null. `When(holds: "embedding != hidden", …)` compares two sizes by `== != < <= > >=`. A `Let`
 //!   of an outer name updates it. A name that both bodies define stays visible to later statements. With `name`, values of either body
 //!   are called `name.…` in the graph. `expect` applies if the first body is taken, `expect_otherwise` if the second is. They count in the
 //!   enclosing iteration, or in the whole graph if there is none.
@@ -70,6 +70,7 @@
 //! | `add_bias` | `x`, `bias` | adds a vector to every row |
 //! | `add`, `multiply` | `a`, `b` | sum or product of two values of the same shape, element by element |
 //! | `scale` | `x`, `by` | `by · x` |
+//! | `soft_cap` | `x`, `cap` | `cap · tanh(x / cap)`: rows, or scores before their softmax |
 //! | `gelu` | `x`, `form` (`exact`, `tanh`) | pointwise: `x / 2 · (1 + erf(x / √2))`, or `x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 x³)))` |
 //! | `relu`, `tanh`, `silu`, `quick_gelu`, `log1p_relu` | `x` | pointwise: `max(x, 0)`, `tanh x`, `x / (1 + e^(−x))`, `x / (1 + e^(−1.702 x))` (CLIP), `ln(1 + max(x, 0))` (SPLADE) |
 //! | `activation` | `x`, `kind` (a name of `activations`) | pointwise |
@@ -143,7 +144,7 @@
 //! Transformers with absolute or rotary positions or position biases, LayerNorm or RMSNorm before or after each part (or both), full or
 //! causal attention, optionally with a window and with grouped-query heads, gates, the pointwise activations above, and any head.
 //! These include GPT-2, OPT, BLOOM, GPT-NeoX, Llama, Mistral, StarCoder2, StableLM, SmolLM3, Granite, OLMo 2, Phi, Qwen2 and 3,
-//! Gemma 1 and 3; the encoder-decoder models Marian, BART, mBART, M2M-100, NLLB and T5; and BERT and its relatives (RoBERTa,
+//! Gemma 1 to 3; the encoder-decoder models Marian, BART, mBART, M2M-100, NLLB and T5; and BERT and its relatives (RoBERTa,
 //! XLM-RoBERTa and its XL, CamemBERT, DistilBERT, ALBERT, ELECTRA, MPNet, NomicBERT, GTE, JinaBERT v2, ModernBERT, DeBERTa v2 and
 //! v3, EmbeddingGemma, CLIP's text tower, MiniLM, and checkpoints of the same architecture such as BGE and E5).
 //! `gemmule models` lists the shipped descriptions. The body of a layer may depend on its number and on its entry in config.json (`When`):
@@ -160,7 +161,7 @@
 //! The language does not support:
 //!
 //! - Convolutions (in the largest DeBERTa v2, whose `conv_kernel_size` is rejected), recurrences, mixtures of experts, images.
-//! - Softcapped logits and scores (Gemma 2), attention sinks, dropped or merged tokens.
+//! - Attention sinks, dropped or merged tokens.
 //! - Relative keys and values that are added to keys and values by distance (Shaw et al. 2018: BERT's `relative_key`), and DeBERTa v1,
 //!   whose single projection has biases only for queries and values. No kernel fuses `relative_scores` into attention yet, so the scores
 //!   are stored and their memory grows with the square of the length.

@@ -30,6 +30,7 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "modernbert",
     "eurobert",
     "gemma",
+    "gemma2",
     "gemma3_text",
     "clip_text",
     "gpt2",

@@ -72,6 +72,7 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         | Op::Activate(_)
         | Op::Gate(_)
         | Op::Scale { .. }
+        | Op::SoftCap(_)
         | Op::LayerNorm { .. }
         | Op::BiasResidualLayerNorm { .. }
         | Op::SplitHeads { .. }

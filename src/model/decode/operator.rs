@@ -12,12 +12,13 @@ use crate::{
 };
 
 /// Names of the primitive operators.
-pub(super) const OPERATORS: [&str; 35] = [
+pub(super) const OPERATORS: [&str; 36] = [
     "embedding",
     "linear",
     "add_bias",
     "add",
     "scale",
+    "soft_cap",
     "gelu",
     "relu",
     "tanh",
@@ -104,6 +105,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "rms_norm" => &["x", "weight", "eps", "heads", "plus_one"],
         "rotary" => &["x", "heads", "width", "part", "theta", "scaling", "longest"],
         "scale" => &["x", "by"],
+        "soft_cap" => &["x", "cap"],
         "gelu" => &["x", "form"],
         "activation" => &["x", "kind"],
         "layer_norm" => &["x", "weight", "bias", "eps"],
@@ -191,6 +193,10 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "scale" => Ok(Operator::Scale {
             x: value("x")?,
             by: size("by")?,
+        }),
+        "soft_cap" => Ok(Operator::SoftCap {
+            x: value("x")?,
+            cap: size("cap")?,
         }),
         "gelu" => {
             let form = args.required(r, "form")?;

@@ -22,9 +22,10 @@ fn config() -> Value {
 }
 
 /// Descriptions of decoder-only models: name, prefix of weight names, and launches per layer.
-const WRITERS: [(&str, &str, usize); 16] = [
+const WRITERS: [(&str, &str, usize); 17] = [
     ("bloom", "transformer.", 7),
     ("gemma", "model.", 10),
+    ("gemma2", "model.", 14),
     ("gpt2", "transformer.", 7),
     ("gpt_neox", "gpt_neox.", 9),
     ("granite", "model.", 14),
@@ -300,6 +301,7 @@ fn a_checkpoint_is_described_by_its_model_type() {
         ("camembert", "roberta"),
         ("xlm-roberta-xl", "xlm_roberta_xl"),
         ("new", "gte"),
+        ("gemma2", "gemma2"),
         ("gemma3_text", "gemma3_text"),
         ("clip", "clip_text"),
         ("deberta-v2", "deberta_v2"),

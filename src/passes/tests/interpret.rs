@@ -381,6 +381,10 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             gate.zip(up).map(|(g, u)| g * u).collect()
         }),
         Op::Scale { by } => reads[0].iter().map(|v| f64::from(*by) * v).collect(),
+        Op::SoftCap(cap) => {
+            let cap = f64::from(cap.get());
+            reads[0].iter().map(|v| cap * (v / cap).tanh()).collect()
+        }
         Op::LayerNorm { eps } => layer_norm(reads[0], reads[1], reads[2], *eps),
         Op::Cache {
             from, heads, head, ..
