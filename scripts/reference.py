@@ -62,7 +62,7 @@ def fill(model, deviation=DEVIATION):
             continue
         bare = name
         # DistilBERT's layers are called so where GPT-2 has its trunk's prefix.
-        for prefix in PREFIXES + (("transformer.",) if model.config.model_type in ("gpt2", "bloom") else ()):
+        for prefix in PREFIXES + (("transformer.",) if model.config.model_type in ("gpt2", "bloom", "gptj", "falcon") else ()):
             bare = bare.removeprefix(prefix)
         mean = np.float32(1.0 if p.dim() == 1 and bare.endswith("weight") else 0.0)
         values = mean + np.float32(deviation) * normal(bare, p.numel())
@@ -262,6 +262,12 @@ DECODERS = {
     "opt": (tf.OPTForCausalLM, lambda s: tf.OPTConfig(
         vocab_size=s["vocab"], max_position_embeddings=512, hidden_size=s["hidden"], num_hidden_layers=s["layers"], num_attention_heads=s["heads"],
         ffn_dim=s["inner"], attn_implementation="eager", **s["more"])),
+    "cohere": (tf.CohereForCausalLM, lambda s: tf.CohereConfig(**common(s))),
+    "falcon": (tf.FalconForCausalLM, lambda s: tf.FalconConfig(num_kv_heads=s["kv_heads"], ffn_hidden_size=s["inner"], **{
+        key: value for key, value in common(s).items() if key not in ("head_dim", "num_key_value_heads", "intermediate_size")})),
+    "gptj": (tf.GPTJForCausalLM, lambda s: tf.GPTJConfig(
+        vocab_size=s["vocab"], n_positions=512, n_embd=s["hidden"], n_layer=s["layers"], n_head=s["heads"], n_inner=s["inner"],
+        attn_implementation="eager", **s["more"])),
     "qwen2": (tf.Qwen2ForCausalLM, lambda s: tf.Qwen2Config(**common(s))),
     "qwen3": (tf.Qwen3ForCausalLM, lambda s: tf.Qwen3Config(**common(s))),
 }
@@ -893,6 +899,12 @@ if __name__ == "__main__":
     decoder(a.out, "opt_head24", "opt", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2)
     decoder(a.out, "opt_norms_after", "opt", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2,
             more=dict(do_layer_norm_before=False, word_embed_proj_dim=40))
+    decoder(a.out, "cohere_head24", "cohere", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2,
+            more=dict(attention_bias=True, logit_scale=0.5))
+    decoder(a.out, "gptj_head24", "gptj", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2, more=dict(rotary_dim=10))
+    decoder(a.out, "falcon_head24", "falcon", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2)
+    decoder(a.out, "falcon_groups", "falcon", ["tiny"], hidden=96, heads=6, kv_heads=2, head=16, inner=100, layers=2,
+            more=dict(new_decoder_architecture=True, bias=True))
     decoder(a.out, "qwen2_head24", "qwen2", ["tiny", "mixed"], hidden=72, heads=3, kv_heads=1, head=24, inner=100,
             more=dict(use_sliding_window=True, sliding_window=5, max_window_layers=1))
     yarn = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=128)

@@ -182,6 +182,8 @@ pub(super) struct RowsOf {
     pub groups: Option<At<Expr>>,
     /// First row that is read of each part.
     pub from: At<Expr>,
+    /// Number of these rows that are in pairs, whose first ones come before their second ones; none if not given.
+    pub interleaved: Option<At<Expr>>,
 }
 
 /// A primitive operator with its operands by name.

@@ -96,7 +96,15 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
             "ids", "table", "sinusoid", "rows", "width", "offset", "skips",
         ],
         "linear" => &[
-            "x", "out", "weight", "bias", "stored", "of", "from", "groups",
+            "x",
+            "out",
+            "weight",
+            "bias",
+            "stored",
+            "of",
+            "from",
+            "groups",
+            "interleaved",
         ],
         "softmax" => &["x", "causal", "window", "bias"],
         "columns" => &["x", "from", "width"],
@@ -167,6 +175,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
                         of: expression(r, of)?,
                         groups: optional("groups")?,
                         from: expression(r, from)?,
+                        interleaved: optional("interleaved")?,
                     })
                 }
                 (None, None) => {

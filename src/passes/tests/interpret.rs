@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use self::heads::{Heads, transpose};
 use crate::{
-    graph::{Bound, Graph, NodeId, Op, WeightExpr, resized_heads_at, slope},
+    graph::{Bound, Graph, NodeId, Op, WeightExpr, interleaved_row, resized_heads_at, slope},
     ops::{Activation, AttentionProblem, BatchInput, Epilogue, HeadView, Side},
     tensor::{Element, Extents, row_scale},
 };
@@ -148,12 +148,13 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
             groups,
             from,
             rows,
+            interleaved,
         } => {
             let width: u64 = dims[1..].iter().product();
             let part = dims[0] / groups;
             let rows = (0..*groups).flat_map(|group| (0..*rows).map(move |row| (group, row)));
             rows.flat_map(|(group, row)| {
-                let row = group * part + from + row;
+                let row = group * part + from + interleaved_row(row, *interleaved);
                 (0..width).map(move |c| stored(name, row * width + c))
             })
             .collect()
