@@ -62,7 +62,7 @@ def fill(model, deviation=DEVIATION):
             continue
         bare = name
         # DistilBERT's layers are called so where GPT-2 has its trunk's prefix.
-        for prefix in PREFIXES + (("transformer.",) if model.config.model_type in ("gpt2", "bloom") else ()):
+        for prefix in PREFIXES + (("transformer.",) if model.config.model_type in ("gpt2", "bloom", "gptj", "falcon") else ()):
             bare = bare.removeprefix(prefix)
         mean = np.float32(1.0 if p.dim() == 1 and bare.endswith("weight") else 0.0)
         values = mean + np.float32(deviation) * normal(bare, p.numel())
@@ -247,6 +247,7 @@ DECODERS = {
         n_inner=s["inner"], attn_implementation="eager", **s["more"])),
     "llama": (tf.LlamaForCausalLM, lambda s: tf.LlamaConfig(**common(s))),
     "gemma": (tf.GemmaForCausalLM, lambda s: tf.GemmaConfig(**common(s))),
+    "gemma2": (tf.Gemma2ForCausalLM, lambda s: tf.Gemma2Config(**common(s))),
     "gemma3_text": (tf.Gemma3ForCausalLM, lambda s: tf.Gemma3TextConfig(**common(s))),
     "phi3": (tf.Phi3ForCausalLM, lambda s: tf.Phi3Config(pad_token_id=0, **common(s))),
     "olmo2": (tf.Olmo2ForCausalLM, lambda s: tf.Olmo2Config(**common(s))),
@@ -261,6 +262,12 @@ DECODERS = {
     "opt": (tf.OPTForCausalLM, lambda s: tf.OPTConfig(
         vocab_size=s["vocab"], max_position_embeddings=512, hidden_size=s["hidden"], num_hidden_layers=s["layers"], num_attention_heads=s["heads"],
         ffn_dim=s["inner"], attn_implementation="eager", **s["more"])),
+    "cohere": (tf.CohereForCausalLM, lambda s: tf.CohereConfig(**common(s))),
+    "falcon": (tf.FalconForCausalLM, lambda s: tf.FalconConfig(num_kv_heads=s["kv_heads"], ffn_hidden_size=s["inner"], **{
+        key: value for key, value in common(s).items() if key not in ("head_dim", "num_key_value_heads", "intermediate_size")})),
+    "gptj": (tf.GPTJForCausalLM, lambda s: tf.GPTJConfig(
+        vocab_size=s["vocab"], n_positions=512, n_embd=s["hidden"], n_layer=s["layers"], n_head=s["heads"], n_inner=s["inner"],
+        attn_implementation="eager", **s["more"])),
     "qwen2": (tf.Qwen2ForCausalLM, lambda s: tf.Qwen2Config(**common(s))),
     "qwen3": (tf.Qwen3ForCausalLM, lambda s: tf.Qwen3Config(**common(s))),
 }
@@ -872,6 +879,9 @@ if __name__ == "__main__":
     decoder(a.out, "gemma_head24", "gemma", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=dict(hidden_act="gelu"))
     decoder(a.out, "gemma3_writer", "gemma3_text", ["tiny", "mixed"], hidden=60, heads=3, kv_heads=1, head=24, inner=100,
             more=dict(sliding_window=5, sliding_window_pattern=2, query_pre_attn_scalar=20))
+    # Caps that change the scores and the logits of random weights.
+    decoder(a.out, "gemma2_head24", "gemma2", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=3,
+            more=dict(sliding_window=5, query_pre_attn_scalar=20, attn_logit_softcapping=0.7, final_logit_softcapping=1.5))
     decoder(a.out, "phi3_head24", "phi3", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=dict(sliding_window=5))
     decoder(a.out, "olmo2_head24", "olmo2", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2)
     decoder(a.out, "starcoder2_head24", "starcoder2", ["tiny", "mixed"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=dict(sliding_window=5))
@@ -889,6 +899,12 @@ if __name__ == "__main__":
     decoder(a.out, "opt_head24", "opt", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2)
     decoder(a.out, "opt_norms_after", "opt", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2,
             more=dict(do_layer_norm_before=False, word_embed_proj_dim=40))
+    decoder(a.out, "cohere_head24", "cohere", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2,
+            more=dict(attention_bias=True, logit_scale=0.5))
+    decoder(a.out, "gptj_head24", "gptj", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2, more=dict(rotary_dim=10))
+    decoder(a.out, "falcon_head24", "falcon", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2)
+    decoder(a.out, "falcon_groups", "falcon", ["tiny"], hidden=96, heads=6, kv_heads=2, head=16, inner=100, layers=2,
+            more=dict(new_decoder_architecture=True, bias=True))
     decoder(a.out, "qwen2_head24", "qwen2", ["tiny", "mixed"], hidden=72, heads=3, kv_heads=1, head=24, inner=100,
             more=dict(use_sliding_window=True, sliding_window=5, max_window_layers=1))
     yarn = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=128)

@@ -178,7 +178,7 @@ fn the_stages_are_shown() {
         "graph_after_all",
         cli.ok(&["graph", "bert", "--weights", ".", "--after", "all"])
     );
-    let explained = cli.ok(&["explain", "bert", "--weights", "."])
+    let mut explained = cli.ok(&["explain", "bert", "--weights", "."])
         + &cli.ok(&[
             "explain",
             "bert",
@@ -187,12 +187,12 @@ fn the_stages_are_shown() {
             "--output",
             "pooler_output",
         ]);
-    // What is for models that write.
-    let config = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/tests/references/qwen3_h192a6.json"
-    );
-    let explained = explained + &cli.ok(&["explain", "qwen3", "--config", config]);
+    // Passes for models that write, and for caps of scores.
+    for (name, config) in [("qwen3", "qwen3_h192a6"), ("gemma2", "gemma2_head24")] {
+        let references = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/references");
+        let config = format!("{references}/{config}.json");
+        explained += &cli.ok(&["explain", name, "--config", &config]);
+    }
     for pass in gemmule::passes::all() {
         assert!(
             explained.contains(pass.name()),
@@ -614,9 +614,9 @@ fn the_doctor_names_a_cache_that_others_may_write_to() {
 #[test]
 fn unknown_names_are_answered_with_known_ones() {
     let cli = Cli::new();
-    assert_snapshot!(cli.error(&["check", "brt"]), @"× there is no description `brt`: it is neither a file nor shipped (did you mean `bart`?); shipped are bert, jina_bert, roberta, xlm_roberta_xl, distilbert, albert, electra, mpnet, nomic_bert, gte, deberta_v2, modernbert, eurobert, gemma, gemma3_text, clip_text, gpt2, llama, qwen2, qwen3, phi3, olmo2, olmo3, starcoder2, stablelm, phi, smollm3, granite, opt, gpt_neox, bloom, marian, bart, mbart, m2m_100, pegasus, t5, vae");
-    assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--after", "fuse_everything"]), @"× no pass `fuse_everything` ran; the passes are hoist_pooled_token, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize, or `all`");
-    assert_snapshot!(cli.error(&["explain", "bert", "--weights", ".", "--without", "fuse_atention"]), @"× no pass is named `fuse_atention`; the passes are hoist_pooled_token, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize, quantize_inputs");
+    assert_snapshot!(cli.error(&["check", "brt"]), @"× there is no description `brt`: it is neither a file nor shipped (did you mean `bart`?); shipped are bert, jina_bert, roberta, xlm_roberta_xl, distilbert, albert, electra, mpnet, nomic_bert, gte, deberta_v2, modernbert, eurobert, gemma, gemma2, gemma3_text, clip_text, gpt2, llama, qwen2, qwen3, phi3, olmo2, olmo3, starcoder2, stablelm, phi, smollm3, granite, opt, gpt_neox, gptj, falcon, cohere, bloom, marian, bart, mbart, m2m_100, pegasus, t5, vae");
+    assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--after", "fuse_everything"]), @"× no pass `fuse_everything` ran; the passes are hoist_pooled_token, fold_soft_cap, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize, or `all`");
+    assert_snapshot!(cli.error(&["explain", "bert", "--weights", ".", "--without", "fuse_atention"]), @"× no pass is named `fuse_atention`; the passes are hoist_pooled_token, fold_soft_cap, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize, quantize_inputs");
     assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--output", "sentence_embeding"]), @"× the description has no output `sentence_embeding` help: did you mean `sentence_embedding`?");
     assert_snapshot!(cli.error(&["run", "bert", "--weights", ".", "--device", "gpu"]), @"error: invalid value 'gpu' for '--device <DEVICE>': `gpu` is not a device; expected auto, cpu, cuda or cuda:N For more information, try '--help'.");
     assert_snapshot!(cli.error(&["run", "bert", "--weights", ".", "--dtype", "f8"]), @"error: invalid value 'f8' for '--dtype <DTYPE>': `f8` is not a storage type; expected f32, f16 or bf16 For more information, try '--help'.");
@@ -990,7 +990,7 @@ fn the_shipped_descriptions_are_listed_and_printed() {
     assert!(list.contains("roberta, xlm-roberta, camembert"), "{list}");
     let bert = gemmule::model::Description::shipped_source("bert");
     assert_eq!(Some(cli.ok(&["models", "bert"]).as_str()), bert);
-    assert_snapshot!(cli.error(&["models", "brt"]), @"× no description `brt` comes with gemmule (did you mean `bart`?); there are bert, jina_bert, roberta, xlm_roberta_xl, distilbert, albert, electra, mpnet, nomic_bert, gte, deberta_v2, modernbert, eurobert, gemma, gemma3_text, clip_text, gpt2, llama, qwen2, qwen3, phi3, olmo2, olmo3, starcoder2, stablelm, phi, smollm3, granite, opt, gpt_neox, bloom, marian, bart, mbart, m2m_100, pegasus, t5, vae");
+    assert_snapshot!(cli.error(&["models", "brt"]), @"× no description `brt` comes with gemmule (did you mean `bart`?); there are bert, jina_bert, roberta, xlm_roberta_xl, distilbert, albert, electra, mpnet, nomic_bert, gte, deberta_v2, modernbert, eurobert, gemma, gemma2, gemma3_text, clip_text, gpt2, llama, qwen2, qwen3, phi3, olmo2, olmo3, starcoder2, stablelm, phi, smollm3, granite, opt, gpt_neox, gptj, falcon, cohere, bloom, marian, bart, mbart, m2m_100, pegasus, t5, vae");
 }
 
 #[test]

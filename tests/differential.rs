@@ -28,7 +28,7 @@ const ACCEPTED: usize = 900;
 const TOLERANCE: f32 = 1e-4;
 
 /// Every operator of the language, as the unfused graph names it.
-const OPERATORS: [&str; 33] = [
+const OPERATORS: [&str; 34] = [
     "embedding",
     "linear",
     "add_bias",
@@ -38,6 +38,7 @@ const OPERATORS: [&str; 33] = [
     "relu",
     "tanh",
     "scale",
+    "soft_cap",
     "layer_norm",
     "split_heads",
     "merge_heads",

@@ -27,7 +27,7 @@ const WEIGHTS: RandomWeights = RandomWeights {
 };
 
 /// References by name, and the description that each is of.
-const MODELS: [(&str, &str); 20] = [
+const MODELS: [(&str, &str); 25] = [
     ("gpt2_h320a5", "gpt2"),
     ("llama_h320a5", "llama"),
     ("qwen3_h192a6", "qwen3"),
@@ -44,6 +44,11 @@ const MODELS: [(&str, &str); 20] = [
     ("gpt_neox_head24", "gpt_neox"),
     ("bloom_head12", "bloom"),
     ("gemma3_writer", "gemma3_text"),
+    ("gemma2_head24", "gemma2"),
+    ("cohere_head24", "cohere"),
+    ("gptj_head24", "gptj"),
+    ("falcon_head24", "falcon"),
+    ("falcon_groups", "falcon"),
     // A head apart from the words; frequencies that are scaled, and biases.
     ("gpt2_head24", "gpt2"),
     ("llama_head24", "llama"),

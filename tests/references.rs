@@ -131,6 +131,11 @@ matches_reference! {
     a_text_tower_inside_of_another_config_matches: "clip_text_h320a5" is "clip_text";
     a_text_tower_of_its_own_matches: "clip_text_head20" is "clip_text";
     gemma_1_matches: "gemma_head24" is "gemma";
+    cohere_with_biases_and_a_scale_matches: "cohere_head24" is "cohere";
+    gptj_with_a_part_of_each_head_turned_matches: "gptj_head24" is "gptj";
+    falcon_with_one_key_head_matches: "falcon_head24" is "falcon";
+    falcon_with_groups_and_two_norms_matches: "falcon_groups" is "falcon";
+    gemma_2_with_caps_matches: "gemma2_head24" is "gemma2";
     gemma_3_as_a_writer_matches: "gemma3_writer" is "gemma3_text";
     gemma_in_both_directions_matches: "gemma3_text_h320a5" is "gemma3_text";
     gemma_in_one_direction_matches: "gemma3_text_causal" is "gemma3_text";
@@ -297,6 +302,7 @@ fn every_pass_switched_off_gives_the_same() {
         ("gemma3_text_h320a5", "gemma3_text"),
         ("deberta_v2_near", "deberta_v2"),
         ("clip_text_head20", "clip_text"),
+        ("gemma2_head24", "gemma2"),
     ] {
         within_bounds(&compare(name, description, &all));
     }

@@ -101,7 +101,9 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             }
             Ok(of[0].clone())
         }
-        Op::Activate(_) | Op::Scale { .. } => pointwise(of[0]).map(|()| of[0].clone()),
+        Op::Activate(_) | Op::Scale { .. } | Op::SoftCap(_) => {
+            pointwise(of[0]).map(|()| of[0].clone())
+        }
         Op::L2Normalize { .. } => matrix(of[0]).map(|_| of[0].clone()),
         Op::LayerNorm { .. } => {
             let width = matrix(of[0])?.into();
@@ -493,8 +495,11 @@ fn distances(
     by.check().map_err(|problem| problem.to_string())?;
     if !by.is_none() && pairs == Some(&Symbol::SourcePairs.into()) {
         return Err(
-            "positions of another stream have no distance to a query; leave `window` and `bias` out"
-                .to_owned(),
+            match by.cap {
+                Some(_) => "scores of another stream have no soft cap; leave it out",
+                None => "positions of another stream have no distance to a query; leave `window` and `bias` out",
+            }
+            .to_owned(),
         );
     }
     let (Some(bias), Some(kind)) = (bias, by.bias) else {

@@ -8,7 +8,7 @@ use super::WeightExpr;
 use crate::{
     ops::{
         Activation, AttentionProblem, BatchInput, Bias, Epilogue, HeadView, PoolWeights,
-        PositionBias, Rotation, Side,
+        PositionBias, Rotation, Side, SoftCap,
     },
     tensor::Format,
 };
@@ -36,6 +36,8 @@ pub enum Op {
     Activate(Activation),
     /// `x` → `by · x`.
     Scale { by: f32 },
+    /// `x` → `cap · tanh(x / cap)`, elementwise.
+    SoftCap(SoftCap),
     /// `x, gamma, beta` → LayerNorm over the last dimension.
     LayerNorm { eps: f32 },
     /// `x, weight` → RMSNorm of `heads` adjacent parts of a row from column `from` on, each as wide
@@ -75,8 +77,9 @@ pub enum Op {
     /// the pair (`of`). The distance is the key's position minus the query's, and the table is
     /// `[2·reach + 1, heads·head]`. Larger distances use the last row of their side.
     RelativeScores { heads: u32, head: u32, of: Side },
-    /// `scores, (bias)` → softmax of `scale · scores + bias` over the keys. If causal, only over
-    /// keys up to the query; with a window, only over keys in it.
+    /// `scores, (bias)` → softmax of `scale · scores + bias` over the keys, or of `cap · tanh(scale ·
+    /// scores / cap) + bias` with a cap. If causal, only over keys up to the query; with a window,
+    /// only over keys in it.
     Softmax {
         scale: f32,
         causal: bool,
@@ -164,6 +167,7 @@ impl Op {
             Op::CrossCache { .. } => "remembered",
             Op::Activate(activation) => activation.name(),
             Op::Scale { .. } => "scale",
+            Op::SoftCap(_) => "soft_cap",
             Op::LayerNorm { .. } => "layer_norm",
             Op::SplitHeads { .. } => "split_heads",
             Op::MergeHeads => "merge_heads",
@@ -253,6 +257,7 @@ impl Op {
             | Op::Cache { .. }
             | Op::Activate(_)
             | Op::Scale { .. }
+            | Op::SoftCap(_)
             | Op::SplitHeads { .. }
             | Op::MergeHeads
             | Op::FirstToken
@@ -294,6 +299,7 @@ impl fmt::Display for Op {
             Op::Input(meta) => write!(f, "({meta:?})"),
             Op::Embedding { offset } if *offset > 0 => write!(f, "(offset={offset})"),
             Op::Scale { by } => write!(f, "(by={by})"),
+            Op::SoftCap(cap) => write!(f, "(cap={})", cap.get()),
             Op::Quantize(format) => write!(f, "({format})"),
             Op::LayerNorm { eps }
             | Op::BiasResidualLayerNorm { eps, .. }
@@ -389,12 +395,13 @@ fn mask(causal: bool) -> &'static str {
 }
 
 fn distances(by: PositionBias) -> String {
+    let cap = by.cap.map(|cap| format!(", cap={}", cap.get()));
     let window = by.window.map(|window| format!(", window={window}"));
     let bias = by.bias.map(|bias| match bias {
         Bias::Table { reach } => format!(", bias up to {reach}"),
         Bias::Slopes => ", slopes".to_owned(),
     });
-    [window, bias].into_iter().flatten().collect()
+    [cap, window, bias].into_iter().flatten().collect()
 }
 
 fn view(view: HeadView) -> String {

@@ -34,13 +34,14 @@ pub enum WeightExpr {
     /// The computed ALiBi slope of each head, `[heads]`.
     Slopes { heads: u64 },
     /// Rows of a tensor of the checkpoint with stored dimensions `dims`: of each of `groups` equal parts of its rows, `rows` rows from
-    /// `from` on.
+    /// `from` on. Of these, the first `interleaved` (an even number) are reordered: those at even places come before those at odd ones.
     Rows {
         name: String,
         dims: Vec<u64>,
         groups: u64,
         from: u64,
         rows: u64,
+        interleaved: u64,
     },
     /// A tensor of the checkpoint plus 1.
     PlusOne { name: String, dims: Vec<u64> },
@@ -358,6 +359,7 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
             groups: u64,
             from: u64,
             rows: u64,
+            interleaved: u64,
         },
         PlusOne {
             name: String,
@@ -388,18 +390,30 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
                 groups,
                 from,
                 rows,
+                interleaved,
             } => WeightExpr::Rows {
                 name,
                 dims,
                 groups,
                 from,
                 rows,
+                interleaved,
             },
             Part::PlusOne { name, dims } => WeightExpr::PlusOne { name, dims },
             Part::Zeros { n } => WeightExpr::Zeros { n },
         })
     });
     parts.collect()
+}
+
+/// Place, among the stored rows of a part, of a row of [`WeightExpr::Rows`] whose first `interleaved` rows are reordered.
+pub fn interleaved_row(row: u64, interleaved: u64) -> u64 {
+    let half = interleaved / 2;
+    match row {
+        _ if row >= interleaved => row,
+        _ if row < half => 2 * row,
+        _ => 2 * (row - half) + 1,
+    }
 }
 
 /// The element of a row and column of [`WeightExpr::ResizedHeads`].

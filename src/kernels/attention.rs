@@ -104,7 +104,7 @@ pub enum AttentionError {
     )]
     WarpgroupHead { head: u32 },
     #[error(
-        "warpgroup attention does not support causal attention with windows or biases; use the online kernel"
+        "warpgroup attention does not support causal attention with windows, biases or caps; use the online kernel"
     )]
     WarpgroupMask,
     #[error("warpgroup attention over {dtype} elements; expected f16 or bf16")]
@@ -232,7 +232,7 @@ pub fn representative() -> Vec<KernelSpec> {
             };
             all.push(KernelSpec::from(MhaOnline { of, dtype }));
         }
-        // Position biases and windows in every tiling, full and causal.
+        // Position biases, windows and caps in every tiling, full and causal.
         for (heads, head) in [(12, 64), (3, 256), (2, 80)] {
             let column = |i| HeadView::TokenMajor {
                 offset: i * heads * head,

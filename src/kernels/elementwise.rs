@@ -4,12 +4,14 @@
 mod concat;
 mod copies;
 mod gate;
+mod soft_cap;
 
 use serde::{Deserialize, Serialize};
 
 pub use concat::Concat;
 pub use copies::{MergeHeads, SliceColumns, SplitHeads};
 pub use gate::Gate;
+pub use soft_cap::SoftCap;
 
 use super::{
     Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
@@ -376,6 +378,7 @@ pub fn representative() -> Vec<KernelSpec> {
         for (by, width) in [(0.125, 12), (0.176_776_7, 5), (-2.0, 768), (1.5, 1003)] {
             kernels.push(KernelSpec::from(Scale { by, width, dtype }));
         }
+        kernels.extend(soft_cap::representative(dtype));
     }
     kernels
 }

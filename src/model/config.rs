@@ -34,24 +34,26 @@ const MAX_SIZE: u64 = i32::MAX as u64;
 /// Returns the value of a key. The key may be a path such as `text_config.hidden_size`, with indices from 0 for lists,
 /// `layer_types.3`. A null value counts as absent, as in Hugging Face configs.
 pub(super) fn lookup<'c>(config: &'c Map<String, Value>, key: &str) -> Option<&'c Value> {
-    let whole = config.get(key);
-    let found = whole.or_else(|| {
+    entry(config, key).filter(|v| !v.is_null())
+}
+
+/// Like [`lookup`], but returns null values too.
+fn entry<'c>(config: &'c Map<String, Value>, key: &str) -> Option<&'c Value> {
+    config.get(key).or_else(|| {
         let (first, rest) = key.split_once('.')?;
         match config.get(first)? {
-            Value::Object(inner) => lookup(inner, rest),
+            Value::Object(inner) => entry(inner, rest),
             Value::Array(items) => items.get(rest.parse::<usize>().ok()?),
             _ => None,
         }
-    });
-    found.filter(|v| !v.is_null())
+    })
 }
 
 impl Requirement {
     /// Returns whether a config.json meets the requirement, regardless of the requested outputs.
     pub(super) fn is_met_by(&self, config: &Map<String, Value>) -> bool {
-        let applies = self.only.as_ref().is_none_or(|(key, has)| {
-            has.contains(lookup(config, &key.value).unwrap_or(&Value::Null))
-        });
+        let own = |key| lookup(config, key).unwrap_or(&Value::Null);
+        let applies = (self.only.iter()).all(|(key, has)| has.contains(own(&key.value)));
         let value = lookup(config, &self.key.value).or(self.default.as_ref());
         !applies || value.is_none_or(|value| self.is.contains(value))
     }
@@ -232,9 +234,11 @@ impl<'a> Values<'a> {
                 let filled = filled.map_err(|message| {
                     self.arithmetic(message, &key.span, key.value.names().collect())
                 })?;
-                match (lookup(self.config, &filled), absent) {
-                    (None, Some(condition)) => self.condition(condition),
-                    (found, _) => Ok(is.contains(found.unwrap_or(&Value::Null))),
+                let found = entry(self.config, &filled);
+                let is_absent = found.is_none_or(|v| v.is_null() && !is.contains(v));
+                match absent {
+                    Some(condition) if is_absent => self.condition(condition),
+                    _ => Ok(is.contains(found.unwrap_or(&Value::Null))),
                 }
             }
         }

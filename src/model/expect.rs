@@ -13,7 +13,7 @@ use crate::{
 
 /// Names that `expect:` can count: all launches, all GEMMs with any epilogue, or one operator by [`Op::name`]. Operators with an
 /// activation are added by [`counted`].
-const COUNTED: [&str; 37] = [
+const COUNTED: [&str; 38] = [
     "launches",
     "gemms",
     "embedding",
@@ -25,6 +25,7 @@ const COUNTED: [&str; 37] = [
     "add",
     "multiply",
     "scale",
+    "soft_cap",
     "layer_norm",
     "rms_norm",
     "rotary",

@@ -51,7 +51,7 @@
 //! - `When(key: "…", is: …, absent: "…", name: "…", body: […], otherwise: […], expect: {…}, expect_otherwise: {…})` selects a body: the first
 //!   if the key of config.json has the value, or one of a list (an absent key is `null`), else the optional second. A key may contain
 //!   indices, `layer_types.{i}`, so that a body depends on the layer's entry in config.json. If there is no such key, the condition
-//!   `absent` decides, for instance `"i % 3 == 0"`. `When(holds: "embedding != hidden", …)` compares two sizes by `== != < <= > >=`. A `Let`
+//!   `absent` decides, for instance `"i % 3 == 0"`; a key that is null counts as absent unless `is` names null. `When(holds: "embedding != hidden", …)` compares two sizes by `== != < <= > >=`. A `Let`
 //!   of an outer name updates it. A name that both bodies define stays visible to later statements. With `name`, values of either body
 //!   are called `name.…` in the graph. `expect` applies if the first body is taken, `expect_otherwise` if the second is. They count in the
 //!   enclosing iteration, or in the whole graph if there is none.
@@ -66,10 +66,11 @@
 //! | operator | fields (defaults) | result |
 //! |---|---|---|
 //! | `embedding` | `ids` (`token_ids`, `type_ids`, `positions`), `table` or `sinusoid` (`over_width`, `over_half`), `rows`, `width`, `offset` (0), `skips` (none) | rows of the table. `skips` is the padding token of models that count only the positions of other tokens. Batches have no padding, so a sequence that contains it is rejected. A `sinusoid` table is computed: sines in the first half of the columns and cosines in the second, with frequencies `10000^(−2j / width)` or `10000^(−j / (width / 2 − 1))` |
-//! | `linear` | `x`, `out`, `weight`, `bias` (none), `stored` (`out_in`, `in_out`), `of` and `from` (none), `groups` (1) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the stored matrix and bias have `of` rows in `groups` equal parts, and those from `from` on are read of each part |
+//! | `linear` | `x`, `out`, `weight`, `bias` (none), `stored` (`out_in`, `in_out`), `of` and `from` (none), `groups` (1), `interleaved` (none) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the stored matrix and bias have `of` rows in `groups` equal parts, and those from `from` on are read of each part. Of these, the first `interleaved` are read in another order: the first ones of all pairs of neighbours before the second ones (below) |
 //! | `add_bias` | `x`, `bias` | adds a vector to every row |
 //! | `add`, `multiply` | `a`, `b` | sum or product of two values of the same shape, element by element |
 //! | `scale` | `x`, `by` | `by · x` |
+//! | `soft_cap` | `x`, `cap` | `cap · tanh(x / cap)`: rows, or scores before their softmax |
 //! | `gelu` | `x`, `form` (`exact`, `tanh`) | pointwise: `x / 2 · (1 + erf(x / √2))`, or `x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 x³)))` |
 //! | `relu`, `tanh`, `silu`, `quick_gelu`, `log1p_relu` | `x` | pointwise: `max(x, 0)`, `tanh x`, `x / (1 + e^(−x))`, `x / (1 + e^(−1.702 x))` (CLIP), `ln(1 + max(x, 0))` (SPLADE) |
 //! | `activation` | `x`, `kind` (a name of `activations`) | pointwise |
@@ -114,6 +115,10 @@
 //! y[j + w / 2] = c · (x[j + w / 2] · cos(p · f[j]) + x[j] · sin(p · f[j]))
 //! ```
 //!
+//! Some checkpoints are for rotations of neighbours instead, of `x[2j]` with `x[2j + 1]` (GPT-J, Cohere). The scores of attention do not
+//! depend on the order of the elements of heads, if it is the same for queries and keys. Their projections are therefore read with
+//! `interleaved: w`, which brings the pairs into the order of the rotation above.
+//!
 //! A `scaling` replaces `f` and `c`. With `s` as its `factor` and `L` as its `original_max_position_embeddings`:
 //!
 //! - `default`: no change.
@@ -142,8 +147,8 @@
 //!
 //! Transformers with absolute or rotary positions or position biases, LayerNorm or RMSNorm before or after each part (or both), full or
 //! causal attention, optionally with a window and with grouped-query heads, gates, the pointwise activations above, and any head.
-//! These include GPT-2, OPT, BLOOM, GPT-NeoX, Llama, Mistral, StarCoder2, StableLM, SmolLM3, Granite, OLMo 2, Phi, Qwen2 and 3,
-//! Gemma 1 and 3; the encoder-decoder models Marian, BART, mBART, M2M-100, NLLB and T5; and BERT and its relatives (RoBERTa,
+//! These include GPT-2, OPT, BLOOM, GPT-NeoX, GPT-J, Falcon, Cohere, Llama, Mistral, StarCoder2, StableLM, SmolLM3, Granite, OLMo 2, Phi, Qwen2 and 3,
+//! Gemma 1 to 3; the encoder-decoder models Marian, BART, mBART, M2M-100, NLLB and T5; and BERT and its relatives (RoBERTa,
 //! XLM-RoBERTa and its XL, CamemBERT, DistilBERT, ALBERT, ELECTRA, MPNet, NomicBERT, GTE, JinaBERT v2, ModernBERT, DeBERTa v2 and
 //! v3, EmbeddingGemma, CLIP's text tower, MiniLM, and checkpoints of the same architecture such as BGE and E5).
 //! `gemmule models` lists the shipped descriptions. The body of a layer may depend on its number and on its entry in config.json (`When`):
@@ -160,11 +165,11 @@
 //! The language does not support:
 //!
 //! - Convolutions (in the largest DeBERTa v2, whose `conv_kernel_size` is rejected), recurrences, mixtures of experts, images.
-//! - Softcapped logits and scores (Gemma 2), attention sinks, dropped or merged tokens.
+//! - Attention sinks, dropped or merged tokens.
 //! - Relative keys and values that are added to keys and values by distance (Shaw et al. 2018: BERT's `relative_key`), and DeBERTa v1,
 //!   whose single projection has biases only for queries and values. No kernel fuses `relative_scores` into attention yet, so the scores
 //!   are stored and their memory grows with the square of the length.
-//! - Rotary positions of interleaved columns, and frequencies that depend on a sequence's length (`dynamic` beyond the trained length).
+//! - Frequencies of rotary positions that depend on a sequence's length (`dynamic` beyond the trained length).
 //! - Pooling by a token that is found by its id (CLIP's is the last one, since its tokenizer ends a text with it), means weighted by token,
 //!   sums over tokens (SPLADE's first version), and excluding the tokens of a prompt from pooling.
 //! - Precomputed values that depend only on weights, such as projections of distances: they are recomputed for every batch.

@@ -126,7 +126,7 @@ pub(super) enum Test {
         /// Key with indices of the enclosing loops.
         key: At<Spelling>,
         is: Vec<serde_json::Value>,
-        /// Condition that decides if the key is absent.
+        /// Condition that decides if the key is absent, or null where `is` does not name null.
         absent: Option<At<Condition>>,
     },
     Holds(At<Condition>),
@@ -182,6 +182,8 @@ pub(super) struct RowsOf {
     pub groups: Option<At<Expr>>,
     /// First row that is read of each part.
     pub from: At<Expr>,
+    /// Number of these rows that are in pairs, whose first ones come before their second ones; none if not given.
+    pub interleaved: Option<At<Expr>>,
 }
 
 /// A primitive operator with its operands by name.
@@ -217,6 +219,10 @@ pub(super) enum Operator {
     Scale {
         x: At<String>,
         by: At<Expr>,
+    },
+    SoftCap {
+        x: At<String>,
+        cap: At<Expr>,
     },
     /// An activation by its own operator, such as `gelu`, `relu` or `tanh`.
     Activate {
@@ -367,6 +373,7 @@ impl Operator {
             Operator::Linear { x, .. }
             | Operator::AddBias { x, .. }
             | Operator::Scale { x, .. }
+            | Operator::SoftCap { x, .. }
             | Operator::Activate { x, .. }
             | Operator::NamedActivation { x, .. }
             | Operator::LayerNorm { x, .. }
@@ -442,6 +449,7 @@ impl Operator {
     pub fn reals(&self) -> Vec<&At<Expr>> {
         match self {
             Operator::Scale { by, .. } => vec![by],
+            Operator::SoftCap { cap, .. } => vec![cap],
             Operator::LayerNorm { eps, .. }
             | Operator::RmsNorm { eps, .. }
             | Operator::L2Normalize { eps, .. } => vec![eps],

@@ -11,7 +11,8 @@ mod rotation;
 
 pub use activation::{Activation, activate_f64, erf, erfc};
 pub use attention::{
-    AttentionProblem, Bias, DistanceTooLarge, HeadView, PositionBias, Side, default_scale,
+    AttentionProblem, Bias, DistanceTooLarge, HeadView, InvalidSoftCap, PositionBias, Side,
+    SoftCap, default_scale,
 };
 pub use batch::BatchInput;
 pub use limits::{MAX_ROWS, MAX_WIDTH};

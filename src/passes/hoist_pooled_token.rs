@@ -178,6 +178,7 @@ fn is_by_rows(graph: &Graph, id: NodeId) -> bool {
             | Op::Multiply
             | Op::Activate(_)
             | Op::Scale { .. }
+            | Op::SoftCap(_)
             | Op::LayerNorm { .. }
             | Op::RmsNorm { .. }
             | Op::L2Normalize { .. }

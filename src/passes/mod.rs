@@ -15,6 +15,7 @@
 mod explanation;
 mod fold_head_layout;
 mod fold_scale;
+mod fold_soft_cap;
 mod fuse_attention;
 mod fuse_bias_activation;
 mod fuse_bias_residual_layer_norm;
@@ -56,6 +57,8 @@ pub fn all() -> &'static [&'static dyn Pass] {
     &[
         // Before any fusion, so that values of pooled tokens are fused like those of all tokens.
         &hoist_pooled_token::HoistPooledToken,
+        // Before the scale, which stands before the cap in published models.
+        &fold_soft_cap::FoldSoftCap,
         // Before the other passes, because attention is matched as scores, softmax and context with
         // nothing between them.
         &fold_scale::FoldScale,

@@ -121,6 +121,11 @@ fn every_pass_fuses_something_in_an_encoder_or_a_decoder() {
     let graphs = [
         Encoder::SMALL.build(),
         Decoder::SMALL.build(),
+        Decoder {
+            capped: true,
+            ..Decoder::SMALL
+        }
+        .build(),
         Encoder::SMALL.pooled(),
     ];
     for name in names() {
@@ -221,7 +226,7 @@ fn an_unknown_pass_is_an_error_that_lists_the_passes() {
         ..Options::default()
     };
     let error = optimize(Encoder::SMALL.build(), &options).unwrap_err();
-    insta::assert_snapshot!(error, @"no pass is named `fuse_everything`; the passes are hoist_pooled_token, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize, quantize_inputs");
+    insta::assert_snapshot!(error, @"no pass is named `fuse_everything`; the passes are hoist_pooled_token, fold_soft_cap, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize, quantize_inputs");
 }
 
 #[test]
@@ -284,9 +289,9 @@ fn the_explanation_reads_well() {
 
 fn decoders() -> impl Strategy<Value = Decoder> {
     let head = prop_oneof![Just(4), Just(8), Just(12)];
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     (1..3u32, 1..3u32, 1..3u32, head, flags).prop_map(
-        |(layers, kv_heads, group, head, (bias, normed, turned))| Decoder {
+        |(layers, kv_heads, group, head, (bias, normed, turned, capped))| Decoder {
             layers,
             kv_heads,
             group,
@@ -294,6 +299,7 @@ fn decoders() -> impl Strategy<Value = Decoder> {
             bias,
             normed,
             turned,
+            capped,
         },
     )
 }

@@ -86,6 +86,7 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         | Op::Activate(_)
         | Op::Gate(_)
         | Op::Scale { .. }
+        | Op::SoftCap(_)
         | Op::LayerNorm { .. }
         | Op::BiasResidualLayerNorm { .. }
         | Op::SplitHeads { .. }

@@ -478,10 +478,14 @@ fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
             groups,
             from,
             rows,
+            interleaved,
             ..
         } => {
             let all = dims.first().copied().unwrap_or(0);
             let is_whole = *groups > 0 && all.is_multiple_of(*groups);
+            if interleaved > rows || !interleaved.is_multiple_of(2) {
+                return Err(format!("has {interleaved} interleaved rows of {rows}"));
+            }
             match from.checked_add(*rows) {
                 Some(end) if is_whole && end <= all / groups && all <= MAX_ELEMENTS => expr.dims(),
                 _ => {

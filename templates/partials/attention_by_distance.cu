@@ -1,6 +1,6 @@
 {% if windowed %}constexpr int WINDOW = {{ window }};  // max distance of keys that are attended to
 
-{% endif %}// Effect of a key's distance from its query (key position minus query position) on the score of a head.
+{% endif %}// Effect of a key's distance from its query (key position minus query position) on the score of a head{% if capped %}, after its soft cap{% endif %}.
 class ByDistance {
 public:
 {% if bias == "table" %}    // Takes the biases of all heads.
@@ -10,16 +10,22 @@ public:
 {% elif bias == "slopes" %}    // Takes the slopes of all heads.
     __device__ __forceinline__ ByDistance(const {{ storage }}* slopes, unsigned int head) : slope(-LOG2_E * to_float(slopes[head])) {}
 
-{% endif %}    // Returns the score of a key{% if bias != "none" %}, times log2(e){% endif %}; −∞ for keys that are not attended to.
+{% endif %}    // Returns the score of a key{% if adjusts %}, times log2(e){% endif %}; −∞ for keys that are not attended to.
     __device__ __forceinline__ float of(float score, int distance) const {
 {% if causal and windowed %}        if (distance > 0 || distance < -WINDOW) return __int_as_float(0xff800000);
 {% elif causal %}        if (distance > 0) return __int_as_float(0xff800000);
 {% elif windowed %}        if (abs(distance) > WINDOW) return __int_as_float(0xff800000);
-{% endif %}{% if bias == "table" %}        return fmaf(score, SCORE_LOG2, LOG2_E * to_float(of_head[min(max(distance, -REACH), REACH)]));
+{% endif %}{% if capped and bias == "table" %}        return capped(score) + LOG2_E * to_float(of_head[min(max(distance, -REACH), REACH)]);
+{% elif capped and bias == "slopes" %}        return fmaf(slope, static_cast<float>(abs(distance)), capped(score));
+{% elif capped %}        return capped(score);
+{% elif bias == "table" %}        return fmaf(score, SCORE_LOG2, LOG2_E * to_float(of_head[min(max(distance, -REACH), REACH)]));
 {% elif bias == "slopes" %}        return fmaf(score, SCORE_LOG2, slope * static_cast<float>(abs(distance)));
 {% else %}        return score;
 {% endif %}    }
-{% if bias != "none" %}
+{% if capped %}
+private:
+{% include "partials/soft_cap.cu" %}{% if bias != "none" %}    static constexpr float LOG2_E = 1.4426950408889634f;
+{% endif %}{% elif bias != "none" %}
 private:
     static constexpr float LOG2_E = 1.4426950408889634f;
     static constexpr float SCORE_LOG2 = {{ score_log2 }};  // scale · log2(e)

@@ -34,8 +34,8 @@ public:
         }
     }
 
-    // Adds the tile at `stage`, whose first n > 0 keys exist{% if bias != "none" %}; `distance` is that of the first key from the query{% endif %}.
-    __device__ __forceinline__ void add(unsigned int stage, unsigned int n{% if bias != "none" %}, int distance{% endif %}) {
+    // Adds the tile at `stage`, whose first n > 0 keys exist{% if adjusts %}; `distance` is that of the first key from the query{% endif %}.
+    __device__ __forceinline__ void add(unsigned int stage, unsigned int n{% if adjusts %}, int distance{% endif %}) {
         const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, values = stage + VALUES_AT + value_place(g, c);
         float s[ROWS][2] = {};
 #pragma unroll
@@ -54,7 +54,7 @@ public:
 #pragma unroll
         for (unsigned int r = 0; r < ROWS; ++r) {
             float low = quad_sum(s[r][0]), high = quad_sum(s[r][1]);
-{% if bias != "none" %}            const ByDistance by_distance(biases, first_head + min(r, last));
+{% if adjusts %}            const ByDistance by_distance{% if bias != "none" %}(biases, first_head + min(r, last)){% else %}{}{% endif %};
             low = by_distance.of(low, distance + static_cast<int>(g));
             high = by_distance.of(high, distance + static_cast<int>(g) + 8);
 {% endif %}            if (g >= n) low = minus_infinity();

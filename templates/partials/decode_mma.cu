@@ -40,8 +40,8 @@ public:
         for (unsigned int i = 0; i < VALUE_PACKS * 16; ++i) o[i / 4][i % 4] = 0.0f;
     }
 
-    // Adds the tile at `stage`, whose first n > 0 keys exist{% if bias != "none" %}; `distance` is that of the first key from the query{% endif %}.
-    __device__ __forceinline__ void add(unsigned int stage, unsigned int n{% if bias != "none" %}, int distance{% endif %}) {
+    // Adds the tile at `stage`, whose first n > 0 keys exist{% if adjusts %}; `distance` is that of the first key from the query{% endif %}.
+    __device__ __forceinline__ void add(unsigned int stage, unsigned int n{% if adjusts %}, int distance{% endif %}) {
         const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, values = stage + VALUES_AT + value_place(g, c);
         float s[4] = {}, odd[4] = {};  // two chains of MMAs, each half as long
 #pragma unroll
@@ -58,7 +58,7 @@ public:
         }
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[e] += odd[e];
-{% if bias != "none" %}#pragma unroll
+{% if adjusts %}#pragma unroll
         for (int e = 0; e < 4; ++e) s[e] = by_distance[e % 2].of(s[e], distance + static_cast<int>(g) + e / 2 * 8);
 {% endif %}        if (g >= n) s[0] = s[1] = minus_infinity();
         if (g + 8 >= n) s[2] = s[3] = minus_infinity();
@@ -112,7 +112,7 @@ public:
     }
 
 private:
-{% if bias != "none" %}    ByDistance by_distance[2];  // of heads 2c and 2c + 1
+{% if adjusts %}    ByDistance by_distance[2];  // of heads 2c and 2c + 1
 {% endif %}    unsigned int q[KEY_PACKS][4];
     float row_max[2], row_sum[2];  // of heads 2c and 2c + 1; the maxima are scaled, the sums are over the lane's keys
     float o[VALUE_PACKS * 4][4];   // columns 2e and 2e + 1 of the lane's packs, each for heads 2c and 2c + 1

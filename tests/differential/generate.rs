@@ -418,6 +418,13 @@ impl Writer {
         )
     }
 
+    /// Bounds values, from far below their size to far above it.
+    fn soft_cap(&mut self, x: &Value) -> Value {
+        let cap = self.one_of(&[0.5f32, 2.0, 50.0]);
+        let op = format!("soft_cap(x: \"{}\", cap: {cap:?})", x.name);
+        self.value(&op, x.shape, x.size.min(cap))
+    }
+
     fn scale(&mut self, x: &Value) -> Value {
         let (by, factor) = self.one_of(&[
             ("0.5", 0.5),
@@ -513,6 +520,9 @@ impl Writer {
         }
         scores = self.pointwise(scores, 12);
         scores = self.tamed(scores);
+        if self.chance(20) {
+            scores = self.soft_cap(&scores);
+        }
         let by = self.by_distance(heads);
         let op = format!("softmax(x: \"{}\"{by})", scores.name);
         let mut weights = self.value(&op, scores.shape, 1.0);

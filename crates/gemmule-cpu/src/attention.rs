@@ -5,7 +5,7 @@ use std::ops::Range;
 use pulp::{Simd, WithSimd};
 
 use crate::parallel::SharedOut;
-use crate::simd::{self, Running, Times, Weight};
+use crate::simd::{self, Capped, Running, Times, Weight};
 
 pub use crate::fused_attention::{Attend, Scratch};
 
@@ -15,10 +15,14 @@ pub use crate::fused_attention::{Attend, Scratch};
 pub const MAX_QUERIES: usize = 240;
 pub const MAX_KEYS: usize = 256;
 
-/// Effect of positions on the scores of one head: which keys a query attends to, and the biases of scores.
+/// Effects on the scores of one head: a soft cap, which keys a query attends to, and the biases of scores, which are added after the
+/// cap.
 pub trait Positions: Sync {
     /// Range of keys, out of `n_keys`, that the query at position `query` attends to. Neither end decreases with the query.
     fn seen(&self, query: usize, n_keys: usize) -> Range<usize>;
+
+    /// Bound of the scores, which become `cap · tanh(score / cap)`.
+    fn cap(&self) -> Option<f32>;
 
     fn has_biases(&self) -> bool;
 
@@ -84,6 +88,7 @@ impl WithSimd for OnlineSoftmax<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let (positions, has_biases) = (self.positions, self.positions.has_biases());
+        let cap = positions.cap().map(Capped::new);
         let state = self.running.iter_mut().zip(self.corrections);
         let rows = self.rows.chunks_exact_mut(self.len).zip(state);
         for (i, (row, (running, correction))) in rows.enumerate() {
@@ -94,6 +99,9 @@ impl WithSimd for OnlineSoftmax<'_> {
             row[seen.end..].fill(0.0);
             row[..seen.start].fill(0.0);
             let row = &mut row[seen.clone()];
+            if let Some(cap) = cap {
+                simd::map_in_place(simd, cap, row);
+            }
             if has_biases {
                 let keys = self.key + seen.start..self.key + seen.end;
                 positions.add_biases(query, keys, 1.0, row, 1);

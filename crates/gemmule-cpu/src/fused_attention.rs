@@ -14,7 +14,7 @@ use crate::{
     lines::Lines,
     parallel::SharedOut,
     product::{Operand, add_products, vectors, vectors_mut},
-    simd::{self, exp2_of_negative},
+    simd::{self, Capped, exp2_of_negative},
 };
 
 /// Number of keys in a block. Their scores with three vectors of queries fit the L1 cache.
@@ -236,6 +236,11 @@ impl Attend<'_, '_> {
             block: &block,
             n_keys: self.len,
         };
+        if let Some(cap) = self.positions.cap() {
+            // Scores are exponents of two, and so is the cap.
+            let cap = Capped::new(cap * std::f32::consts::LOG2_E);
+            simd::map_in_place(simd, cap, scores);
+        }
         of.add_biases(cols, scores);
         let is_masked = of.is_masked();
         if is_masked {

@@ -4,7 +4,7 @@ use std::iter::zip;
 
 use pulp::{Simd, WithSimd};
 
-use crate::simd::{self, Activation, Pointwise, Running, Times, with_activation};
+use crate::simd::{self, Activation, Capped, Pointwise, Running, Times, with_activation};
 
 /// Computes `out = a + b` in rows as long as `b`, which is not empty.
 pub struct AddRows<'a> {
@@ -87,6 +87,12 @@ pub fn gate(activation: Activation, x: &[f32], up: &[f32], out: &mut [f32]) {
 /// Computes `out = by · x`.
 pub fn scale(by: f32, x: &[f32], out: &mut [f32]) {
     let f = Times(by);
+    simd::dispatch(Map { f, x, out });
+}
+
+/// Computes `out = cap · tanh(x / cap)`.
+pub fn soft_cap(cap: f32, x: &[f32], out: &mut [f32]) {
+    let f = Capped::new(cap);
     simd::dispatch(Map { f, x, out });
 }
 

@@ -254,6 +254,30 @@ impl Pointwise for Times {
     }
 }
 
+/// `cap · tanh(x / cap)`.
+#[derive(Clone, Copy)]
+pub(crate) struct Capped {
+    cap: f32,
+    inverse: f32,
+}
+
+impl Capped {
+    pub fn new(cap: f32) -> Self {
+        Self {
+            cap,
+            inverse: 1.0 / cap,
+        }
+    }
+}
+
+impl Pointwise for Capped {
+    #[inline(always)]
+    fn apply<S: Simd>(self, simd: S, x: S::f32s) -> S::f32s {
+        let ratio = simd.mul_f32s(x, simd.splat_f32s(self.inverse));
+        simd.mul_f32s(tanh(simd, ratio), simd.splat_f32s(self.cap))
+    }
+}
+
 /// Softmax weight `exp(x − max) · factor`.
 #[derive(Clone, Copy)]
 pub(crate) struct Weight {

@@ -352,6 +352,7 @@ struct By<'a> {
     window: Option<usize>,
     bias: Option<Bias<'a>>,
     causal: bool,
+    cap: Option<f32>,
 }
 
 impl Positions for By<'_> {
@@ -363,6 +364,10 @@ impl Positions for By<'_> {
             (false, None) => n_keys,
         };
         first..end
+    }
+
+    fn cap(&self) -> Option<f32> {
+        self.cap
     }
 
     fn has_biases(&self) -> bool {
@@ -436,7 +441,11 @@ impl Attention<'_> {
                 let product: f64 = pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
                 let distance = key as i64 - query as i64;
                 let bias = self.by.bias.map(|bias| bias.at(distance));
-                (1.5 * product + bias.unwrap_or(0.0)).exp()
+                let capped = self.by.cap.map_or(1.5 * product, |cap| {
+                    let cap = f64::from(cap);
+                    cap * (1.5 * product / cap).tanh()
+                });
+                (capped + bias.unwrap_or(0.0)).exp()
             };
             let weights: Vec<f64> = keys.clone().map(score).collect();
             let sum: f64 = weights.iter().sum();
@@ -466,6 +475,8 @@ fn attention_is_its_definition_on_every_instruction_set() {
                     window,
                     bias: None,
                     causal,
+                    // Low and high caps.
+                    cap: [None, Some(0.8), Some(50.0)][(len + usize::from(causal)) % 3],
                 },
             };
             let want = op.defined();
@@ -495,6 +506,7 @@ fn attention_to_huge_scores_neither_overflows_nor_vanishes() {
             window: Some(30),
             bias: None,
             causal: true,
+            cap: None,
         },
     };
     for (set, got) in on_every_instruction_set(op) {
@@ -519,6 +531,7 @@ fn attention_with_position_biases_is_its_definition_on_every_instruction_set() {
                         window,
                         bias: Some(bias),
                         causal,
+                        cap: causal.then_some(0.8),
                     },
                 };
                 let want = op.defined();

@@ -71,7 +71,7 @@ pub struct MhaCached {
     pub scale: f32,
     pub q: HeadView,
     pub keys: Keys,
-    /// Window and bias that depend on the distance between a query and its own sequence's keys.
+    /// Soft cap of the scores, and window and bias that depend on the distance between a query and its own sequence's keys.
     pub by: PositionBias,
     /// Elements per cache block.
     pub stride: u64,
@@ -111,14 +111,14 @@ impl MhaCached {
         self.heads / self.kv_heads
     }
 
-    /// This kernel with windows and biases, for tests that compile or run it.
+    /// This kernel with windows, biases and caps, for tests that compile or run it.
     pub(super) fn by_distance(&self) -> impl Iterator<Item = Self> {
         let causal = position_bias::examples()
             .into_iter()
             .filter(|(causal, _)| *causal);
         let slopes = PositionBias {
-            window: None,
             bias: Some(Bias::Slopes),
+            ..PositionBias::default()
         };
         let all = causal.map(|(_, by)| by).chain([slopes]);
         all.map(|by| Self { by, ..self.clone() })
@@ -263,10 +263,10 @@ impl Kernel for MhaCached {
                     };
                     let scores = seen.iter().enumerate().map(|(nth, &slot)| {
                         let distance = (first + nth) as i64 - position;
-                        let bias = self.by.bias_at(biases, h, distance);
                         let products = row(keys, slot);
                         let dot = products.iter().zip(query).map(|(k, &q)| k * f64::from(q));
-                        f64::from(self.scale) * dot.sum::<f64>() + bias
+                        let scaled = f64::from(self.scale) * dot.sum::<f64>();
+                        self.by.score(scaled, biases, h, distance)
                     });
                     let mut sum = vec![0.0f64; head];
                     for (&slot, p) in seen.iter().zip(softmax(scores.collect())) {

@@ -344,6 +344,10 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 let all_by = plain.by_distance();
                 all.extend(all_by.map(|plain| MhaDecode { plain, ctas }.into()));
             }
+            if (head, ctas) == (256, Large) {
+                let capped = plain.by_distance().filter(|plain| plain.by.cap.is_some());
+                all.extend(capped.map(|plain| MhaDecode { plain, ctas }.into()));
+            }
             if kv_heads == heads {
                 let plain = MhaCached {
                     keys: Keys::Source,

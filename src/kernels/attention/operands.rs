@@ -146,11 +146,11 @@ impl Operands {
                     let seen = by.seen(causal, t - start, end - start);
                     let keys = start + seen.start..start + seen.end;
                     let scores = keys.clone().map(|key| {
-                        let bias = by.bias_at(biases, h, key as i64 - t as i64);
+                        let distance = key as i64 - t as i64;
                         let key = k_view.index(tokens, key, h / group, head);
                         let products = q[query..query + width].iter().zip(&k[key..key + width]);
                         let dot: f64 = products.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
-                        f64::from(scale) * dot + bias
+                        by.score(f64::from(scale) * dot, biases, h, distance)
                     });
                     let mut row = vec![0.0f64; width];
                     for (t, p) in keys.zip(softmax(scores.collect())) {

@@ -1,8 +1,8 @@
-//! Operand, constants and symbols of position biases.
+//! Operand, constants and symbols of soft caps, windows and biases.
 
 use crate::{
-    kernels::{Constant, Fill, Param, Role, f32_literal},
-    ops::{Bias, PositionBias},
+    kernels::{Constant, Fill, Param, Role, f32_literal, rows::word},
+    ops::{Bias, PositionBias, SoftCap},
     tensor::{DType, Shape, Size},
 };
 
@@ -10,11 +10,11 @@ pub(in crate::kernels) trait PositionBiasCode {
     /// Parameter of the bias operand, if there is one.
     fn params(&self, heads: u32, dtype: DType) -> Option<Param>;
 
-    /// Suffix of a symbol that names the window and the bias; empty without either.
+    /// Suffix of a symbol that names the window, the bias and the cap; empty without them.
     fn suffix(&self) -> String;
 
     /// Constants of `partials/attention_by_distance.cu`, and the factor applied to scores in the base-2 softmax. If there is a
-    /// bias, scores are scaled before it is added. `head` is the CUDA expression for a head's index.
+    /// bias or a cap, scores are scaled before. `head` is the CUDA expression for a head's index.
     fn constants(&self, head: &str, scale: f32) -> Vec<(&'static str, Constant)>;
 }
 
@@ -45,7 +45,8 @@ impl PositionBiasCode for PositionBias {
             Bias::Table { reach } => format!("_bias{reach}"),
             Bias::Slopes => "_slopes".to_owned(),
         });
-        [window, bias].into_iter().flatten().collect()
+        let cap = self.cap.map(|cap| format!("_cap{}", word(cap.get())));
+        [window, bias, cap].into_iter().flatten().collect()
     }
 
     fn constants(&self, head: &str, scale: f32) -> Vec<(&'static str, Constant)> {
@@ -54,9 +55,10 @@ impl PositionBiasCode for PositionBias {
             Some(Bias::Table { reach }) => reach,
             Some(Bias::Slopes) | None => 0,
         };
-        let scale_log2 = match self.bias {
-            Some(_) => f32_literal(1.0),
-            None => log2.clone(),
+        let adjusts = self.bias.is_some() || self.cap.is_some();
+        let scale_log2 = match adjusts {
+            true => f32_literal(1.0),
+            false => log2.clone(),
         };
         vec![
             ("by_distance", (!self.is_none()).into()),
@@ -84,20 +86,48 @@ impl PositionBiasCode for PositionBias {
                 .into(),
             ),
             ("reach", reach.into()),
+            ("adjusts", adjusts.into()),
+            ("capped", self.cap.is_some().into()),
             ("score_log2", log2.into()),
             ("scale_log2", scale_log2.into()),
         ]
+        .into_iter()
+        .chain(self.cap.into_iter().flat_map(|cap| {
+            let by_cap = f64::from(scale) / f64::from(cap.get());
+            let twice_log2 = (2.0 * by_cap * std::f64::consts::LOG2_E) as f32;
+            [
+                ("score_by_cap", f32_literal(by_cap as f32).into()),
+                ("score_by_cap_2_log2", f32_literal(twice_log2).into()),
+                (
+                    "cap_log2",
+                    f32_literal(super::view::scale_log2(cap.get())).into(),
+                ),
+            ]
+        }))
+        .collect()
     }
 }
 
-/// Windows and biases, alone and together, causal and not, for tests that compile or run kernels.
-pub(in crate::kernels) fn examples() -> [(bool, PositionBias); 5] {
-    let by = |window, bias| PositionBias { window, bias };
+/// Windows, biases and caps, alone and together, causal and not, for tests that compile or run kernels. The caps are so low that they
+/// change random scores.
+pub(in crate::kernels) fn examples() -> [(bool, PositionBias); 8] {
+    let by = |window, bias| PositionBias {
+        window,
+        bias,
+        cap: None,
+    };
+    let capped = |window, bias, cap| PositionBias {
+        cap: Some(SoftCap::new(cap).expect("it is in range")),
+        ..by(window, bias)
+    };
     [
         (false, by(None, Some(Bias::Table { reach: 128 }))),
         (true, by(None, Some(Bias::Table { reach: 20 }))),
         (false, by(Some(64), None)),
         (true, by(Some(37), None)),
         (false, by(Some(100), Some(Bias::Slopes))),
+        (true, capped(None, None, 1.5)),
+        (false, capped(Some(64), None, 0.75)),
+        (true, capped(Some(37), Some(Bias::Table { reach: 20 }), 2.0)),
     ]
 }

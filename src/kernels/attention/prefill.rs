@@ -251,6 +251,10 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 let all_by = plain.by_distance();
                 all.extend(all_by.map(|plain| MhaPrefill { plain, tile: None }.into()));
             }
+            if head == 256 {
+                let capped = plain.by_distance().filter(|plain| plain.by.cap.is_some());
+                all.extend(capped.map(|plain| MhaPrefill { plain, tile: None }.into()));
+            }
             if kv_heads == heads {
                 let plain = MhaCached {
                     keys: Keys::Source,

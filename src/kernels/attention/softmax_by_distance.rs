@@ -1,4 +1,4 @@
-//! Softmax between the two matrix products of unfused attention, with windows and biases that depend on key distance.
+//! Softmax between the two matrix products of unfused attention, with soft caps, and windows and biases that depend on key distance.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// `scores [heads, pairs]`, (`bias`), `cu_lens`, `pair_offsets`, (`valid_lens [batch]`) → `out [heads, pairs]`: softmax of
-/// `scale · scores + bias` over the keys that each query attends to. This is the plain kernel, with one warp per row; fused
+/// the scores as [`PositionBias`] defines them, over the keys that each query attends to. This is the plain kernel, with one warp per row; fused
 /// attention includes this step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SoftmaxByDistance {
@@ -132,8 +132,9 @@ impl Kernel for SoftmaxByDistance {
                     }
                     let row = first + query * n;
                     let scaled = seen.clone().map(|key| {
-                        let bias = self.by.bias_at(biases, h, key as i64 - query as i64);
-                        f64::from(self.scale) * f64::from(scores[row + key]) + bias
+                        let scaled = f64::from(self.scale) * f64::from(scores[row + key]);
+                        let distance = key as i64 - query as i64;
+                        self.by.score(scaled, biases, h, distance)
                     });
                     let probabilities = softmax(scaled.collect());
                     for (to, p) in out[row + seen.start..row + seen.end]
@@ -163,7 +164,7 @@ impl Kernel for SoftmaxByDistance {
     }
 }
 
-/// Windows and biases of every kind, with every mask.
+/// Windows, biases and caps of every kind, with every mask.
 pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     let all = position_bias::examples().into_iter().enumerate();
     let kernels = all.map(|(nth, (causal, by))| SoftmaxByDistance {

@@ -366,7 +366,7 @@ impl MhaWgmma {
     }
 
     /// Tiles that support this attention on a GPU with these instructions; empty if the kernel does not support it. Attention with
-    /// a window or a bias is excluded: it has one tile for every length ([`MhaTile::for_distances`]).
+    /// a window, a bias or a cap is excluded: it has one tile for every length ([`MhaTile::for_distances`]).
     pub fn tiles(
         of: &AttentionProblem,
         dtype: DType,
@@ -380,7 +380,7 @@ impl MhaWgmma {
         }
     }
 
-    /// Whether the kernel supports the window and the bias: either there are none, or the attention is not causal.
+    /// Whether the kernel supports the window, the bias and the cap: either there are none, or the attention is not causal.
     pub fn serves(of: &AttentionProblem) -> bool {
         of.by.is_none() || !of.causal
     }
@@ -423,7 +423,7 @@ impl MhaWgmma {
                 });
             }
         }
-        // Consumers of a persistent CTA have no registers left for a window or a bias.
+        // Consumers of a persistent CTA have no registers left for a window, a bias or a cap.
         let serves = of.by.is_none() || !tile.persistent;
         match tiles.contains(&tile) && serves {
             true => Ok(()),

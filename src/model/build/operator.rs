@@ -9,7 +9,7 @@ use crate::{
         error::{At, ModelError, Problem, suggest, words},
         syntax::{self, Operator, Pattern, Table},
     },
-    ops::{BatchInput, Bias, Epilogue, HeadView, PositionBias, Rotation},
+    ops::{BatchInput, Bias, Epilogue, HeadView, PositionBias, Rotation, SoftCap},
     tensor::{SequenceEnd, Shape, Size, Symbol},
 };
 
@@ -91,6 +91,18 @@ impl Builder<'_> {
             Operator::Scale { x, by } => {
                 let by = values.real(by)?;
                 (Op::Scale { by }, vec![self.value(x)?])
+            }
+            Operator::SoftCap { x, cap: bound } => {
+                let found = values.real(bound)?;
+                let cap = SoftCap::new(found).map_err(|_| {
+                    let problem = Problem::OutOfRange {
+                        what: "a soft cap".to_owned(),
+                        found: found.to_string(),
+                        expected: "a number from 1e-30 to 1e30".to_owned(),
+                    };
+                    values.about(problem, &[bound], "no such bound".to_owned())
+                })?;
+                (Op::SoftCap(cap), vec![self.value(x)?])
             }
             Operator::Activate { x, kind } => (Op::Activate(*kind), vec![self.value(x)?]),
             Operator::NamedActivation { x, kind } => {
@@ -265,7 +277,10 @@ impl Builder<'_> {
             } => {
                 let mut operands = vec![self.value(x)?];
                 let window = window.as_ref().map(|w| values.offset(w)).transpose()?;
-                let mut by = PositionBias { window, bias: None };
+                let mut by = PositionBias {
+                    window,
+                    ..PositionBias::default()
+                };
                 if let Some(bias) = bias {
                     let (kind, operand) = self.bias(bias, operands[0], place)?;
                     by.bias = Some(kind);

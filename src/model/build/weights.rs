@@ -92,12 +92,29 @@ impl Builder<'_> {
             };
             return Err(self.file.error(problem, &part.of.span, format!("is {of}")));
         }
+        let interleaved = match &part.interleaved {
+            Some(interleaved) => u64::from(self.values.size(interleaved)?),
+            None => 0,
+        };
+        if let Some(expr) = &part.interleaved
+            && (interleaved > rows || !interleaved.is_multiple_of(2))
+        {
+            let problem = Problem::OutOfRange {
+                what: "the number of interleaved rows".to_owned(),
+                found: interleaved.to_string(),
+                expected: format!("an even number up to {rows}"),
+            };
+            return Err(self
+                .values
+                .about(problem, &[expr], format!("is {interleaved}")));
+        }
         self.tensor_called(
             pattern,
             dims,
-            |name| match groups {
-                1 => format!("{name}[{from}..{end}]"),
-                groups => format!("{name}[{groups} of {from}..{end}]"),
+            |name| match (groups, interleaved) {
+                (1, 0) => format!("{name}[{from}..{end}]"),
+                (groups, 0) => format!("{name}[{groups} of {from}..{end}]"),
+                (groups, pairs) => format!("{name}[{groups} of {from}..{end}, {pairs} in pairs]"),
             },
             |name, dims| WeightExpr::Rows {
                 name,
@@ -105,6 +122,7 @@ impl Builder<'_> {
                 groups,
                 from,
                 rows,
+                interleaved,
             },
         )
     }

@@ -12,12 +12,13 @@ use crate::{
 };
 
 /// Names of the primitive operators.
-pub(super) const OPERATORS: [&str; 35] = [
+pub(super) const OPERATORS: [&str; 36] = [
     "embedding",
     "linear",
     "add_bias",
     "add",
     "scale",
+    "soft_cap",
     "gelu",
     "relu",
     "tanh",
@@ -95,7 +96,15 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
             "ids", "table", "sinusoid", "rows", "width", "offset", "skips",
         ],
         "linear" => &[
-            "x", "out", "weight", "bias", "stored", "of", "from", "groups",
+            "x",
+            "out",
+            "weight",
+            "bias",
+            "stored",
+            "of",
+            "from",
+            "groups",
+            "interleaved",
         ],
         "softmax" => &["x", "causal", "window", "bias"],
         "columns" => &["x", "from", "width"],
@@ -104,6 +113,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "rms_norm" => &["x", "weight", "eps", "heads", "plus_one"],
         "rotary" => &["x", "heads", "width", "part", "theta", "scaling", "longest"],
         "scale" => &["x", "by"],
+        "soft_cap" => &["x", "cap"],
         "gelu" => &["x", "form"],
         "activation" => &["x", "kind"],
         "layer_norm" => &["x", "weight", "bias", "eps"],
@@ -165,6 +175,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
                         of: expression(r, of)?,
                         groups: optional("groups")?,
                         from: expression(r, from)?,
+                        interleaved: optional("interleaved")?,
                     })
                 }
                 (None, None) => {
@@ -191,6 +202,10 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "scale" => Ok(Operator::Scale {
             x: value("x")?,
             by: size("by")?,
+        }),
+        "soft_cap" => Ok(Operator::SoftCap {
+            x: value("x")?,
+            cap: size("cap")?,
         }),
         "gelu" => {
             let form = args.required(r, "form")?;

@@ -65,6 +65,8 @@ refuses! {
         refused(build(&changed("out: \"hidden\"", "out: \"hidden * 9000000000000000000\"")));
     a_scale_that_is_not_finite_is_refused:
         refused(build(&changed("add(a: \"x\", b: \"y\")", "scale(x: \"y\", by: \"1 / 0\")")));
+    a_soft_cap_of_zero_is_refused:
+        refused(build(&changed("add(a: \"x\", b: \"y\")", "soft_cap(x: \"y\", cap: \"1 - 1\")")));
     an_offset_past_the_table_is_refused:
         refused(build(&changed("rows: \"vocab\"", "rows: \"vocab\", offset: \"vocab\"")));
 }

@@ -6,6 +6,7 @@ use crate::{
     model::expect::counted,
     ops::{
         Activation, AttentionProblem, BatchInput, Epilogue, HeadView, PoolWeights, Rotation, Side,
+        SoftCap,
     },
 };
 
@@ -186,6 +187,7 @@ fn the_countable_names_are_the_names_of_operators() {
             head,
         },
         Op::Scale { by: 1.0 },
+        Op::SoftCap(SoftCap::new(1.0).expect("it is in range")),
         Op::LayerNorm { eps },
         Op::SplitHeads { heads },
         Op::Cache {

@@ -16,17 +16,21 @@ fn config() -> Value {
         "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 3,
         "decoder_attention_heads": 3, "encoder_ffn_dim": 50, "decoder_ffn_dim": 60,
         "latent_size": 5, "num_layers": 2, "num_heads": 3, "d_kv": 8, "d_ff": 50, "rope_theta": 10000,
-        "activation_function": "gelu_new", "n_positions": 40, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_inner": 50,
+        "activation_function": "gelu_new", "rotary_dim": 4, "n_positions": 40, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_inner": 50,
         "ffn_dim": 50, "relative_attention": true, "share_att_key": true, "norm_rel_ebd": "layer_norm", "pos_att_type": ["c2p", "p2c"],
     })
 }
 
 /// Descriptions of decoder-only models: name, prefix of weight names, and launches per layer.
-const WRITERS: [(&str, &str, usize); 16] = [
+const WRITERS: [(&str, &str, usize); 20] = [
     ("bloom", "transformer.", 7),
     ("gemma", "model.", 10),
+    ("gemma2", "model.", 14),
     ("gpt2", "transformer.", 7),
     ("gpt_neox", "gpt_neox.", 9),
+    ("gptj", "transformer.", 8),
+    ("falcon", "transformer.", 8),
+    ("cohere", "model.", 9),
     ("granite", "model.", 14),
     ("llama", "model.", 10),
     ("olmo2", "model.", 14),
@@ -300,6 +304,7 @@ fn a_checkpoint_is_described_by_its_model_type() {
         ("camembert", "roberta"),
         ("xlm-roberta-xl", "xlm_roberta_xl"),
         ("new", "gte"),
+        ("gemma2", "gemma2"),
         ("gemma3_text", "gemma3_text"),
         ("clip", "clip_text"),
         ("deberta-v2", "deberta_v2"),

@@ -4,6 +4,6 @@ mod position_bias;
 mod problem;
 mod view;
 
-pub use position_bias::{Bias, DistanceTooLarge, PositionBias};
+pub use position_bias::{Bias, DistanceTooLarge, InvalidSoftCap, PositionBias, SoftCap};
 pub use problem::AttentionProblem;
 pub use view::{HeadView, Side, default_scale};

@@ -1,16 +1,84 @@
-use std::ops::Range;
+use std::{
+    hash::{Hash, Hasher},
+    ops::Range,
+};
 
 use serde::{Deserialize, Serialize};
 
-/// Effects of the distance between a key and its query (key position minus query position): a window that excludes keys, and a
-/// bias added to scores. Apart from the causal mask, nothing else affects the scores before the softmax:
-/// `softmax(scale · q·kᵀ + bias)`.
+/// Effects on the scores between their scale and the softmax, apart from the causal mask: a soft cap, and those of the distance between
+/// a key and its query (key position minus query position), which are a window that excludes keys, and a bias. The cap is applied
+/// before the others: `softmax(cap · tanh(scale · q·kᵀ / cap) + bias)`, or `softmax(scale · q·kᵀ + bias)` without a cap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PositionBias {
     /// Max distance, on either side, of keys that are attended to; `None` for all keys.
     pub window: Option<u32>,
     /// Bias added to the scaled scores, if any.
     pub bias: Option<Bias>,
+    /// Bound of the scaled scores, if any.
+    pub cap: Option<SoftCap>,
+}
+
+/// Bound of a soft cap, `cap · tanh(x / cap)`: a finite number above 0 (Gemma Team 2024, arXiv:2408.00118, section 2). Two bounds are
+/// equal if their bits are.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(try_from = "f32", into = "f32")]
+pub struct SoftCap(f32);
+
+/// Error of a soft cap without a bound.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error("a soft cap of {0}; expected a finite number above 0, from 1e-30 to 1e30")]
+pub struct InvalidSoftCap(f32);
+
+impl SoftCap {
+    /// Creates a soft cap.
+    ///
+    /// # Errors
+    /// Fails for a bound that is not from 1e-30 to 1e30, where neither it nor its inverse is subnormal.
+    pub fn new(cap: f32) -> Result<Self, InvalidSoftCap> {
+        match (1e-30..=1e30).contains(&cap) {
+            true => Ok(Self(cap)),
+            false => Err(InvalidSoftCap(cap)),
+        }
+    }
+
+    /// Bound of the results.
+    pub const fn get(self) -> f32 {
+        self.0
+    }
+
+    /// Returns `cap · tanh(x / cap)`.
+    pub fn of(self, x: f64) -> f64 {
+        let cap = f64::from(self.0);
+        cap * (x / cap).tanh()
+    }
+}
+
+impl TryFrom<f32> for SoftCap {
+    type Error = InvalidSoftCap;
+
+    fn try_from(cap: f32) -> Result<Self, InvalidSoftCap> {
+        Self::new(cap)
+    }
+}
+
+impl From<SoftCap> for f32 {
+    fn from(cap: SoftCap) -> f32 {
+        cap.0
+    }
+}
+
+impl PartialEq for SoftCap {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.to_bits() == other.0.to_bits()
+    }
+}
+
+impl Eq for SoftCap {}
+
+impl Hash for SoftCap {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.to_bits().hash(state);
+    }
 }
 
 /// Bias added to scaled scores, stored in an operand of attention.
@@ -58,7 +126,7 @@ impl PositionBias {
     /// Max distance of a bias table or a window: above any number of positions, and within 32 bits.
     pub const FARTHEST: u32 = 1 << 24;
 
-    /// Whether distances have no effect.
+    /// Whether there is no effect.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
@@ -76,10 +144,13 @@ impl PositionBias {
         first.min(end)..end
     }
 
-    /// Returns the bias of a head at a distance, or 0 without a bias.
-    pub fn bias_at(&self, elements: &[f32], head: usize, distance: i64) -> f64 {
-        self.bias
-            .map_or(0.0, |bias| bias.at(elements, head, distance))
+    /// Returns the score of a head at a distance, from the scaled product of query and key.
+    pub fn score(&self, scaled: f64, elements: &[f32], head: usize, distance: i64) -> f64 {
+        let capped = self.cap.map_or(scaled, |cap| cap.of(scaled));
+        let bias = self
+            .bias
+            .map_or(0.0, |bias| bias.at(elements, head, distance));
+        capped + bias
     }
 
     /// Checks that kernels support these distances.

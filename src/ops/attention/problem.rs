@@ -16,7 +16,7 @@ pub struct AttentionProblem {
     pub scale: f32,
     /// Whether a token attends only to itself and earlier tokens.
     pub causal: bool,
-    /// Window and bias that depend on the distance between query and key.
+    /// Soft cap of the scores, and window and bias that depend on the distance between query and key.
     pub by: PositionBias,
     pub q: HeadView,
     pub k: HeadView,
@@ -39,7 +39,7 @@ impl AttentionProblem {
         }
     }
 
-    /// Whether every token attends to every token without a bias, and every query head has its own key head.
+    /// Whether every token attends to every token without a cap or a bias, and every query head has its own key head.
     pub fn is_full(&self) -> bool {
         !self.causal && self.by.is_none() && self.kv_heads == self.heads
     }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use self::heads::{Heads, transpose};
 use crate::{
-    graph::{Bound, Graph, NodeId, Op, WeightExpr, resized_heads_at, slope},
+    graph::{Bound, Graph, NodeId, Op, WeightExpr, interleaved_row, resized_heads_at, slope},
     ops::{AttentionProblem, BatchInput, Epilogue, HeadView, Side, activate_f64},
     tensor::{Element, Extents, row_scale},
 };
@@ -148,12 +148,13 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
             groups,
             from,
             rows,
+            interleaved,
         } => {
             let width: u64 = dims[1..].iter().product();
             let part = dims[0] / groups;
             let rows = (0..*groups).flat_map(|group| (0..*rows).map(move |row| (group, row)));
             rows.flat_map(|(group, row)| {
-                let row = group * part + from + row;
+                let row = group * part + from + interleaved_row(row, *interleaved);
                 (0..width).map(move |c| stored(name, row * width + c))
             })
             .collect()
@@ -355,6 +356,10 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             gate.zip(up).map(|(g, u)| g * u).collect()
         }),
         Op::Scale { by } => reads[0].iter().map(|v| f64::from(*by) * v).collect(),
+        Op::SoftCap(cap) => {
+            let cap = f64::from(cap.get());
+            reads[0].iter().map(|v| cap * (v / cap).tanh()).collect()
+        }
         Op::LayerNorm { eps } => layer_norm(reads[0], reads[1], reads[2], *eps),
         Op::Cache {
             from, heads, head, ..

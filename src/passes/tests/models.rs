@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     graph::{Graph, NodeId, Op, WeightExpr},
-    ops::{Activation, BatchInput, Epilogue, HeadView, Rotation},
+    ops::{Activation, BatchInput, Epilogue, HeadView, Rotation, SoftCap},
 };
 
 /// A builder of graphs. Shapes in tests are valid, so building does not fail.
@@ -93,7 +93,18 @@ impl Builder {
 
     /// Adds `scores`, `scaled`, `probabilities`, `context` and `merged` under `prefix`, from split
     /// heads.
-    pub fn attention(&mut self, prefix: &str, [q, k, v]: [NodeId; 3], scale: f32) -> NodeId {
+    pub fn attention(&mut self, prefix: &str, qkv: [NodeId; 3], scale: f32) -> NodeId {
+        self.capped_attention(prefix, qkv, scale, None)
+    }
+
+    /// Like [`attention`](Self::attention), with a soft cap of the scaled scores.
+    pub fn capped_attention(
+        &mut self,
+        prefix: &str,
+        [q, k, v]: [NodeId; 3],
+        scale: f32,
+        cap: Option<SoftCap>,
+    ) -> NodeId {
         let heads = |b: &Self, id: NodeId| {
             let dims = &b.graph.shape(id).0;
             let constant = |i: usize| u32::try_from(dims[i].as_constant().unwrap()).unwrap();
@@ -111,6 +122,10 @@ impl Builder {
         };
         let scores = self.add(&name("scores"), scores, &[q, k]);
         let scaled = self.add(&name("scaled"), Op::Scale { by: scale }, &[scores]);
+        let scaled = match cap {
+            Some(cap) => self.add(&name("capped"), Op::SoftCap(cap), &[scaled]),
+            None => scaled,
+        };
         let softmax = Op::Softmax {
             scale: 1.0,
             causal: false,
@@ -248,6 +263,8 @@ pub struct Decoder {
     pub normed: bool,
     /// Whether the heads have rotary position embeddings.
     pub turned: bool,
+    /// Whether the scores have a soft cap.
+    pub capped: bool,
 }
 
 impl Decoder {
@@ -259,6 +276,7 @@ impl Decoder {
         bias: false,
         normed: true,
         turned: true,
+        capped: false,
     };
 
     pub fn build(self) -> Graph {
@@ -328,7 +346,10 @@ impl Decoder {
             ("v", value, self.kv_heads),
         ];
         let split = split.map(|(stem, x, heads)| b.split(&name(stem), x, heads));
-        let merged = b.attention(&name(""), split, 0.5);
+        let cap = self
+            .capped
+            .then(|| SoftCap::new(0.4).expect("it is in range"));
+        let merged = b.capped_attention(&name(""), split, 0.5, cap);
         let y = self.linear(b, &name("output"), merged, b.width(x));
         let x = b.add(&name("attended"), Op::Add, &[y, x]);
         let normal = b.rms_norm(&name("inner"), x, 1);

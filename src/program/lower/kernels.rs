@@ -96,6 +96,11 @@ impl Lowering<'_> {
                 width: self.row_width(id)?,
                 dtype,
             })),
+            Op::SoftCap(cap) => one(KernelSpec::SoftCap(SoftCap {
+                cap: *cap,
+                width: self.row_width(id)?,
+                dtype,
+            })),
             Op::SplitHeads { heads } => {
                 let head = width(self.graph.shape(id))?;
                 one(KernelSpec::SplitHeads(SplitHeads {

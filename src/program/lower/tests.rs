@@ -10,7 +10,7 @@ use crate::{
     machine::testing,
     ops::{
         Activation, AttentionProblem, BatchInput, Bias, Epilogue, HeadView, PoolWeights,
-        PositionBias, Rotation, Side,
+        PositionBias, Rotation, Side, SoftCap,
     },
     passes::{
         self,
@@ -122,6 +122,7 @@ fn operators() -> Vec<Op> {
         Op::AddBias,
         Op::Add,
         Op::Scale { by: -0.5 },
+        Op::SoftCap(SoftCap::new(2.5).unwrap()),
         Op::LayerNorm { eps },
         Op::RmsNorm {
             eps,
@@ -170,15 +171,15 @@ fn operators() -> Vec<Op> {
             causal: true,
             by: PositionBias {
                 window: Some(1),
-                bias: None,
+                ..PositionBias::default()
             },
         },
         Op::Softmax {
             scale: 0.5,
             causal: false,
             by: PositionBias {
-                window: None,
                 bias: Some(Bias::Table { reach: 1 }),
+                ..PositionBias::default()
             },
         },
         Op::Softmax {
@@ -187,6 +188,7 @@ fn operators() -> Vec<Op> {
             by: PositionBias {
                 window: Some(2),
                 bias: Some(Bias::Slopes),
+                cap: SoftCap::new(1.5).ok(),
             },
         },
         Op::FirstToken,
@@ -260,8 +262,13 @@ fn operators() -> Vec<Op> {
         });
         let full = AttentionProblem::full(heads, head, 0.5, [q, k, v]);
         ops.push(Op::Attention(full));
-        for (window, bias) in [(Some(1), None), (None, Some(Bias::Table { reach: 1 }))] {
-            let by = PositionBias { window, bias };
+        let table = Bias::Table { reach: 1 };
+        for (window, bias, cap) in [
+            (Some(1), None, None),
+            (None, Some(table), None),
+            (None, None, SoftCap::new(0.5).ok()),
+        ] {
+            let by = PositionBias { window, bias, cap };
             ops.push(Op::Attention(AttentionProblem { by, ..full }));
         }
         ops.push(Op::Attention(AttentionProblem {

@@ -22,7 +22,7 @@ pub use found::Found;
 pub use random::RandomWeights;
 
 use crate::{
-    graph::{Bound, WeightExpr, resized_heads_at, slope},
+    graph::{Bound, WeightExpr, interleaved_row, resized_heads_at, slope},
     tensor::{DType, row_scale},
 };
 
@@ -172,14 +172,12 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
             groups,
             from,
             rows,
+            interleaved,
         } => {
             let mut stored = source.read(name, dims)?;
-            keep_rows(
-                &mut stored,
-                [*groups, *from, *rows],
-                elements(&dims[1..]),
-                dims[0],
-            );
+            let width = elements(&dims[1..]);
+            keep_rows(&mut stored, [*groups, *from, *rows], width, dims[0]);
+            separate_pairs(&mut stored, [*rows, *interleaved], width);
             Ok(stored)
         }
         WeightExpr::PlusOne { name, dims } => {
@@ -272,6 +270,21 @@ fn keep_rows<T: Copy>(
     stored.truncate(groups as usize * kept);
 }
 
+/// Reorders the first `interleaved` of every `rows` rows of `width` elements: those at even places come before those at odd ones.
+fn separate_pairs<T: Copy>(stored: &mut [T], [rows, interleaved]: [u64; 2], width: u64) {
+    if interleaved == 0 || width == 0 {
+        return;
+    }
+    for part in stored.chunks_exact_mut((rows * width) as usize) {
+        let pairs = part[..(interleaved * width) as usize].to_vec();
+        for row in 0..interleaved {
+            let from = (interleaved_row(row, interleaved) * width) as usize;
+            let to = (row * width) as usize;
+            part[to..to + width as usize].copy_from_slice(&pairs[from..from + width as usize]);
+        }
+    }
+}
+
 /// Evaluates an expression over stored tensors and encodes the elements as `dtype`, little-endian. Expressions that only select
 /// stored elements are not converted to f32 as a whole.
 ///
@@ -290,10 +303,12 @@ pub fn evaluate_as(
             groups,
             from,
             rows,
+            interleaved,
         } => {
             let mut stored = source.read_as(name, dims, dtype)?;
             let width = elements(&dims[1..]) * dtype.bytes();
             keep_rows(&mut stored, [*groups, *from, *rows], width, dims[0]);
+            separate_pairs(&mut stored, [*rows, *interleaved], width);
             Ok(stored)
         }
         WeightExpr::ConcatRows(parts) => {

@@ -43,6 +43,15 @@ fn encoded_elements_are_those_of_the_evaluated_expression() {
                 groups: 1,
                 from,
                 rows,
+                interleaved: 0,
+            },
+            WeightExpr::Rows {
+                name: name.clone(),
+                dims: dims.clone(),
+                groups: 1,
+                from,
+                rows: 5,
+                interleaved: 4,
             },
             WeightExpr::PlusOne {
                 name,
@@ -59,6 +68,34 @@ fn encoded_elements_are_those_of_the_evaluated_expression() {
             assert_eq!(encoded, encode(&plain, dtype), "{expr:?} as {dtype}");
         }
     }
+}
+
+/// Rows of a table whose elements are their rows' numbers.
+#[test]
+fn interleaved_rows_are_separated_in_each_part() {
+    let folder = tempfile::tempdir().expect("room for a folder");
+    let values: Vec<f32> = (0..14).flat_map(|row| [row as f32; 3]).collect();
+    let bytes = encode(&values, DType::F32);
+    let view = TensorView::new(Dtype::F32, vec![14, 3], &bytes).expect("the sizes agree");
+    let file = folder.path().join("model.safetensors");
+    safetensors::serialize_to_file([("w", view)], None, &file).expect("room for a file");
+    let source = Checkpoint::open(folder.path(), folder.path(), WeightNames::default());
+    let expr = WeightExpr::Rows {
+        name: "w".to_owned(),
+        dims: vec![14, 3],
+        groups: 2,
+        from: 1,
+        rows: 6,
+        interleaved: 4,
+    };
+    let got = evaluate(&expr, &source.expect("it is valid")).expect("it is there");
+    let rows: Vec<f32> = got.chunks(3).map(|row| row[0]).collect();
+    assert_eq!(
+        rows,
+        [
+            1.0, 3.0, 2.0, 4.0, 5.0, 6.0, 8.0, 10.0, 9.0, 11.0, 12.0, 13.0
+        ]
+    );
 }
 
 #[test]

@@ -134,7 +134,7 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
     let windowed = AttentionProblem {
         by: PositionBias {
             window: Some(64),
-            bias: None,
+            ..PositionBias::default()
         },
         ..good.of
     };
@@ -167,7 +167,7 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
     let window = AttentionProblem {
         by: PositionBias {
             window: Some(64),
-            bias: None,
+            ..PositionBias::default()
         },
         ..good.of
     };
@@ -180,6 +180,6 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
             },
             ..good
         }),
-        "warpgroup attention does not support causal attention with windows or biases; use the online kernel"
+        "warpgroup attention does not support causal attention with windows, biases or caps; use the online kernel"
     );
 }

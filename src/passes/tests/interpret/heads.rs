@@ -58,7 +58,7 @@ impl Heads {
         h / (self.heads / self.kv_heads)
     }
 
-    /// Computes `softmax(scale · scores + bias)` over the keys that each query attends to.
+    /// Computes the softmax of the scaled, capped and biased scores over the keys that each query attends to.
     pub(super) fn softmax(
         self,
         batch: &Batch,
@@ -89,7 +89,12 @@ impl Heads {
                         (Some(Bias::Slopes), Some(slopes)) => -slopes[h] * distance.abs() as f64,
                         _ => 0.0,
                     };
-                    f64::from(scale) * row[j] + bias
+                    let scaled = f64::from(scale) * row[j];
+                    let capped = by.cap.map_or(scaled, |cap| {
+                        let cap = f64::from(cap.get());
+                        cap * (scaled / cap).tanh()
+                    });
+                    capped + bias
                 };
                 let row: Vec<f64> = (0..n).map(biased).collect();
                 out.extend(softmax(&row, 1.0));

@@ -14,7 +14,7 @@ use super::OpError;
 use super::args::{Args, Heads, Sequence};
 use crate::{
     kernels::attention::*,
-    ops::{PositionBias, Side},
+    ops::{PositionBias, Side, SoftCap},
 };
 
 /// Consecutive queries of one sequence.
@@ -304,7 +304,7 @@ pub(super) fn biases<'r>(
         .map_or(Ok(&[]), |bias| args.real("bias", &bias.dims(heads)))
 }
 
-/// Effect of positions on the scores of a head: mask and bias.
+/// Effects on the scores of a head: cap, mask and bias.
 #[derive(Clone, Copy)]
 pub(super) struct Distances<'a> {
     pub by: PositionBias,
@@ -316,6 +316,10 @@ pub(super) struct Distances<'a> {
 impl Positions for Distances<'_> {
     fn seen(&self, query: usize, n_keys: usize) -> Range<usize> {
         self.by.seen(self.causal, query, n_keys)
+    }
+
+    fn cap(&self) -> Option<f32> {
+        self.by.cap.map(SoftCap::get)
     }
 
     fn has_biases(&self) -> bool {

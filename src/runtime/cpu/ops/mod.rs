@@ -260,6 +260,7 @@ pub fn run(
         KernelSpec::Activate(k) => rows::activate(k, args),
         KernelSpec::Gate(k) => rows::gate(k, args),
         KernelSpec::Scale(k) => rows::scale(k, args),
+        KernelSpec::SoftCap(k) => rows::soft_cap(k, args),
         KernelSpec::SliceColumns(k) => rows::slice_columns(k, args),
         KernelSpec::SplitHeads(k) => rows::split_heads(k, args),
         KernelSpec::MergeHeads(k) => rows::merge_heads(k, args),

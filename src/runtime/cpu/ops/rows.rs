@@ -104,6 +104,11 @@ pub(super) fn scale(spec: &Scale, args: Args<'_, '_>) -> Result<(), OpError> {
     map(&|x, out| rows::scale(spec.by, x, out), spec.width, args)
 }
 
+pub(super) fn soft_cap(spec: &SoftCap, args: Args<'_, '_>) -> Result<(), OpError> {
+    let cap = spec.cap.get();
+    map(&|x, out| rows::soft_cap(cap, x, out), spec.width, args)
+}
+
 /// Computes a pointwise function.
 fn map(
     f: &(dyn Fn(&[f32], &mut [f32]) + Sync),

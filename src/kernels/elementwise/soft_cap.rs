@@ -1,0 +1,101 @@
+//! Soft cap of logits, and of scores that are stored. Fused attention includes the cap of its scores.
+
+use serde::{Deserialize, Serialize};
+
+use super::{flat_constants, flat_launch};
+use crate::{
+    kernels::{
+        Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
+        limits,
+        rows::{STREAM_THREADS, count, read, rounded_once, rows_by, word, write},
+    },
+    machine::Machine,
+    ops,
+    tensor::{DType, Extents, Symbol},
+};
+
+/// `x [rows, width]` → `out [rows, width]`: `cap · tanh(x / cap)`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SoftCap {
+    pub cap: ops::SoftCap,
+    pub width: u32,
+    pub dtype: DType,
+}
+
+impl Kernel for SoftCap {
+    fn symbol(&self) -> String {
+        let cap = word(self.cap.get());
+        format!("soft_cap_{}_w{}_cap{cap}", self.dtype, self.width)
+    }
+
+    fn template(&self) -> &'static str {
+        "soft_cap"
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = flat_constants(self.width, self.dtype);
+        let inverse = (1.0 / f64::from(self.cap.get())) as f32;
+        constants.insert("cap", f32_literal(self.cap.get()).into());
+        constants.insert("inverse", f32_literal(inverse).into());
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let rows = rows_by(Symbol::Rows, self.width);
+        // From far below to above the cap.
+        let fill = Fill::Normal {
+            mean: 0.0,
+            deviation: self.cap.get(),
+        };
+        vec![
+            read("x", self.dtype, rows.clone(), fill),
+            write("out", self.dtype, rows),
+            count(Symbol::Rows),
+        ]
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.width])
+    }
+
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
+        flat_launch(extents, self.width, self.dtype)
+    }
+
+    fn threads(&self) -> u32 {
+        STREAM_THREADS
+    }
+
+    fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let [x] = reads else {
+            unreachable!("the parameter list has one operand")
+        };
+        let capped = x.real().iter().map(|&x| self.cap.of(x.into()) as f32);
+        vec![HostTensor::Real(capped.collect())]
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        let rounding = rounded_once(
+            self.dtype,
+            0.0,
+            "two products and tanhf, which is off by at most two units in the last place, in f32, rounded to storage",
+        );
+        Tolerance {
+            relative: rounding.relative + 6e-7,
+            ..rounding
+        }
+    }
+}
+
+/// Caps of Gemma 2 and others, at even and odd widths. When scores are capped, the width is the number of heads.
+pub(super) fn representative(dtype: DType) -> impl Iterator<Item = KernelSpec> {
+    let all = [(30.0, 1024), (50.0, 5), (1.5, 1003)];
+    all.into_iter().map(move |(cap, width)| {
+        let cap = ops::SoftCap::new(cap).expect("it is in range");
+        KernelSpec::from(SoftCap { cap, width, dtype })
+    })
+}
