@@ -39,7 +39,7 @@ tasks_of_exemplars() {
   for tool in $tools; do
     for most in 400 1 70; do
       while read -r group; do
-        [ -z "$group" ] || echo "$((number++)) $tool --most-tokens $most --only ${group// / --only }"
+        [ -z "$group" ] || echo "$((number++)) $tool --max-tokens $most --only ${group// / --only }"
       done < <(awk -v most=$most '$1 == most { print $2 }' <<< "$all" | xargs -n 12)
     done
   done
@@ -51,11 +51,11 @@ tasks() {
   for vocabulary in $vocabularies; do skip="$skip --skip $vocabulary"; done
   for tool in $tools; do
     # Persistent attention has several tiles for a stream only in larger cases.
-    for part in 1 2; do echo "$((number++)) $tool $only --only _persistent --most-tokens 400 --part $part/2"; done
+    for part in 1 2; do echo "$((number++)) $tool $only --only _persistent --max-tokens 400 --part $part/2"; done
     for vocabulary in $vocabularies; do
-      for part in $(seq 16); do echo "$((number++)) $tool $only --only $vocabulary --most-tokens 1 --part $part/16"; done
+      for part in $(seq 16); do echo "$((number++)) $tool $only --only $vocabulary --max-tokens 1 --part $part/16"; done
     done
-    for part in $(seq 180); do echo "$((number++)) $tool $only $skip --most-tokens 70 --part $part/180"; done
+    for part in $(seq 180); do echo "$((number++)) $tool $only $skip --max-tokens 70 --part $part/180"; done
   done
 }
 

@@ -171,6 +171,30 @@ fn a_description_is_checked() {
 }
 
 #[test]
+fn the_launches_of_a_batch_are_explained() {
+    let cli = Cli::new();
+    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/bert-base.json");
+    let explain = |more: &[&str]| {
+        let args = ["explain", "bert", "--config", config, "--card", "h200"];
+        let said = cli.ok(&[&args, more].concat());
+        let (_, launches) = said.split_once("\n\n").expect("a part for launches");
+        let last = launches.lines().last().expect("a last line");
+        let number: usize = last.trim_end_matches(" launches").parse().expect(last);
+        (launches.to_owned(), number)
+    };
+    let (fused, n_fused) = explain(&["--lengths", "7,9"]);
+    assert!(
+        fused.contains("launches `layer.{0..11}.context`, × 12\n    with mha_"),
+        "{fused}"
+    );
+    assert!(fused.contains(" µs\n"), "{fused}");
+    let (separate, n_separate) = explain(&["--lengths", "7,9", "--no-fused-launches"]);
+    // The embeddings, seven launches for each of twelve layers, and the pool.
+    assert_eq!(n_separate, 2 + 7 * 12, "{separate}");
+    assert!(n_fused < n_separate, "{fused}");
+}
+
+#[test]
 fn the_stages_are_shown() {
     let cli = Cli::new();
     assert_snapshot!("graph", cli.ok(&["graph", "bert", "--weights", "."]));

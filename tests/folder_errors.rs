@@ -72,8 +72,8 @@ fn a_description_that_is_not_for_the_folder_names_the_one_that_is() {
         .device(DeviceChoice::Cpu)
         .build();
     assert_snapshot!(folder.text(&built.err().expect("it is refused")), @"config.json: `model_type` is `xlm-roberta`, but the description `bert` is for `bert`");
-    change(&folder, "config.json", json!({"model_type": "falcon"}));
-    assert_snapshot!(refused(&folder), @"no shipped description supports the `model_type` `falcon` of config.json");
+    change(&folder, "config.json", json!({"model_type": "mamba"}));
+    assert_snapshot!(refused(&folder), @"no shipped description supports the `model_type` `mamba` of config.json");
     change(&folder, "config.json", json!({"model_type": null}));
     assert_snapshot!(refused(&folder), @"config.json has no `model_type`, so no description can be selected");
 }

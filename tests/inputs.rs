@@ -231,7 +231,7 @@ fn names_do_not_steer_a_terminal() {
     assert_snapshot!(shell.error("gemmule check evil.ron"), @"× line 1, column 15 has the raw control character U+001B; remove it, or write it as an escape in a string");
     shell.0.write(&format!("{evil}.ron"), "Model(");
     assert_snapshot!(shell.error("gemmule check a*.ron"), @r"× this is not RON: the file ends too early ╭─[a\u{1b}[2J\u{9b}31m\u{202e}b.ron:1:7] 1 Model( ╰──── help: a description is one `Model(…)`, and all its brackets are closed");
-    assert_snapshot!(shell.error(&format!("gemmule check '{evil}'")), @r"× there is no description `a\u{1b}[2J\u{9b}31m\u{202e}b`: it is neither a file nor shipped; shipped are bert, jina_bert, roberta, xlm_roberta_xl, distilbert, albert, electra, mpnet, nomic_bert, gte, deberta_v2, modernbert, eurobert, gemma, gemma3_text, clip_text, gpt2, llama, qwen2, qwen3, phi3, olmo2, olmo3, starcoder2, stablelm, phi, smollm3, granite, opt, gpt_neox, bloom, marian, bart, mbart, m2m_100, pegasus, t5, vae");
+    assert_snapshot!(shell.error(&format!("gemmule check '{evil}'")), @r"× there is no description `a\u{1b}[2J\u{9b}31m\u{202e}b`: it is neither a file nor shipped; shipped are bert, jina_bert, roberta, xlm_roberta_xl, distilbert, albert, electra, mpnet, nomic_bert, gte, deberta_v2, modernbert, eurobert, gemma, gemma2, gemma3_text, clip_text, gpt2, llama, qwen2, qwen3, phi3, olmo2, olmo3, starcoder2, stablelm, phi, smollm3, granite, opt, gpt_neox, gptj, falcon, cohere, bloom, marian, bart, mbart, m2m_100, pegasus, t5, vae");
     assert_eq!(shell.run(&format!("gemmule check bert '--{evil}'")).code, 2);
     let mut config = tiny_config();
     config["hidden_act"] = json!(evil);

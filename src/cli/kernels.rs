@@ -258,7 +258,7 @@ fn check(args: Args) -> Outcome {
             };
             if results.is_empty() {
                 n_failed += 1;
-                failures.add_row([symbol.as_str(), "no case is small enough for --most-tokens"]);
+                failures.add_row([symbol.as_str(), "no case is small enough for --max-tokens"]);
                 continue;
             }
             let max_error = results.iter().map(|r| r.difference.max).fold(0.0, f32::max);
