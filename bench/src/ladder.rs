@@ -5,7 +5,8 @@
 //! that the paper's ladder does not name are placed where its text mentions the same work:
 //!
 //! - `merge_projections` in the baseline, which packs the three matrices (III.A);
-//! - `fold_scale` in the baseline, because a batched GEMM applies a factor at no cost;
+//! - `fold_scale` in the baseline, because a batched GEMM applies a factor at no cost, and `fold_soft_cap`, which finds nothing in
+//!   this encoder;
 //! - `fold_head_layout` in the baseline, where the transposes are part of other kernels and need no
 //!   launches. This pass removes them entirely, which favours the baseline;
 //! - `fuse_embedding_layer_norm` with the fusion of LayerNorm, because it is its first instance;
@@ -59,7 +60,12 @@ struct Rung {
 const RUNGS: [Rung; 5] = [
     Rung {
         name: "baseline",
-        passes: &["merge_projections", "fold_scale", "fold_head_layout"],
+        passes: &[
+            "merge_projections",
+            "fold_scale",
+            "fold_soft_cap",
+            "fold_head_layout",
+        ],
         padding: Padding::Kept,
     },
     Rung {
