@@ -95,7 +95,7 @@ pub(super) fn local(name: &str) -> Option<&Path> {
     (Description::shipped(name).is_none() && is_local(path)).then_some(path)
 }
 
-/// Returns the folder, unless it does not exist and has the name of a model on the hub.
+/// Returns the folder. A folder that does not exist and is named like a model on the hub is an error.
 pub(super) fn checked(folder: &Path) -> Result<&Path, EngineError> {
     let name = folder.to_str().filter(|_| !folder.exists());
     match name.and_then(|name| ModelId::parse(name).ok()) {

@@ -1,4 +1,4 @@
-//! Heads as wide as the kernels of a KV cache take them.
+//! Padding of heads to the widths that the kernels for a KV cache accept.
 
 use std::collections::HashMap;
 

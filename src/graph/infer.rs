@@ -534,7 +534,7 @@ fn is_rows_of_keys(rows: &Size) -> bool {
     matches!(rows.as_symbol(), Some(Symbol::Tokens | Symbol::SourceSlots))
 }
 
-/// Returns the kind of rows of keys or values; dimension `at` counts them.
+/// Returns the symbol that counts rows of keys or values, which is dimension `at` of `shape`.
 fn key_rows(shape: &Shape, at: usize) -> Result<Symbol, String> {
     let rows = shape.0.get(at).filter(|rows| is_rows_of_keys(rows));
     let symbol = rows.and_then(Size::as_symbol);

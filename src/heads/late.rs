@@ -1,10 +1,10 @@
-//! Late interaction (ColBERT): vectors of the tokens of texts, and the scores of documents for a query.
+//! Late interaction (ColBERT): token vectors of texts, and scores of documents for a query.
 
 use gemmule_cpu::max_sim::MaxSim;
 
 use crate::text::{LateScore, TextEncoder, TextRole};
 
-/// Vectors of the tokens of a text that take part in scores, `[tokens, width]`.
+/// Token vectors of a text, `[tokens, width]`. Tokens that do not take part in scores are left out.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenVectors {
     pub width: usize,
@@ -13,10 +13,10 @@ pub struct TokenVectors {
 }
 
 impl TokenVectors {
-    /// Returns those rows of a text's tokens that take part in scores.
+    /// Returns the rows of the tokens that take part in scores.
     ///
     /// # Panics
-    /// If there are not as many rows as ids.
+    /// If the length of `rows` is not a multiple of the number of `ids`.
     pub fn of(encoder: &TextEncoder, role: TextRole, ids: &[u32], rows: &[f32]) -> Self {
         let width = rows.len() / ids.len().max(1);
         assert_eq!(width * ids.len(), rows.len(), "each token has a row");
@@ -34,8 +34,9 @@ impl TokenVectors {
     }
 }
 
-/// Scores documents for a query: for each vector of the query the max product with a vector of the document, summed in f32 over the
-/// query's vectors, or averaged. A document without vectors scores 0. This runs on the CPU, on the threads of the caller's pool.
+/// Scores documents for a query. Each vector of the query contributes its max dot product with a vector of the document. The score is
+/// the sum of these products in f32, or their mean. A document without vectors scores 0. This runs on the CPU, on the threads of the
+/// caller's pool.
 ///
 /// # Panics
 /// If the widths differ.

@@ -8,8 +8,8 @@ use crate::{
     ops::{PositionBias, SoftCap},
 };
 
-/// `softmax(s · cap·tanh(x/cap)) = softmax{s·cap}(s·x)`: the softmax caps the scores that it scales, so that fused attention never
-/// stores them.
+/// Folds a soft cap into the softmax that reads it: `softmax(s · cap·tanh(x/cap)) = softmax{s·cap}(s·x)`. Attention with the cap can
+/// then be fused, so that it stores no scores.
 pub(super) struct FoldSoftCap;
 
 impl Pass for FoldSoftCap {

@@ -320,7 +320,7 @@ mod tests {
         ");
     }
 
-    /// Returns `gated`: the activation of columns of a projection, times other columns of it.
+    /// Returns a graph with the node `gated`: the activation of some columns of a projection, times other columns of the projection.
     fn of_columns(columns: [(u32, u32); 2]) -> Builder {
         let mut b = Builder::default();
         let x = b.tokens(16);

@@ -18,10 +18,11 @@ pub struct Launches {
 /// Launches of the same kernel in several iterations of a loop, or a single one.
 #[derive(Clone, Debug)]
 struct Launch {
-    /// Prefix of the value's name before the index, the iterations, and the name after the index. A value outside of loops has only a
-    /// prefix.
+    /// Name of the value up to the iteration's index; the whole name outside of loops.
     prefix: String,
+    /// Iterations that launch the kernel; empty outside of loops.
     indices: Vec<u64>,
+    /// Name of the value after the index; empty outside of loops.
     rest: String,
     kernel: usize,
     symbol: String,

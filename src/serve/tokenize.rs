@@ -40,7 +40,7 @@ impl Text {
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Bytes of text that take as long to tokenize as passing a text to a thread.
+/// Cost of passing a text to a thread, in bytes of text that take as long to tokenize.
 const PER_WORK: u64 = 64;
 
 /// Threads that tokenize. Higher classes go first; within a class, tenants take turns; within a tenant, the order is that of arrival.

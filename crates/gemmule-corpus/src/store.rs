@@ -333,7 +333,7 @@ fn remove(folder: &Path, lock: &Lock) {
     let _ = fs::remove_dir(folder);
 }
 
-/// Waits until the disk has the names in a folder.
+/// Syncs a folder, so that created and renamed files in it are on disk under their names.
 fn sync_folder(folder: &Path) -> Result<(), CorpusError> {
     #[cfg(unix)]
     {

@@ -288,7 +288,7 @@ fn a_crash_at_each_step_of_the_end() {
         assert!(matches!(embed(&job), Err(CorpusError::Io { .. })));
         fs::remove_dir_all(&job.output).expect("removed");
         job.overwrite = false;
-        // The list is at its place, the data is not.
+        // The list of errors is published, the output is not.
         let saved = [job.partial().join("journal"), job.partial().join("data")]
             .map(|path| (fs::read(&path).expect("read"), path));
         let mut idle = Known::failing_after(0);
@@ -296,7 +296,7 @@ fn a_crash_at_each_step_of_the_end() {
         assert_eq!((report.rows, report.resumed), (100, 100));
         assert!(fs::read(&job.output).expect("read") == data);
         assert!(fs::read(job.errors()).expect("read") == errors);
-        // Both are at their places, and the folder is still there.
+        // The output and the list of errors are published, and the partial folder still exists.
         fs::create_dir(job.partial()).expect("created");
         fs::write(&saved[0].1, &saved[0].0).expect("written");
         let again = run(&job, &mut idle, Hooks::default()).expect("published");

@@ -5,9 +5,9 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// Effects on the scores between their scale and the softmax, apart from the causal mask: a soft cap, and those of the distance between
-/// a key and its query (key position minus query position), which are a window that excludes keys, and a bias. The cap is applied
-/// before the others: `softmax(cap · tanh(scale · q·kᵀ / cap) + bias)`, or `softmax(scale · q·kᵀ + bias)` without a cap.
+/// Changes to attention scores after scaling and before the softmax, apart from the causal mask: a soft cap, a window that excludes
+/// keys, and a bias. The window and the bias depend on the distance: the key position minus the query position. The cap is applied
+/// first: `softmax(cap · tanh(scale · q·kᵀ / cap) + bias)`, or `softmax(scale · q·kᵀ + bias)` without a cap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PositionBias {
     /// Max distance, on either side, of keys that are attended to; `None` for all keys.
@@ -18,13 +18,13 @@ pub struct PositionBias {
     pub cap: Option<SoftCap>,
 }
 
-/// Bound of a soft cap, `cap · tanh(x / cap)`: a finite number above 0 (Gemma Team 2024, arXiv:2408.00118, section 2). Two bounds are
-/// equal if their bits are.
+/// Bound of a soft cap, `cap · tanh(x / cap)`: a finite number above 0 (Gemma Team 2024, arXiv:2408.00118, section 2). Bounds are
+/// compared bitwise.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(try_from = "f32", into = "f32")]
 pub struct SoftCap(f32);
 
-/// Error of a soft cap without a bound.
+/// Error of a soft cap whose bound is not supported.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("a soft cap of {0}; expected a finite number above 0, from 1e-30 to 1e30")]
 pub struct InvalidSoftCap(f32);
@@ -33,7 +33,7 @@ impl SoftCap {
     /// Creates a soft cap.
     ///
     /// # Errors
-    /// Fails for a bound that is not from 1e-30 to 1e30, where neither it nor its inverse is subnormal.
+    /// Returns an error for a bound outside 1e-30 to 1e30. Within this range, neither the bound nor its inverse is subnormal.
     pub fn new(cap: f32) -> Result<Self, InvalidSoftCap> {
         match (1e-30..=1e30).contains(&cap) {
             true => Ok(Self(cap)),
@@ -126,7 +126,7 @@ impl PositionBias {
     /// Max distance of a bias table or a window: above any number of positions, and within 32 bits.
     pub const FARTHEST: u32 = 1 << 24;
 
-    /// Whether there is no effect.
+    /// Returns whether there is no window, no bias and no cap.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }

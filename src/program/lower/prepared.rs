@@ -178,8 +178,9 @@ impl Preparation {
 
 /// Heads of a projection's rows, with the operators between the projection and attention.
 struct Heads<'a> {
-    /// The rows, and their first column in `from`.
+    /// Rows that contain the heads.
     x: NodeId,
+    /// First column of the heads in `x`.
     from: u32,
     norm: Option<(f32, NodeId)>,
     rotation: Option<&'a Rotation>,

@@ -7,21 +7,21 @@ use tokenizers::{PostProcessor, TruncationParams};
 use super::{Coder, CutSide, Encoded, TextEncoder, TextError, contain};
 use crate::text::{LateInteraction, Prompt, TextRole};
 
-/// Tokens and tokenizers of the settings of a late-interaction model.
+/// Tokens and tokenizers of a late-interaction model, created from its settings.
 pub(super) struct Late {
     settings: LateInteraction,
     /// Prefix token of each role.
     prefixes: [Option<u32>; 2],
-    /// Encoders whose limits leave room for the prefix, by role.
+    /// Encoder of each role. Its token limit leaves room for the prefix.
     encoders: Box<[TextEncoder; 2]>,
-    /// Token that queries are padded with, if they are.
+    /// Token that queries are padded with; `None` if they are not padded.
     padding: Option<u32>,
     /// Tokens whose vectors are removed from documents.
     skipped: Vec<u32>,
 }
 
 impl TextEncoder {
-    /// Adds the tokenizers of a folder's late interaction, if it has any.
+    /// Adds the tokenizers for late interaction if the folder has settings for it.
     pub(super) fn with_late(mut self, positions: Option<u32>) -> Result<Self, TextError> {
         let Some(settings) = self.folder.late_interaction().cloned() else {
             return Ok(self);
@@ -79,10 +79,12 @@ impl TextEncoder {
     }
 
     /// Tokenizes a query or a document of a late-interaction model, after a prompt. A query that is longer than the folder's query
-    /// length is cut to it, which does not count as cut. Without settings of late interaction, the text is tokenized like any other.
+    /// length is cut to it without setting [`Encoded::is_cut`]. Without settings for late interaction, the text is tokenized like any
+    /// other.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses or panics on, and the errors of [`Folder::prompt`](super::Folder::prompt).
+    /// Returns an error for a text that the tokenizer refuses or panics on, and the errors of
+    /// [`Folder::prompt`](super::Folder::prompt).
     pub fn encode_as(
         &self,
         role: TextRole,
@@ -118,7 +120,7 @@ impl TextEncoder {
         Ok(encoded)
     }
 
-    /// Refuses a text whose side is not known, if the sides are tokenized differently.
+    /// Returns an error for a late-interaction model, which needs to know whether a text is a query or a document.
     pub(super) fn check_not_late(&self) -> Result<(), TextError> {
         let problem = "a late-interaction model reads queries and documents differently, and the text is neither; in Rust, use `Engine::token_vectors` or `TextEncoder::encode_as`, or give token ids";
         match &self.late {
@@ -143,7 +145,7 @@ impl TextEncoder {
             Coder::Json(tokenizer, _) => tokenizer
                 .get_post_processor()
                 .map_or(0, |post| post.added_tokens(false)),
-            // It adds the token at the end.
+            // SentencePiece adds one token, at the end.
             Coder::SentencePiece(_) => 1,
         }
     }
@@ -193,8 +195,8 @@ impl TextEncoder {
         Err(self.late_problem(problem.to_owned()))
     }
 
-    /// Returns the ids of the words that are skipped. A word that is no token stands for the unknown token, as in transformers'
-    /// `convert_tokens_to_ids`.
+    /// Returns the ids of the words that are skipped. For a word that is not a token, this is the id of the unknown token, as in
+    /// transformers' `convert_tokens_to_ids`.
     fn skipped(&self, settings: &LateInteraction) -> Result<Vec<u32>, TextError> {
         let unknown = self.named_token("unk_token")?;
         let words = settings.skipped.iter();

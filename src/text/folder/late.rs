@@ -1,7 +1,7 @@
 //! Late interaction (ColBERT): how queries and documents become tokens, and which of their vectors take part in scores.
 //!
-//! The settings are those of `config_sentence_transformers.json` as `ColBERT(DIR)` of PyLate 1.6 reads them, or of
-//! `artifact.metadata` in a checkpoint of stanford-nlp.
+//! Settings are read from `config_sentence_transformers.json`, like `ColBERT(DIR)` of PyLate 1.6, or from `artifact.metadata` in a
+//! checkpoint of stanford-nlp.
 
 use serde_json::Value;
 
@@ -27,12 +27,12 @@ const DENSE: &str = "pylate.models.Dense.Dense";
 /// Architecture of the checkpoints of stanford-nlp.
 const STANFORD: &str = "HF_ColBERT";
 const METADATA: &str = "artifact.metadata";
-/// Value that the modules of a late-interaction model read and write.
+/// Name of the value that the modules of a late-interaction model read and write.
 const VALUE: &str = "token_embeddings";
 /// Defaults of PyLate.
 const PREFIXES: [&str; 2] = ["[Q] ", "[D] "];
 const LENGTHS: [u32; 2] = [32, 180];
-/// Default of Python's `string.punctuation`.
+/// Python's `string.punctuation`, the default of `skiplist_words`.
 const PUNCTUATION: &str = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~";
 
 /// Side of a text in late interaction.
@@ -59,7 +59,7 @@ impl TextRole {
     }
 }
 
-/// How the products of a query's tokens become a score.
+/// Reduction of the max products of a query's vectors to a score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LateScore {
     Sum,
@@ -74,7 +74,7 @@ pub struct LateInteraction {
     pub(in crate::text) prefixes: [String; 2],
     /// Max number of tokens of a query and of a document, prefix and special tokens included.
     pub(in crate::text) lengths: [usize; 2],
-    /// Whether queries are padded to their length, with tokens that have vectors.
+    /// Whether queries are padded to the max number of tokens of a query. The vectors of the padding take part in scores.
     pub(in crate::text) expands: bool,
     /// Whether tokens attend to this padding.
     attends: bool,
@@ -83,7 +83,7 @@ pub struct LateInteraction {
 }
 
 impl LateInteraction {
-    /// Returns whether queries end with tokens that no token attends to, not even themselves.
+    /// Returns whether queries are padded with tokens that no token attends to, not even the padding itself.
     pub fn hides_expansion(&self) -> bool {
         self.expands && !self.attends
     }
@@ -93,7 +93,7 @@ impl LateInteraction {
         self.lengths[role.index()]
     }
 
-    /// Reads the settings of PyLate; `None` if neither the modules nor a key is PyLate's.
+    /// Reads PyLate's settings; `None` if no module, no key and not the model type is PyLate's.
     pub(super) fn read(own: Option<&Json>, listed: &[Entry]) -> Result<Option<Self>, TextError> {
         let has_key = |own: &Json| KEYS.iter().any(|key| own.get(key).is_some());
         let is_type = |own: &Json| {
@@ -207,7 +207,7 @@ pub(super) fn modules(
                 }
                 modules.push(dense(&json, entry.folder.clone(), VALUE)?);
             }
-            // Rows are scaled to length 1 without it, too.
+            // Rows are always scaled to length 1, so this module changes nothing.
             "Normalize" => {}
             other => {
                 return Err(refused(format!(

@@ -273,7 +273,7 @@ impl TokenizerSettings {
         Ok(())
     }
 
-    /// Returns whether the language token follows a source, and the language of `src_lang`.
+    /// Returns whether the language token comes after the source text, and the default source language.
     fn source_language(&self, around: Around) -> Result<(bool, Option<&str>), TextError> {
         let source = self.json.text("src_lang")?;
         Ok(match around {

@@ -19,7 +19,8 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// The function of [`GemmFp8`] for small M. A stage of the ring has as many bytes as in 16 bits, and twice as many columns of k.
+/// Computes the function of [`GemmFp8`] for small M. A stage of the ring has the same size in bytes as with 16-bit factors, so it holds
+/// twice as many columns of k.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GemmStreamFp8 {
     /// Operands, epilogue, gate and result. Its tile is not used.
@@ -27,7 +28,8 @@ pub struct GemmStreamFp8 {
     pub tile: StreamTile,
 }
 
-/// Max rows of a tile. With more, the persistent kernels of [`GemmFp8`] are as fast or faster, because they read the weight as few times.
+/// Max rows of a tile. Beyond that, the persistent kernels of [`GemmFp8`] are at least as fast, because they do not read the weight
+/// more often.
 const MAX_TILE_ROWS: u32 = 32;
 
 impl GemmStreamFp8 {
@@ -42,7 +44,7 @@ impl GemmStreamFp8 {
         kernels.filter(|kernel| kernel.check().is_ok()).collect()
     }
 
-    /// Returns the kernel with factors of 16 bits that reads as many bytes.
+    /// Returns the kernel with 16-bit factors and half of k, which reads the same number of bytes.
     pub(super) fn halved(&self) -> GemmStream {
         let GemmWgmma {
             n,
@@ -169,7 +171,7 @@ impl Kernel for GemmStreamFp8 {
     }
 }
 
-/// Instances of the functions that [`GemmFp8`] is checked with, and of an odd number of columns.
+/// Instances of the functions that [`GemmFp8`] is tested with, and of one with an odd number of columns.
 pub(in crate::kernels::gemm) fn representative() -> Vec<KernelSpec> {
     let odd = GemmFp8 {
         of: GemmWgmma {

@@ -67,7 +67,7 @@ pub struct DecodeLoop {
     in_flight: std::collections::VecDeque<usize>,
 }
 
-// SAFETY: handles and memory of one device, which any thread may use, one at a time.
+// SAFETY: the handles and the memory belong to one device. Any thread may use them, one thread at a time.
 unsafe impl Send for DecodeLoop {}
 
 /// Kind of token selection that runs after a step.
