@@ -1,3 +1,5 @@
+use std::collections::HashSet;
+
 use super::*;
 use crate::tensor::Element;
 use crate::{
@@ -47,14 +49,21 @@ fn grouped_attention_agrees_with_its_references_on_all_their_cases() {
     };
     let kernels: Vec<KernelSpec> = representative().into_iter().filter(f32_only).collect();
     assert!(kernels.len() > 8, "{}", kernels.len());
-    agree(kernels);
+    agree(kernels, u64::MAX);
 }
 
-/// Compares kernels with their references on all cases.
-pub(super) fn agree(kernels: Vec<KernelSpec>) {
+/// Compares kernels with their references, on the cases of at most `max_tokens` tokens.
+pub(super) fn agree(kernels: Vec<KernelSpec>, max_tokens: u64) {
+    let mut seen = HashSet::new();
     for spec in kernels {
         let kernel = spec.as_kernel();
-        for (case, trial) in Trial::all(kernel, 11, u64::MAX).unwrap() {
+        // Kernels of one definition have the same CPU form and the same reference.
+        if !seen.insert(kernel.definition()) {
+            continue;
+        }
+        let trials = Trial::all(kernel, 11, max_tokens).unwrap();
+        assert!(!trials.is_empty(), "{}", kernel.symbol());
+        for (case, trial) in trials {
             let held: Vec<Held> = trial.reads.iter().map(|(d, t)| Held::of(*d, t)).collect();
             let reads: Vec<Read<'_>> = held.iter().map(Held::read).collect();
             let mut written: Vec<Vec<f32>> = trial
