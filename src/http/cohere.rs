@@ -11,7 +11,7 @@ use super::{
     error::Failure,
     json,
     request::Fields,
-    vectors::{ValueType, Values},
+    vectors::{ValueType, Values, shown},
 };
 use crate::serve::{CutSide, Submit, Text};
 
@@ -30,7 +30,7 @@ fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure> {
         Some("START") => Some(CutSide::Left),
         Some("NONE") => None,
         Some(other) => {
-            let other: String = other.chars().take(40).collect();
+            let other = shown(other);
             let problem = format!("`truncate` is `{other}`; expected NONE, START or END");
             return Err(Failure::invalid("truncate", problem));
         }

@@ -10,7 +10,7 @@ use super::{
     json,
     openai::Usage,
     request::Fields,
-    vectors::{ValueType, Values},
+    vectors::{ValueType, Values, is_base64, shown},
 };
 use crate::serve::{OutputKind, Submit, TextRole};
 
@@ -39,7 +39,7 @@ fn role(fields: &mut Fields) -> Result<TextRole, Failure> {
         Some(true) => Ok(TextRole::Query),
         Some(false) => Ok(TextRole::Document),
         None => {
-            let name: String = name.chars().take(40).collect();
+            let name = shown(&name);
             let problem = format!("`input_type` is `{name}`; expected query or document");
             Err(Failure::invalid("input_type", problem))
         }
@@ -48,15 +48,7 @@ fn role(fields: &mut Fields) -> Result<TextRole, Failure> {
 
 /// Reads the type of the values, and whether they are in base64.
 fn value_type(fields: &mut Fields) -> Result<(ValueType, bool), Failure> {
-    let is_base64 = match fields.text("encoding_format")?.as_deref() {
-        None | Some("float") => false,
-        Some("base64") => true,
-        Some(other) => {
-            let other: String = other.chars().take(40).collect();
-            let problem = format!("`encoding_format` is `{other}`; expected float or base64");
-            return Err(Failure::invalid("encoding_format", problem));
-        }
-    };
+    let is_base64 = is_base64(fields)?;
     let of = fields.text("embedding_type")?;
     let of = of.map(|of| ValueType::named("embedding_type", &of));
     Ok((of.transpose()?.unwrap_or(ValueType::Float), is_base64))

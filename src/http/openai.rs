@@ -19,7 +19,7 @@ use super::{
     json, of_type, on_thread,
     ranking::ranked,
     request::Fields,
-    vectors::{ValueType, Values, Weight, weights},
+    vectors::{ValueType, Values, Weight, is_base64, weights},
 };
 use crate::serve::{Answer, Further, Model, Models, OutputKind, Service, Submit, Text};
 
@@ -132,14 +132,7 @@ struct Form {
 impl Form {
     /// Reads the fields of OpenAI, Jina and Voyage.
     fn read(fields: &mut Fields, width: usize, is_raw: bool) -> Result<Self, Failure> {
-        let is_base64 = match fields.text("encoding_format")?.as_deref() {
-            None | Some("float") => false,
-            Some("base64") => true,
-            Some(other) => {
-                let problem = format!("`encoding_format` is `{other}`; expected float or base64");
-                return Err(Failure::invalid("encoding_format", problem));
-            }
-        };
+        let is_base64 = is_base64(fields)?;
         let of = either(["embedding_type", "output_dtype"], |name| {
             let of = fields.text(name)?;
             of.map(|of| ValueType::named(name, &of)).transpose()

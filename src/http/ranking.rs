@@ -40,10 +40,7 @@ pub(super) async fn ranked(
     let answers = answers(app, service, pairs, submit).await?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     let score = |answer: &Answer| answer.values.first().copied().unwrap_or(0.0);
-    let mut ranks: Vec<(usize, f32)> = answers.iter().map(score).enumerate().collect();
-    // Equal scores keep the documents' order.
-    ranks.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    Ok((ranks, tokens))
+    Ok((best_first(answers.iter().map(score)), tokens))
 }
 
 /// Scores documents against a query by the vectors of their tokens. Returns indices and scores, best first, and the number of tokens.
@@ -84,8 +81,12 @@ async fn ranked_late(
         .collect();
     let score = service.encoder().folder().late_score();
     let scores = on_thread(move || max_sim(&sides, &documents, score)).await?;
+    Ok((best_first(scores), tokens))
+}
+
+/// Returns scores with their indices, best first. Equal scores keep their order.
+fn best_first(scores: impl IntoIterator<Item = f32>) -> Vec<(usize, f32)> {
     let mut ranks: Vec<(usize, f32)> = scores.into_iter().enumerate().collect();
-    // Equal scores keep the documents' order.
-    ranks.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    Ok((ranks, tokens))
+    ranks.sort_by(|a, b| b.1.total_cmp(&a.1));
+    ranks
 }

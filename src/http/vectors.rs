@@ -3,7 +3,7 @@
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Serialize;
 
-use super::error::Failure;
+use super::{error::Failure, request::Fields};
 use crate::names::nearest;
 
 /// Type of the values of an embedding.
@@ -32,6 +32,24 @@ pub(super) const TYPES: [(&str, ValueType); 6] = [
     ("base64", ValueType::Base64),
 ];
 
+/// Returns the beginning of a value for a message.
+pub(super) fn shown(value: &str) -> String {
+    value.chars().take(40).collect()
+}
+
+/// Reads `encoding_format`: whether vectors are in base64.
+pub(super) fn is_base64(fields: &mut Fields) -> Result<bool, Failure> {
+    match fields.text("encoding_format")?.as_deref() {
+        None | Some("float") => Ok(false),
+        Some("base64") => Ok(true),
+        Some(other) => {
+            let other = shown(other);
+            let problem = format!("`encoding_format` is `{other}`; expected float or base64");
+            Err(Failure::invalid("encoding_format", problem))
+        }
+    }
+}
+
 impl ValueType {
     /// Returns the type of this name. `param` is the field that has it.
     pub fn named(param: &str, name: &str) -> Result<Self, Failure> {
@@ -41,7 +59,7 @@ impl ValueType {
         let near = nearest(name, TYPES.iter().map(|(known, _)| *known));
         let near = near.map_or(String::new(), |near| format!(" (did you mean `{near}`?)"));
         let known = TYPES.map(|(known, _)| known).join(", ");
-        let name: String = name.chars().take(40).collect();
+        let name = shown(name);
         let problem = format!("`{param}` has the type `{name}`{near}; expected one of {known}");
         Err(Failure::invalid(param, problem))
     }

@@ -214,6 +214,25 @@ impl Kernel for Combine {
     }
 }
 
+/// Returns the parameters of a function of single elements: `x [rows, width]` → `out [rows, width]`.
+fn unary_params(width: u32, dtype: DType, fill: Fill) -> Vec<Param> {
+    let rows = rows_by(Symbol::Rows, width);
+    vec![
+        read("x", dtype, rows.clone(), fill),
+        write("out", dtype, rows),
+        count(Symbol::Rows),
+    ]
+}
+
+/// Computes a function of single elements.
+fn unary(reads: &[&HostTensor], f: impl Fn(f64) -> f64) -> Vec<HostTensor> {
+    let [x] = reads else {
+        unreachable!("the parameter list has one operand")
+    };
+    let of = |&x: &f32| f(x.into()) as f32;
+    vec![HostTensor::Real(x.real().iter().map(of).collect())]
+}
+
 impl Kernel for Activate {
     fn symbol(&self) -> String {
         format!("{}_{}_w{}", self.activation.name(), self.dtype, self.width)
@@ -231,17 +250,12 @@ impl Kernel for Activate {
     }
 
     fn params(&self) -> Vec<Param> {
-        let rows = rows_by(Symbol::Rows, self.width);
         // The standard deviation is large enough to reach both tails.
         let fill = Fill::Normal {
             mean: 0.0,
             deviation: 3.0,
         };
-        vec![
-            read("x", self.dtype, rows.clone(), fill),
-            write("out", self.dtype, rows),
-            count(Symbol::Rows),
-        ]
+        unary_params(self.width, self.dtype, fill)
     }
 
     fn dtype(&self) -> Option<DType> {
@@ -261,11 +275,7 @@ impl Kernel for Activate {
     }
 
     fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        let [x] = reads else {
-            unreachable!("the parameter list has one operand")
-        };
-        let of = |&x: &f32| activate_f64(self.activation, x.into()) as f32;
-        vec![HostTensor::Real(x.real().iter().map(of).collect())]
+        unary(reads, |x| activate_f64(self.activation, x))
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -308,12 +318,7 @@ impl Kernel for Scale {
     }
 
     fn params(&self) -> Vec<Param> {
-        let rows = rows_by(Symbol::Rows, self.width);
-        vec![
-            read("x", self.dtype, rows.clone(), Fill::ACTIVATION),
-            write("out", self.dtype, rows),
-            count(Symbol::Rows),
-        ]
+        unary_params(self.width, self.dtype, Fill::ACTIVATION)
     }
 
     fn dtype(&self) -> Option<DType> {
@@ -334,12 +339,7 @@ impl Kernel for Scale {
     }
 
     fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        let [x] = reads else {
-            unreachable!("the parameter list has one operand")
-        };
-        let by = f64::from(self.by);
-        let scaled = x.real().iter().map(|&x| (f64::from(x) * by) as f32);
-        vec![HostTensor::Real(scaled.collect())]
+        unary(reads, |x| x * f64::from(self.by))
     }
 
     fn tolerance(&self) -> Tolerance {

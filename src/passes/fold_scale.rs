@@ -1,7 +1,7 @@
 use super::{
     Pass, Report,
     matching::{first, kept, quoted},
-    report::Group,
+    report::absorb,
 };
 use crate::graph::{Graph, GraphError, Op};
 
@@ -24,7 +24,6 @@ impl Pass for FoldScale {
             while let Op::Softmax { scale, causal, by } = *graph.op(id)
                 && let Some(x) = first(graph, id)
                 && let Op::Scale { by: factor } = *graph.op(x)
-                && let Some(source) = first(graph, x)
             {
                 if let Some(condition) = kept(graph, x, id) {
                     report.refuse(self.name(), graph.node(id).name.clone(), condition);
@@ -41,11 +40,8 @@ impl Pass for FoldScale {
                     report.refuse(self.name(), graph.node(id).name.clone(), condition);
                     break;
                 }
-                let group = Group::of(graph, [x, id]);
-                let mut operands = graph.operands(id);
-                operands[0] = source;
-                graph.rewrite(id, Op::Softmax { scale, causal, by }, &operands)?;
-                group.fused(self.name(), graph, id, &[], report);
+                let softmax = Op::Softmax { scale, causal, by };
+                absorb(self.name(), graph, id, softmax, report)?;
             }
         }
         Ok(())

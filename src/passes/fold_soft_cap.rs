@@ -1,7 +1,7 @@
 use super::{
     Pass, Report,
     matching::{first, kept, quoted},
-    report::Group,
+    report::absorb,
 };
 use crate::{
     graph::{Graph, GraphError, Op},
@@ -26,7 +26,6 @@ impl Pass for FoldSoftCap {
             if let Op::Softmax { scale, causal, by } = *graph.op(id)
                 && let Some(x) = first(graph, id)
                 && let Op::SoftCap(cap) = *graph.op(x)
-                && let Some(source) = first(graph, x)
             {
                 let product = f64::from(scale) * f64::from(cap.get());
                 let folded = match (kept(graph, x, id), by.cap) {
@@ -43,15 +42,12 @@ impl Pass for FoldSoftCap {
                         report.refuse(self.name(), graph.node(id).name.clone(), condition);
                     }
                     Ok(cap) => {
-                        let group = Group::of(graph, [x, id]);
-                        let mut operands = graph.operands(id);
-                        operands[0] = source;
                         let by = PositionBias {
                             cap: Some(cap),
                             ..by
                         };
-                        graph.rewrite(id, Op::Softmax { scale, causal, by }, &operands)?;
-                        group.fused(self.name(), graph, id, &[], report);
+                        let softmax = Op::Softmax { scale, causal, by };
+                        absorb(self.name(), graph, id, softmax, report)?;
                     }
                 }
             }

@@ -5,7 +5,7 @@ use std::{borrow::Cow, fmt};
 use serde::Serialize;
 
 use crate::{
-    graph::{Graph, NodeId, Op},
+    graph::{Graph, GraphError, NodeId, Op},
     tensor::{DType, Extents, Size, Symbol},
 };
 
@@ -110,6 +110,23 @@ impl Report {
             })
         })
     }
+}
+
+/// Replaces the first operand of `reader` by the first operand of that one, and `reader` by `op`, which computes both.
+pub(super) fn absorb(
+    pass: &'static str,
+    graph: &mut Graph,
+    reader: NodeId,
+    op: Op,
+    report: &mut Report,
+) -> Result<(), GraphError> {
+    let mut operands = graph.operands(reader);
+    let merged = operands[0];
+    let group = Group::of(graph, [merged, reader]);
+    operands[0] = graph.operands(merged)[0];
+    graph.rewrite(reader, op, &operands)?;
+    group.fused(pass, graph, reader, &[], report);
+    Ok(())
 }
 
 /// A group of operators before its rewrite.

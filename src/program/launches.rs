@@ -26,9 +26,15 @@ struct Launch {
     rest: String,
     kernel: usize,
     symbol: String,
-    n: usize,
     /// Estimate for one launch in microseconds, if the kernel is selected by cost.
     us: Option<f64>,
+}
+
+impl Launch {
+    /// Returns the number of launches.
+    fn n(&self) -> usize {
+        self.indices.len().max(1)
+    }
 }
 
 impl Program {
@@ -56,7 +62,6 @@ impl Program {
             });
             if let Some(known) = same {
                 known.indices.extend(index);
-                known.n += 1;
                 continue;
             }
             let of = self.kernels[kernel].as_kernel();
@@ -67,7 +72,6 @@ impl Program {
                 rest: rest.to_owned(),
                 kernel,
                 symbol: of.symbol(),
-                n: 1,
                 us: cycles.map(|cycles| cycles / f64::from(machine.clock_mhz)),
             });
         }
@@ -84,8 +88,8 @@ impl fmt::Display for Launches {
                 all => index_ranges(all.to_vec()),
             };
             write!(f, "launches `{}{index}{}`", launch.prefix, launch.rest)?;
-            if launch.n > 1 {
-                write!(f, ", × {}", launch.n)?;
+            if launch.n() > 1 {
+                write!(f, ", × {}", launch.n())?;
             }
             write!(f, "\n    with {}", launch.symbol)?;
             match launch.us {
@@ -93,7 +97,7 @@ impl fmt::Display for Launches {
                 None => writeln!(f)?,
             }
         }
-        let n: usize = self.launches.iter().map(|launch| launch.n).sum();
+        let n: usize = self.launches.iter().map(Launch::n).sum();
         writeln!(f, "{n} launches")
     }
 }

@@ -2,16 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{flat_constants, flat_launch};
+use super::{flat_constants, flat_launch, unary, unary_params};
 use crate::{
     kernels::{
         Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
         limits,
-        rows::{STREAM_THREADS, count, read, rounded_once, rows_by, word, write},
+        rows::{STREAM_THREADS, rounded_once, word},
     },
     machine::Machine,
     ops,
-    tensor::{DType, Extents, Symbol},
+    tensor::{DType, Extents},
 };
 
 /// `x [rows, width]` → `out [rows, width]`: `cap · tanh(x / cap)`.
@@ -41,17 +41,12 @@ impl Kernel for SoftCap {
     }
 
     fn params(&self) -> Vec<Param> {
-        let rows = rows_by(Symbol::Rows, self.width);
         // From far below to above the cap.
         let fill = Fill::Normal {
             mean: 0.0,
             deviation: self.cap.get(),
         };
-        vec![
-            read("x", self.dtype, rows.clone(), fill),
-            write("out", self.dtype, rows),
-            count(Symbol::Rows),
-        ]
+        unary_params(self.width, self.dtype, fill)
     }
 
     fn dtype(&self) -> Option<DType> {
@@ -71,11 +66,7 @@ impl Kernel for SoftCap {
     }
 
     fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        let [x] = reads else {
-            unreachable!("the parameter list has one operand")
-        };
-        let capped = x.real().iter().map(|&x| self.cap.of(x.into()) as f32);
-        vec![HostTensor::Real(capped.collect())]
+        unary(reads, |x| self.cap.of(x))
     }
 
     fn tolerance(&self) -> Tolerance {
