@@ -1,4 +1,4 @@
-"""Writes the quantized checkpoints for tests/torch.rs, with the matrices and the logits that they stand for.
+"""Writes the quantized checkpoints for tests/models/torch.rs, with the matrices and the logits that they stand for.
 
     pip install torch==2.15.0 transformers==5.24.0 compressed-tensors==0.20.0 safetensors numpy
     python3 scripts/quantized_checkpoints.py

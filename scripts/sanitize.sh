@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs compute-sanitizer's tools over every kernel of the catalogue, each on its smallest cases, by several processes
 # on each GPU; prints what was not clean, and fails if anything was not. With --changed only kernels whose source the
-# ledger does not have, with --exemplars only those that files in snapshots/cuda are named after (docs/testing.md).
+# ledger does not have, with --exemplars only those that snapshots/cuda shows (docs/testing.md).
 #
 #   GEMMULE=target/release/gemmule scripts/sanitize.sh [--changed|--exemplars] [racecheck] [memcheck] …
 #
@@ -10,7 +10,7 @@ set -u
 only="" exemplars=""
 case "${1:-}" in
   --changed) only=--changed; shift ;;
-  --exemplars) exemplars=$(cd "$(dirname "$0")/../snapshots/cuda" && { ls -- *.snap; (cd partials && ls -- *.*.snap | sed 's/^[^.]*\.//'); } | sort -u); shift ;;
+  --exemplars) exemplars=$(cat "$(dirname "$0")"/../snapshots/cuda{,/partials}/*.snap | sed -nE 's/^=== (\w+).*/\1/p' | sort -u); shift ;;
 esac
 tools=${*:-racecheck memcheck}
 export GEMMULE=${GEMMULE:-target/release/gemmule} LOGS=${LOGS:-$(mktemp -d)} RAYON_NUM_THREADS=1
@@ -19,10 +19,10 @@ export GPUS; GPUS=$(nvidia-smi -L | wc -l)
 # Their GEMMs are so large that racecheck takes seconds for one token.
 vocabularies="n30522_ n50265_ n50257_ n32000_ n128256_ n151936_"
 
-# Each exemplar behind the most tokens of its cases, as for the kernels of the catalogue below.
+# Each exemplar after the max number of tokens of its cases, with the limits that tasks() uses.
 exemplars_by_tokens() {
   local symbol vocabulary most
-  for symbol in ${exemplars//.snap/}; do
+  for symbol in $exemplars; do
     most=70
     case $symbol in *_persistent*) most=400 ;; esac
     for vocabulary in $vocabularies; do

@@ -2,7 +2,7 @@
 
 Each folder under the output directory has a tokenizer of one class, and `expected.json` has, for each key and value of
 tokenizer_config.json, the token ids of texts and of a pair, the segment ids of the pair, and the decoded texts; null where
-transformers raises an error. The first case of a folder sets no key. `tests/tokenizer_settings.rs` compares gemmule with them: a key
+transformers raises an error. The first case of a folder sets no key. `tests/models/tokenizer_settings.rs` compares gemmule with them: a key
 that changes a result is applied or refused, and no other key changes one.
 
 `arguments.json` has the token ids of SentenceTransformer under settings of sentence_bert_config.json.

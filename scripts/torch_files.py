@@ -1,4 +1,4 @@
-"""Writes the files of PyTorch for tests/torch.rs: checkpoints of tests/checkpoints as torch.save stores them, and small state dicts.
+"""Writes the files of PyTorch for tests/models/torch.rs: checkpoints of tests/checkpoints as torch.save stores them, and small state dicts.
 
     pip install torch==2.15.0 safetensors
     python3 scripts/torch_files.py

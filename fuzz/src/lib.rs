@@ -1,4 +1,4 @@
-//! Functions that the fuzz targets run on each input. `tests/fuzz.rs` runs them, too.
+//! Functions that the fuzz targets run on each input. `tests/house/fuzz.rs` runs them, too.
 
 use std::path::PathBuf;
 

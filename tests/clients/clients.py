@@ -1,4 +1,4 @@
-"""Asks a running `gemmule serve` with the clients that people have. tests/clients.rs starts the server, and runs this.
+"""Asks a running `gemmule serve` with the clients that people have. tests/serving/clients.rs starts the server, and runs this.
 
 usage: clients.py URL KEY EMBEDDER WRITER RANKER
 """

@@ -1,9 +1,7 @@
 //! What the integration tests share.
-#![allow(
-    dead_code,
-    reason = "each test file is a crate of its own and uses a part"
-)]
+#![allow(dead_code, reason = "each folder of tests is a crate and uses a part")]
 
+pub mod gguf;
 pub mod mates;
 pub mod tiny;
 

@@ -1,4 +1,4 @@
-//! Archives written by hand. The files of PyTorch itself are read in gemmule's `tests/torch.rs`.
+//! Archives written by hand. The files of PyTorch itself are read in gemmule's `tests/models/torch.rs`.
 
 use std::io::Write;
 

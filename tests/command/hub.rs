@@ -1,0 +1,370 @@
+//! Models by their names on the hub, which is a server of the test on this machine.
+
+#[path = "../../crates/gemmule-hub/tests/server/mod.rs"]
+mod server;
+
+use std::{
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use crate::common::gguf::{Stored, bert};
+use crate::common::{
+    Folder,
+    tiny::{on_one_line, said},
+};
+use gemmule::{DeviceChoice, Engine, EngineError, engine::hub};
+use serde_json::Value;
+use server::{Files, MODEL, Server, files_of};
+
+fn checkpoint(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/checkpoints")
+        .join(name)
+}
+
+/// A hub with one model, and a home folder of a user.
+struct Hub {
+    hub: Server,
+    cdn: Server,
+    home: Folder,
+}
+
+impl Hub {
+    /// The model has the files of a checkpoint, and these.
+    fn with(name: &str, more: &[&str]) -> Self {
+        let mut files: Files = files_of(&checkpoint(name));
+        for name in more {
+            files.insert((*name).to_owned(), b"not read".to_vec());
+        }
+        let (hub, cdn) = server::hub(files);
+        Self {
+            hub,
+            cdn,
+            home: Folder::new(),
+        }
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gemmule"));
+        for name in [
+            "HF_HUB_CACHE",
+            "HUGGINGFACE_HUB_CACHE",
+            "HF_TOKEN",
+            "HUGGING_FACE_HUB_TOKEN",
+            "HF_TOKEN_PATH",
+            "HF_HUB_OFFLINE",
+            "TRANSFORMERS_OFFLINE",
+            "SSL_CERT_FILE",
+        ] {
+            command.env_remove(name);
+        }
+        command
+            .env("HF_HOME", self.home.path())
+            .env("HF_ENDPOINT", &self.hub.url)
+            .env("NO_PROXY", "127.0.0.1")
+            .env_remove("no_proxy")
+            .args(args);
+        command
+    }
+
+    /// Returns what a command that succeeds prints.
+    #[track_caller]
+    fn ok(&self, args: &[&str]) -> String {
+        let (success, out, errors) = said(&self.home, &mut self.command(args));
+        assert!(success, "{args:?}: {out}{errors}");
+        out
+    }
+
+    /// Returns the error of a command, on one line.
+    #[track_caller]
+    fn error(&self, args: &[&str]) -> String {
+        self.error_of(&mut self.command(args))
+    }
+
+    #[track_caller]
+    fn error_of(&self, command: &mut Command) -> String {
+        let (success, out, errors) = said(&self.home, command);
+        assert!(!success, "{command:?} should fail: {out}");
+        on_one_line(&errors.replace(&self.hub.url, "[hub]"))
+    }
+
+    /// Returns the names of the files that were asked for since the last call, sorted.
+    fn fetched(&self) -> Vec<String> {
+        let requests = self.hub.requests();
+        let names = requests
+            .iter()
+            .filter_map(|r| r.target.split_once("/resolve/")?.1.split_once('/'));
+        let mut names: Vec<String> = names.map(|(_, name)| name.to_owned()).collect();
+        names.sort_unstable();
+        self.hub.forget();
+        self.cdn.forget();
+        names
+    }
+}
+
+fn outputs(json: &str) -> Value {
+    let json: Value = serde_json::from_str(json).expect("JSON");
+    json["outputs"].clone()
+}
+
+#[test]
+fn a_model_is_fetched_once_and_then_runs_offline() {
+    let hub = Hub::with(
+        "st-dense",
+        &[
+            "README.md",
+            "onnx/model.onnx",
+            "pytorch_model.bin",
+            "2_Dense/pytorch_model.bin",
+            "tf_model.h5",
+            "vocab.txt",
+        ],
+    );
+    fn by<'a>(model: &[&'a str]) -> Vec<&'a str> {
+        let text = ["--text", "a quick test", "--device", "cpu", "--json"];
+        [&["run"], model, &text].concat()
+    }
+    let found = hub.ok(&by(&["--model", MODEL]));
+    assert_eq!(
+        hub.fetched(),
+        [
+            "1_Pooling/config.json",
+            "2_Dense/config.json",
+            "2_Dense/model.safetensors",
+            "3_Dense/config.json",
+            "3_Dense/model.safetensors",
+            "config.json",
+            "config_sentence_transformers.json",
+            "model.safetensors",
+            "modules.json",
+            "sentence_bert_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        ]
+    );
+    let folder = checkpoint("st-dense");
+    let local = hub.ok(&by(&["--weights", folder.to_str().unwrap()]));
+    assert_eq!(outputs(&found), outputs(&local));
+    // A second run asks for the list of files, and one offline for nothing.
+    assert_eq!(outputs(&hub.ok(&by(&[MODEL]))), outputs(&local));
+    assert_eq!(hub.hub.requests().len(), 1);
+    assert_eq!(hub.fetched(), [""; 0]);
+    let mut offline = hub.command(&by(&["--model", MODEL]));
+    let (success, out, errors) = said(&hub.home, offline.env("HF_HUB_OFFLINE", "1"));
+    assert!(success, "{errors}");
+    assert_eq!(outputs(&out), outputs(&local));
+    assert_eq!(hub.hub.requests().len(), 0);
+}
+
+#[test]
+fn commands_about_the_program_fetch_no_weights() {
+    let hub = Hub::with("st-mean", &[]);
+    let explained = hub.ok(&["explain", "--model", MODEL]);
+    assert!(explained.contains("fuse_attention"), "{explained}");
+    let fetched = hub.fetched();
+    assert!(fetched.contains(&"config.json".to_owned()));
+    let is_large = |name: &String| name.ends_with(".safetensors") || name == "tokenizer.json";
+    assert!(!fetched.iter().any(is_large), "{fetched:?}");
+    let random = ["--random-weights", "1", "--device", "cpu"];
+    hub.home.write("ids.json", "[[1, 2, 3]]");
+    hub.ok(&[&["run", MODEL, "--ids", "ids.json"], &random[..]].concat());
+    assert_eq!(hub.fetched(), [""; 0]);
+    let checked = hub.ok(&["check", MODEL]);
+    assert!(
+        checked.contains("the checkpoint has all weights that the model reads"),
+        "{checked}"
+    );
+    assert_eq!(hub.fetched(), ["model.safetensors", "tokenizer.json"]);
+}
+
+#[test]
+fn a_model_of_the_hub_generates() {
+    let hub = Hub::with("writer", &[]);
+    let prompt = [
+        "--prompt",
+        "One cold morning",
+        "--device",
+        "cpu",
+        "--max-new",
+        "8",
+    ];
+    let found = hub.ok(&[&["generate", "--model", MODEL], &prompt[..]].concat());
+    let folder = checkpoint("writer");
+    let weights = ["generate", "--weights", folder.to_str().unwrap()];
+    assert_eq!(found, hub.ok(&[&weights[..], &prompt[..]].concat()));
+    assert!(hub.fetched().contains(&"generation_config.json".to_owned()));
+}
+
+#[test]
+fn the_library_fetches_a_model() {
+    let (server, _) = server::hub(files_of(&checkpoint("st-mean")));
+    let cache = Folder::new();
+    let hub = hub::Hub {
+        endpoint: server.url,
+        ..hub::Hub::new(cache.path())
+    };
+    let id = hub::ModelId::parse(MODEL).unwrap();
+    let folder = hub::fetch(&hub, &id, hub::Files::All, &|_| ()).unwrap();
+    let embed = |folder: &Path| {
+        let builder = Engine::from_checkpoint(folder).device(DeviceChoice::Cpu);
+        builder.build().unwrap().embed(&["a quick test"]).unwrap()
+    };
+    assert_eq!(embed(&folder), embed(&checkpoint("st-mean")));
+    // A name of another form is refused before anything is asked for.
+    let error = Engine::from_hub("all-MiniLM-L6-v2").err().unwrap();
+    assert!(
+        matches!(error, EngineError::Hub(hub::HubError::BadId { .. })),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_served_model_has_its_name_on_the_hub() {
+    let hub = Hub::with("st-mean", &[]);
+    hub.home
+        .write("serve.ron", format!("(models: [(model: \"{MODEL}\")])"));
+    let mut child = hub
+        .command(&["serve", "--config", "serve.ron", "--port", "0"])
+        .current_dir(hub.home.path())
+        .env("NO_COLOR", "1")
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let errors = BufReader::new(child.stderr.take().unwrap());
+    let mut said = String::new();
+    for line in errors.lines().map_while(Result::ok) {
+        said += &(line.clone() + "\n");
+        if line.starts_with("tiny: ") && line.contains("ready after") {
+            break;
+        }
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(
+        said.contains("\ntiny: ") || said.starts_with("tiny: "),
+        "{said}"
+    );
+}
+
+#[test]
+fn an_input_is_missed_before_a_model_is_fetched() {
+    let hub = Hub::with("st-mean", &[]);
+    let error = hub.error(&["run", "--model", MODEL]);
+    assert!(error.contains("there is no input"), "{error}");
+    assert_eq!(hub.hub.requests().len(), 0);
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    let hub = Hub::with("st-mean", &[]);
+    let text = ["--text", "x", "--device", "cpu"];
+    let run = |model: &[&str]| hub.error(&[&["run"], model, &text[..]].concat());
+    insta::assert_snapshot!(run(&["--model", "org/other"]), @"× there is no model `org/other` at [hub]; check the name; private repositories need HF_TOKEN");
+    insta::assert_snapshot!(run(&["--model", "org/tiny@v9"]), @"× `org/tiny` has no revision `v9`; use a branch, a tag or a commit of [hub]/org/tiny/commits/main");
+    insta::assert_snapshot!(run(&["--weights", MODEL]), @"× there is no folder `org/tiny`; expected a folder of weights, which a model on the Hugging Face hub is not help: `--model org/tiny`, without --weights, fetches it from the hub");
+    insta::assert_snapshot!(run(&["--model", MODEL, "--weights", "."]), @"× `org/tiny` is a model with weights of its own; leave the folder of weights out, or give the description that belongs to it help: leave --weights out");
+    insta::assert_snapshot!(run(&["bert", "--model", MODEL]), @"error: the argument '[MODEL]' cannot be used with '--model <MODEL>' Usage: gemmule run --text <TEXT> --device <DEVICE> <MODEL> For more information, try '--help'.");
+    let file = run(&["--model", "org/tiny.ron"]);
+    assert!(
+        file.starts_with(
+            "× there is no description `org/tiny.ron`: it is neither a file nor shipped"
+        ),
+        "{file}"
+    );
+    insta::assert_snapshot!(hub.error(&["serve", "--model", "bert"]), @"× `bert` is neither the name of a model on the hub nor the path of a folder or a GGUF file; expected org/name, org/name@revision, org/name:file or a path");
+    let mut offline = hub.command(&[&["run", MODEL], &text[..]].concat());
+    insta::assert_snapshot!(hub.error_of(offline.env("HF_HUB_OFFLINE", "1")), @"× `org/tiny` is not in the cache `[dir]/hub`, and HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set; fetch it once without them");
+    let mut gone = hub.command(&[&["run", MODEL], &text[..]].concat());
+    let gone = gone.env("HF_ENDPOINT", "hub.test");
+    insta::assert_snapshot!(hub.error_of(gone), @"× `hub.test` is not the URL of a hub; set HF_ENDPOINT to one such as https://huggingface.co, or leave it out");
+    let mut token = hub.command(&[&["run", MODEL], &text[..]].concat());
+    insta::assert_snapshot!(hub.error_of(token.env("HF_TOKEN", "a b")), @"× the token from HF_TOKEN has spaces, line breaks or other characters that no token has; copy it again from the settings of your account on the hub");
+}
+
+#[test]
+fn a_model_in_other_formats_is_refused() {
+    let (server, _) = server::hub(Files::from([
+        (
+            "config.json".to_owned(),
+            b"{\"model_type\": \"bert\"}".to_vec(),
+        ),
+        ("mmproj-q4.gguf".to_owned(), b"GGUF".to_vec()),
+        ("onnx/model.onnx".to_owned(), b"x".to_vec()),
+    ]));
+    let hub = Hub {
+        hub: server.clone(),
+        cdn: server,
+        home: Folder::new(),
+    };
+    insta::assert_snapshot!(hub.error(&["run", MODEL, "--text", "x"]), @"× `org/tiny` has no weights that gemmule reads; expected model.safetensors, model.safetensors.index.json or pytorch_model.bin, found `mmproj-q4.gguf`, `onnx/model.onnx`");
+    assert_eq!(hub.fetched(), ["config.json"]);
+}
+
+#[test]
+fn a_model_that_cannot_run_is_refused_before_its_weights_are_fetched() {
+    let error = |config: &[u8]| {
+        let (server, _) = server::hub(Files::from([
+            ("config.json".to_owned(), config.to_vec()),
+            ("model.safetensors".to_owned(), b"x".to_vec()),
+            ("tokenizer.json".to_owned(), b"{}".to_vec()),
+        ]));
+        let hub = Hub {
+            hub: server.clone(),
+            cdn: server,
+            home: Folder::new(),
+        };
+        let error = hub.error(&["run", MODEL, "--text", "x"]);
+        assert_eq!(hub.fetched(), ["config.json"]);
+        error
+    };
+    insta::assert_snapshot!(error(br#"{"model_type": "mamba"}"#), @"× no shipped description supports the `model_type` `mamba` of config.json help: `gemmule models` lists the descriptions; give one, or the path of a RON file, as MODEL");
+    let error =
+        error(br#"{"model_type": "llama", "quantization_config": {"quant_method": "hqq"}}"#);
+    assert!(
+        error.contains("weights are quantized with the method `hqq`, which is not read"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_gguf_file_is_fetched_by_its_name_or_quantisation() {
+    let stored = [
+        ("tiny-F16.gguf", Stored::F16),
+        ("tiny-Q8_0.gguf", Stored::Q8),
+    ];
+    let files = stored.map(|(name, stored)| (name.to_owned(), bert().bytes(stored)));
+    let (server, cdn) = server::hub(Files::from(files));
+    let hub = Hub {
+        hub: server,
+        cdn,
+        home: Folder::new(),
+    };
+    fn by<'a>(model: &[&'a str]) -> Vec<&'a str> {
+        let text = ["--text", "a quick test", "--device", "cpu", "--json"];
+        [&["run"], model, &text].concat()
+    }
+    for (file, name) in [
+        ("q8_0", "tiny-Q8_0.gguf"),
+        ("tiny-F16.gguf", "tiny-F16.gguf"),
+    ] {
+        let model = format!("{MODEL}:{file}");
+        let found = hub.ok(&by(&["--model", &model]));
+        assert_eq!(hub.fetched(), [name]);
+        let (_, stored) = stored[usize::from(name != stored[0].0)];
+        let local = hub.home.write(name, bert().bytes(stored));
+        let local = local.to_str().expect("a path");
+        for local in [by(&["--weights", local]), by(&[local])] {
+            assert_eq!(outputs(&found), outputs(&hub.ok(&local)), "{file}");
+        }
+    }
+    insta::assert_snapshot!(hub.error(&by(&["--model", MODEL])), @"× `org/tiny` has several GGUF files; choose one by `org/tiny:NAME`, where NAME is one of `tiny-F16.gguf`, `tiny-Q8_0.gguf`, or its quantisation, such as Q8_0");
+    let other = format!("{MODEL}:Q4_0");
+    insta::assert_snapshot!(hub.error(&by(&["--model", &other])), @"× `org/tiny:Q4_0` is the name of no GGUF file, or of several; expected one of `tiny-F16.gguf`, `tiny-Q8_0.gguf`, or its quantisation, after the `:`");
+    let local = hub.home.file(stored[0].0);
+    let both = [local.to_str().expect("a path"), "--weights", "."];
+    insta::assert_snapshot!(hub.error(&by(&both)), @"× `[dir]/tiny-F16.gguf` is a model with weights of its own; leave the folder of weights out, or give the description that belongs to it help: leave --weights out");
+    assert_eq!(hub.fetched(), Vec::<String>::new());
+}

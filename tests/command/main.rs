@@ -1,0 +1,14 @@
+//! The command line, as a user runs it.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod cli;
+#[cfg(feature = "corpora")]
+mod embed;
+mod examples;
+mod hub;
+#[cfg(target_os = "linux")]
+mod inputs;
+mod translator;
+mod writer;

@@ -1,0 +1,247 @@
+//! Which kernel serves which batches: a table for each described card and shipped model, so that a change of the selection is
+//! a diff. Those of the cards that the catalogue answers for are kept to be read, and of each other card one; all others are
+//! written to `target/tmp/dispatch` and kept as digests. Renewed by `INSTA_UPDATE=always cargo test --test kernels dispatch::`.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt::Write as _,
+    path::Path,
+};
+
+use gemmule::{
+    DType,
+    engine::{CompileOptions, compile, description},
+    jit::Target,
+    machine::{Fit, Instructions, Machine},
+    measure::shipped_configs,
+    program::{NEXT_LOGITS, Program},
+    select::Batches,
+    tensor::Extents,
+};
+use sha2::{Digest, Sha256};
+
+/// The launches of a program, each with its parts; those that are alike in several layers are one.
+fn table(program: &Program) -> String {
+    let mut text = String::new();
+    let mut order: Vec<(String, String)> = Vec::new();
+    let mut counts: HashMap<(String, String), usize> = HashMap::new();
+    for step in &program.steps {
+        let pieces = step.name.split(|c: char| c.is_ascii_digit());
+        let name = pieces
+            .filter(|p| !p.is_empty())
+            .collect::<Vec<_>>()
+            .join("*");
+        let mut parts = String::new();
+        for entry in step.dispatch.entries() {
+            let symbol = program.kernels[entry.choice].as_kernel().symbol();
+            let batches = match entry.batches {
+                Batches::ALL => "any".to_owned(),
+                batches => batches.to_string(),
+            };
+            let _ = write!(parts, "\n  {batches:<28} {symbol}");
+        }
+        let key = (name, parts);
+        let count = counts.entry(key.clone()).or_default();
+        if *count == 0 {
+            order.push(key);
+        }
+        *count += 1;
+    }
+    for key in order {
+        let _ = writeln!(text, "{} x{}{}", key.0, counts[&key], key.1);
+    }
+    text
+}
+
+/// Programs of a shipped model by storage type: f32 and f16.
+fn programs(machine: &Machine, model: &str, config: &serde_json::Value) -> [Program; 2] {
+    let description = description(model).expect("it is shipped");
+    [DType::F16, DType::F32].map(|dtype| {
+        let options = CompileOptions::new(dtype, machine.clone());
+        let compiled = compile(&description, config, &options);
+        compiled.expect("shipped models compile").program
+    })
+}
+
+/// The program that generates text with a KV cache; `None` for models that do not.
+fn decoding_program(machine: &Machine, model: &str, config: &serde_json::Value) -> Option<Program> {
+    let description = description(model).expect("it is shipped");
+    let outputs = vec![NEXT_LOGITS.to_owned()];
+    let options = CompileOptions {
+        cached: true,
+        outputs: Some(outputs.clone()),
+        ..CompileOptions::new(DType::F16, machine.clone())
+    };
+    let generates = description.output_names().contains(&outputs[0].as_str());
+    generates.then(|| {
+        let compiled = compile(&description, config, &options);
+        compiled.expect("shipped models compile").program
+    })
+}
+
+#[test]
+fn tables_are_as_reviewed() {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path("../../snapshots/dispatch");
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    let mut names = BTreeSet::from(["digests.snap".to_owned()]);
+    let mut digests = String::new();
+    let written = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dispatch");
+    std::fs::create_dir_all(&written).expect("the folder is there");
+    for machine in Machine::all().expect("the cards are described") {
+        let is_read = machine.fit == Fit::Timings || machine.name == crate::common::usual().name;
+        for (model, name, config) in shipped_configs().expect("they are shipped") {
+            if is_read && let Some(program) = decoding_program(machine, name, &config) {
+                let name = format!("{}.{model}.decode", machine.name);
+                let text = format!(
+                    "f16, {} kernels\n{}",
+                    program.kernels.len(),
+                    table(&program)
+                );
+                settings.bind(|| insta::assert_snapshot!(name.clone(), text));
+                names.insert(format!("{name}.snap"));
+            }
+            // The tables of models in parts are long, and of the same kernels.
+            let whole = description(name).expect("it is shipped");
+            if whole.outputs_without_source() != whole.output_names() {
+                continue;
+            }
+            let description = name;
+            let name = format!("{}.{model}", machine.name);
+            let [f16, f32] = programs(machine, description, &config);
+            let text = format!(
+                "f16, {} kernels\n{}\nf32, {} kernels\n{}",
+                f16.kernels.len(),
+                table(&f16),
+                f32.kernels.len(),
+                table(&f32)
+            );
+            if is_read || model == "bert-base" {
+                settings.bind(|| insta::assert_snapshot!(name.clone(), text));
+                names.insert(format!("{name}.snap"));
+                continue;
+            }
+            std::fs::write(written.join(format!("{name}.txt")), &text).expect("it is written");
+            let digest = Sha256::digest(text.as_bytes());
+            let digest: String = digest[..8].iter().map(|b| format!("{b:02x}")).collect();
+            let _ = writeln!(digests, "{name} {digest}");
+        }
+    }
+    settings.bind(|| insta::assert_snapshot!("digests", digests));
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("snapshots/dispatch");
+    for entry in std::fs::read_dir(folder).expect("the tables are there") {
+        let name = entry
+            .expect("an entry")
+            .file_name()
+            .to_string_lossy()
+            .into_owned();
+        assert!(
+            names.contains(&name),
+            "no card and model have the table {name}; delete it"
+        );
+    }
+}
+
+/// What holds of a program on a card, whichever it is. That each value is computed for each batch is `validate`'s to tell.
+fn check(machine: &Machine, program: &Program, what: &str) {
+    program
+        .validate()
+        .unwrap_or_else(|problem| panic!("{what}: {problem}"));
+    let (major, minor) = machine.capability;
+    let target =
+        Target::for_capability(major, minor).expect("a card that is described has a target");
+    for kernel in &program.kernels {
+        let kernel = kernel.as_kernel();
+        assert!(
+            target.has(kernel.instructions()),
+            "{what}: {}",
+            kernel.symbol()
+        );
+    }
+    // Up to the most tokens of a batch, and at all ends of parts.
+    let mut rows = vec![1, 63, 4097, Extents::MAX_TOKENS];
+    for step in &program.steps {
+        let ends = step
+            .dispatch
+            .covered()
+            .into_iter()
+            .filter_map(|b: Batches| b.rows.up_to);
+        rows.extend(ends.flat_map(|end| [end, end + 1]));
+    }
+    rows.sort_unstable();
+    rows.dedup();
+    for tokens in rows {
+        let longest = tokens.min(512);
+        let batch = Extents {
+            tokens,
+            batch: tokens.div_ceil(longest),
+            longest,
+            pairs: tokens * longest,
+            rows: tokens,
+            ..Extents::default()
+        };
+        for step in &program.steps {
+            let launch = step
+                .launch(&batch)
+                .unwrap_or_else(|e| panic!("{what}: {e}"));
+            let Some((kernel, extents)) = launch else {
+                continue;
+            };
+            let kernel = program.kernels[kernel].as_kernel();
+            let geometry = kernel.launch(&extents, machine);
+            let symbol = kernel.symbol();
+            assert!(
+                geometry.shared_bytes <= machine.shared_per_cta,
+                "{what}: {symbol} {geometry:?}"
+            );
+            assert!(geometry.threads <= 1024, "{what}: {symbol} {geometry:?}");
+            let ctas = u64::from(geometry.grid[0]) * u64::from(geometry.grid[1]);
+            if is_persistent(kernel.template()) {
+                assert!(
+                    ctas <= u64::from(machine.sms),
+                    "{what}: {symbol} {ctas} CTAs"
+                );
+            }
+        }
+    }
+}
+
+/// Kernels whose CTAs stay on their SM and take tile after tile.
+fn is_persistent(template: &str) -> bool {
+    ["gemm_wgmma", "gemm_residual_norm", "mha_wgmma_persistent"].contains(&template)
+}
+
+#[test]
+fn every_card_has_a_kernel_that_it_runs_for_every_batch() {
+    for machine in Machine::all().expect("the cards are described") {
+        for (model, description, config) in shipped_configs().expect("they are shipped") {
+            for program in programs(machine, description, &config) {
+                check(machine, &program, &format!("{} on {}", model, machine.name));
+            }
+        }
+    }
+}
+
+/// Cards that nobody built: what is said of real ones must not hide in numbers.
+#[test]
+fn cards_of_one_sm_and_of_ten_thousand_have_programs_too() {
+    let (_, description, config) = shipped_configs().expect("they are shipped").remove(0);
+    for described in Machine::all().expect("the cards are described") {
+        for sms in [1, 10_000] {
+            let machine = described.with_sms(sms);
+            for program in programs(&machine, description, &config) {
+                check(
+                    &machine,
+                    &program,
+                    &format!("{sms} SMs as of {}", described.name),
+                );
+            }
+        }
+    }
+    let hopper = Machine::all()
+        .expect("cards")
+        .iter()
+        .filter(|m| m.instructions == Instructions::Hopper);
+    assert!(hopper.count() >= 2);
+}

@@ -1,0 +1,223 @@
+//! Weights of 8 and 4 bits: errors against f32 on a CPU, and agreement of a device with the CPU.
+//!
+//! `cargo test --test kernels low_precision:: -- --ignored` on a machine with a device and NVRTC.
+
+use gemmule::{
+    Batch, DeviceChoice, Engine, EngineError,
+    engine::Builder,
+    runtime::weights::RandomWeights,
+    tensor::{DType, Format},
+};
+use serde_json::{Value, json};
+
+const VOCABULARY: u32 = 1000;
+const FORMATS: [Format; 3] = [Format::FP8, Format::INT8, Format::INT4];
+
+/// Widths that are no multiples of a group of 128 columns or of a tile.
+fn encoder() -> (&'static str, Value, &'static [&'static str]) {
+    let config = json!({
+        "hidden_size": 168, "num_attention_heads": 7, "num_hidden_layers": 3, "intermediate_size": 456,
+        "vocab_size": VOCABULARY, "type_vocab_size": 2, "max_position_embeddings": 512, "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+    });
+    ("bert", config, &["last_hidden_state", "sentence_embedding"])
+}
+
+fn writer() -> (&'static str, Value, &'static [&'static str]) {
+    let config = json!({
+        "model_type": "llama", "hidden_size": 200, "num_hidden_layers": 2, "num_attention_heads": 5, "num_key_value_heads": 5,
+        "head_dim": 40, "intermediate_size": 328, "vocab_size": VOCABULARY, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "max_position_embeddings": 1024, "hidden_act": "silu", "tie_word_embeddings": false, "attention_bias": false,
+        "mlp_bias": false,
+    });
+    ("llama", config, &["last_hidden_state"])
+}
+
+fn builder((model, config, outputs): (&str, Value, &[&str])) -> Builder {
+    Engine::builder(model)
+        .config_value(config)
+        .random_weights(RandomWeights {
+            seed: 11,
+            deviation: 0.08,
+        })
+        .outputs(outputs.iter().copied())
+}
+
+fn batch(lens: &[u32]) -> Batch {
+    let n_tokens: u32 = lens.iter().sum();
+    let ids = (0..n_tokens).map(|i| (31 * i + n_tokens) % VOCABULARY);
+    Batch::from_packed(ids.collect(), lens).expect("a batch")
+}
+
+fn values(engine: &Engine, lens: &[u32]) -> Vec<f32> {
+    let mut session = engine.session().expect("a session");
+    let outputs = session.run(&batch(lens)).expect("it runs");
+    outputs.iter().flat_map(|o| o.values.clone()).collect()
+}
+
+/// The deviation of `got` relative to that of `want` from 0: the root of the mean square of each.
+fn error(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let square = |v: f32| f64::from(v) * f64::from(v);
+    let off: f64 = got.iter().zip(want).map(|(a, b)| square(a - b)).sum();
+    let all: f64 = want.iter().map(|&v| square(v)).sum();
+    (off / all).sqrt()
+}
+
+#[test]
+fn errors_on_a_cpu_are_those_of_the_formats() {
+    for model in [encoder(), writer()] {
+        let lens = [5, 1, 17];
+        let on_cpu = || builder(model.clone()).device(DeviceChoice::Cpu);
+        let exact = values(&on_cpu().build().expect("an engine"), &lens);
+        let mut errors = Vec::new();
+        for (format, bound) in [
+            (Format::INT8, 0.05),
+            (Format::FP8, 0.12),
+            (Format::INT4, 0.5),
+        ] {
+            let engine = on_cpu().quantize(format).build().expect("an engine");
+            let error = error(&values(&engine, &lens), &exact);
+            assert!(
+                error > 1e-4 && error < bound,
+                "{} in {format}: {error}",
+                model.0
+            );
+            errors.push(error);
+        }
+        assert!(errors.is_sorted(), "{}: {errors:?}", model.0);
+    }
+}
+
+#[test]
+fn a_device_refuses_weights_of_few_bits_beside_activations_in_f32() {
+    let built = builder(encoder())
+        .device(DeviceChoice::Cuda(0))
+        .dtype(DType::F32)
+        .quantize(Format::INT4)
+        .build();
+    match built {
+        // Without a device, its absence is reported first.
+        Err(EngineError::FormatOfF32 { format }) => assert_eq!(format, Format::INT4),
+        Err(error) => assert!(error.to_string().contains("CUDA"), "{error}"),
+        Ok(_) => panic!("an engine with int4 weights and f32 activations"),
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn a_device_computes_what_the_cpu_does() {
+    for model in [encoder(), writer()] {
+        for format in FORMATS {
+            let cpu = builder(model.clone()).device(DeviceChoice::Cpu);
+            let cpu = cpu.quantize(format).build().expect("an engine");
+            for (dtype, bound) in [(DType::F16, 5e-3), (DType::BF16, 4e-2)] {
+                for invariant in [false, true] {
+                    let cuda = builder(model.clone())
+                        .device(DeviceChoice::Cuda(0))
+                        .dtype(dtype)
+                        .quantize(format)
+                        .invariant(invariant)
+                        .build()
+                        .expect("an engine");
+                    for lens in [&[1][..], &[3, 9], &[5, 1, 130, 40], &[300, 211, 64]] {
+                        let error = error(&values(&cuda, lens), &values(&cpu, lens));
+                        // The CPU rounds activations to int8, too.
+                        let bound = match format {
+                            Format::INT8 => bound + 4e-2,
+                            Format::Plain(_) | Format::Scaled(_) | Format::E4m3 => bound,
+                        };
+                        println!("{} {format} {dtype} {lens:?}: {error:.2e}", model.0);
+                        assert!(
+                            error < bound,
+                            "{} {format} {dtype} {lens:?}: {error}",
+                            model.0
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Returns a model's config with these sizes in place of its own.
+fn resized(
+    (model, mut config, outputs): (&'static str, Value, &'static [&'static str]),
+    sizes: &[(&str, u32)],
+) -> (&'static str, Value, &'static [&'static str]) {
+    for &(name, size) in sizes {
+        config[name] = size.into();
+    }
+    (model, config, outputs)
+}
+
+/// On Hopper the inputs of products are in E4M3, too, where widths are multiples of 16. Their error is about as large as that of the
+/// weights, so that both together have at most twice the error.
+#[test]
+#[ignore = "needs a CUDA device with Hopper's instructions and NVRTC"]
+fn products_in_fp8_on_a_device_have_the_error_of_the_format() {
+    let sizes = [
+        ("hidden_size", 160),
+        ("num_attention_heads", 5),
+        ("intermediate_size", 464),
+    ];
+    let gated = [
+        sizes[0],
+        ("intermediate_size", 336),
+        ("num_attention_heads", 5),
+        ("num_key_value_heads", 5),
+        ("head_dim", 32),
+    ];
+    for model in [resized(encoder(), &sizes), resized(writer(), &gated)] {
+        let on_cpu = || builder(model.clone()).device(DeviceChoice::Cpu);
+        let exact = on_cpu().build().expect("an engine");
+        let weights = on_cpu().quantize(Format::FP8).build().expect("an engine");
+        for dtype in [DType::F16, DType::BF16] {
+            for invariant in [false, true] {
+                let cuda = builder(model.clone())
+                    .device(DeviceChoice::Cuda(0))
+                    .dtype(dtype)
+                    .quantize(Format::FP8)
+                    .invariant(invariant);
+                let cuda = cuda.build().expect("an engine");
+                for lens in [&[1][..], &[3, 9], &[5, 1, 130, 40], &[300, 211, 64]] {
+                    let want = values(&exact, lens);
+                    let rounded = error(&values(&weights, lens), &want);
+                    let got = error(&values(&cuda, lens), &want);
+                    println!(
+                        "{} {dtype} {lens:?}: {got:.2e}, weights alone {rounded:.2e}",
+                        model.0
+                    );
+                    // Without the rounding of inputs, the error would be that of the weights. That of one token varies.
+                    let is_larger = lens.len() == 1 || got > 1.05 * rounded;
+                    assert!(
+                        is_larger && got < 2.0 * rounded,
+                        "{} {dtype} {lens:?}: {got}, weights alone {rounded}",
+                        model.0
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn weights_of_few_bits_take_less_memory() {
+    let bytes = |format: Option<Format>| {
+        let builder = builder(encoder())
+            .device(DeviceChoice::Cuda(0))
+            .dtype(DType::F16);
+        let builder = match format {
+            Some(format) => builder.quantize(format),
+            None => builder,
+        };
+        builder.build().expect("an engine").weight_bytes()
+    };
+    let plain = bytes(None);
+    let [fp8, int8, int4] = FORMATS.map(|format| bytes(Some(format)));
+    assert!(
+        int4 < fp8 && fp8 <= int8 && int8 < plain,
+        "{plain} {fp8} {int8} {int4}"
+    );
+}

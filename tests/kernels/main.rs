@@ -1,0 +1,22 @@
+//! From a program to kernels: sources, dispatch, compilation, the ledger, artifacts and launches. Tests on a device are ignored
+//! by default: `cargo test --test kernels -- --ignored` runs them on a machine with a GPU and NVRTC.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod allocators;
+mod artifacts;
+mod attention;
+mod buckets;
+mod device;
+mod dispatch;
+mod fused_launches;
+mod invariant;
+mod jit_compile;
+mod jit_processes;
+mod ledger;
+mod low_precision;
+mod padding;
+mod plans;
+mod sources;
+mod timings;

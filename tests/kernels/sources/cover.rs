@@ -1,0 +1,147 @@
+//! Choice of the texts that are reviewed: a few that contain all neighbouring lines of the others.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+};
+
+use super::skeleton::skeleton;
+
+/// Text of a template or a partial in a source.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rendering {
+    /// Name of the template, or path of the partial.
+    pub path: &'static str,
+    pub text: String,
+    /// Symbol of the source.
+    pub symbol: &'static str,
+    /// Whether the kernel is only in a shipped model, so that it may change or vanish with the model.
+    pub is_of_model: bool,
+    /// Each line of the skeleton with the next one. An empty line precedes the first and follows the last.
+    pairs: BTreeSet<String>,
+}
+
+impl Rendering {
+    pub fn new(path: &'static str, text: String, symbol: &'static str, is_of_model: bool) -> Self {
+        let skeleton = format!("\n{}\n", skeleton(symbol, text.trim_matches('\n')));
+        let lines: Vec<&str> = skeleton.lines().collect();
+        let pairs = lines.windows(2).map(|pair| pair.join("\n")).collect();
+        Self {
+            path,
+            text,
+            symbol,
+            is_of_model,
+            pairs,
+        }
+    }
+}
+
+/// Returns the renderings for review by the path of their template or partial. Those of a path together contain all pairs of
+/// neighbouring lines of all its renderings. Among equals, the choice prefers those that come first in `all`.
+pub fn chosen(all: &[Rendering]) -> BTreeMap<&'static str, Vec<&Rendering>> {
+    let mut by_path: BTreeMap<&str, Vec<&Rendering>> = BTreeMap::new();
+    let mut distinct = HashSet::new();
+    for rendering in all {
+        if distinct.insert((rendering.path, &rendering.pairs)) {
+            by_path.entry(rendering.path).or_default().push(rendering);
+        }
+    }
+    let by_path = by_path.into_iter();
+    by_path
+        .map(|(path, candidates)| (path, cover(&candidates)))
+        .collect()
+}
+
+/// Greedily chooses candidates that contain the most pairs which no chosen one contains. Chooses among kernels that are only in models
+/// after all others, so that a change of a model does not affect the others.
+fn cover<'a>(candidates: &[&'a Rendering]) -> Vec<&'a Rendering> {
+    let mut n_chosen_with: HashMap<&String, usize> = HashMap::new();
+    let mut all_chosen = Vec::new();
+    for is_of_model in [false, true] {
+        let candidates = candidates.iter().filter(|c| c.is_of_model == is_of_model);
+        let mut left: Vec<(Vec<&String>, &Rendering)> =
+            candidates.map(|c| (c.pairs.iter().collect(), *c)).collect();
+        let mut chosen: Vec<&Rendering> = Vec::new();
+        loop {
+            for (new, _) in &mut left {
+                new.retain(|pair| !n_chosen_with.contains_key(pair));
+            }
+            left.retain(|(new, _)| !new.is_empty());
+            // The first of equals.
+            let Some(&(_, best)) = left.iter().min_by_key(|(new, _)| Reverse(new.len())) else {
+                break;
+            };
+            for pair in &best.pairs {
+                *n_chosen_with.entry(pair).or_default() += 1;
+            }
+            chosen.push(best);
+        }
+        // Later choices can contain all that an earlier one was chosen for.
+        chosen.retain(|rendering| {
+            let is_needed = rendering.pairs.iter().any(|pair| n_chosen_with[pair] == 1);
+            if !is_needed {
+                for pair in &rendering.pairs {
+                    *n_chosen_with.get_mut(pair).expect("it was counted") -= 1;
+                }
+            }
+            is_needed
+        });
+        all_chosen.extend(chosen);
+    }
+    all_chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rendering(path: &'static str, symbol: &'static str, lines: &str) -> Rendering {
+        let is_of_model = symbol.starts_with("model");
+        Rendering::new(path, lines.replace(' ', "\n"), symbol, is_of_model)
+    }
+
+    fn symbols(all: &[Rendering], path: &str) -> Vec<&'static str> {
+        let mut symbols: Vec<_> = chosen(all)[path].iter().map(|r| r.symbol).collect();
+        symbols.sort_unstable();
+        symbols
+    }
+
+    #[test]
+    fn chosen_renderings_contain_all_neighbouring_lines() {
+        let all = [
+            rendering("t", "ab", "a b"),
+            rendering("t", "abcab", "a b c1 a b"),
+            rendering("t", "bca", "b c1 a"),
+            // The numbers differ.
+            rendering("t", "bca2", "b c2 a"),
+            rendering("other", "ca", "c a"),
+            rendering("partials/p.cu", "ab", "a b"),
+            rendering("partials/q.cu", "ab", "a b"),
+            rendering("partials/q.cu", "bca", "b"),
+        ];
+        assert_eq!(symbols(&all, "t"), ["abcab", "bca"]);
+        assert_eq!(symbols(&all, "other"), ["ca"]);
+        assert_eq!(symbols(&all, "partials/p.cu"), ["ab"]);
+        assert_eq!(symbols(&all, "partials/q.cu"), ["ab", "bca"]);
+    }
+
+    /// `middle` comes first. Then the other two are needed, and contain all its pairs.
+    #[test]
+    fn a_choice_that_later_ones_make_redundant_is_dropped() {
+        let all = [
+            rendering("t", "middle", "s a b c e"),
+            rendering("t", "left", "s a b x e"),
+            rendering("t", "right", "s y b c e"),
+        ];
+        assert_eq!(symbols(&all, "t"), ["left", "right"]);
+        assert_eq!(symbols(&all[..2], "t"), ["left", "middle"]);
+    }
+
+    #[test]
+    fn kernels_of_models_change_no_other_choice() {
+        let without = [rendering("t", "ab", "a b"), rendering("t", "ac", "a c")];
+        let with = [&[rendering("t", "model", "a b a c d")], &without[..]].concat();
+        assert_eq!(symbols(&without, "t"), ["ab", "ac"]);
+        assert_eq!(symbols(&with, "t"), ["ab", "ac", "model"]);
+    }
+}

@@ -1,0 +1,97 @@
+//! The file that shows the chosen renderings of a template or a partial.
+
+use std::fmt::Write;
+
+use similar::TextDiff;
+
+use super::cover::Rendering;
+
+/// Lines around a difference.
+const CONTEXT: usize = 2;
+
+/// Returns the first rendering in full, and each other one as its differences from the most similar one before it.
+pub fn review(renderings: &[&Rendering]) -> String {
+    let [first, others @ ..] = renderings else {
+        return String::new();
+    };
+    let mut text = format!("=== {}\n{}\n", first.symbol, first.text.trim_end());
+    let mut others = others.to_vec();
+    others.sort_by_key(|rendering| (rendering.is_of_model, rendering.symbol));
+    let mut shown = vec![*first];
+    for rendering in others {
+        let (base, diff) = nearest(rendering, &shown);
+        let _ = writeln!(
+            text,
+            "\n=== {}, compared with {}",
+            rendering.symbol, base.symbol
+        );
+        let mut diff = diff.unified_diff();
+        diff.context_radius(CONTEXT).missing_newline_hint(false);
+        text.push_str(diff.to_string().trim_end());
+        text.push('\n');
+        shown.push(rendering);
+    }
+    text
+}
+
+/// Returns the most similar one of `shown`, the first of equals, with the differences from it.
+fn nearest<'a>(
+    rendering: &'a Rendering,
+    shown: &[&'a Rendering],
+) -> (&'a Rendering, TextDiff<'a, 'a, 'a, str>) {
+    let diffs = shown
+        .iter()
+        .map(|base| (*base, TextDiff::from_lines(&base.text, &rendering.text)));
+    diffs
+        .reduce(|best, next| match next.1.ratio() > best.1.ratio() {
+            true => next,
+            false => best,
+        })
+        .expect("one is shown in full")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_is_shown_in_full_and_others_as_differences_from_the_most_similar() {
+        let rendering =
+            |symbol, text: &str| Rendering::new("t", text.replace(' ', "\n"), symbol, false);
+        let all = [
+            rendering("first", "a b c d e f "),
+            rendering("third", "u v w x z "),
+            rendering("second", "u v w x y "),
+        ];
+        insta::assert_snapshot!(review(&all.iter().collect::<Vec<_>>()), @r"
+        === first
+        a
+        b
+        c
+        d
+        e
+        f
+
+        === second, compared with first
+        @@ -1,6 +1,5 @@
+        -a
+        -b
+        -c
+        -d
+        -e
+        -f
+        +u
+        +v
+        +w
+        +x
+        +y
+
+        === third, compared with second
+        @@ -3,3 +3,3 @@
+         w
+         x
+        -y
+        +z
+        ");
+    }
+}

@@ -1,0 +1,271 @@
+//! Checkpoint folders as they are published, against what Hugging Face's transformers, `SentenceTransformer(DIR).encode`
+//! and `CrossEncoder(DIR).predict` give on them. `scripts/folders.py` makes the folders, of random weights, and stores the
+//! results beside them, so that no Python is needed here.
+
+mod late;
+
+use std::path::{Path, PathBuf};
+
+use gemmule::{
+    Batch, DType, DeviceChoice, Engine, Output, Session, TextError,
+    measure::{Bound, Comparison},
+    text::{Prompt, TextEncoder},
+};
+use serde::Deserialize;
+
+/// `expected.json`.
+#[derive(Deserialize)]
+struct Expected {
+    runs: Vec<Run>,
+}
+
+#[derive(Deserialize)]
+struct Run {
+    texts: Option<Vec<String>>,
+    pairs: Option<Vec<(String, String)>>,
+    prompt: Option<String>,
+    prompt_name: Option<String>,
+    output: String,
+    shape: Vec<u64>,
+    values: Vec<f32>,
+    ids: Vec<Vec<u32>>,
+    types: Option<Vec<Vec<u32>>>,
+    /// What a cross-encoder gives before its activation.
+    logits: Option<Vec<f32>>,
+    /// As many of each row are stored.
+    columns: Option<usize>,
+}
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/checkpoints")
+        .join(name)
+}
+
+fn expected(name: &str) -> Vec<Run> {
+    let text = std::fs::read_to_string(folder(name).join("expected.json")).expect("results");
+    serde_json::from_str::<Expected>(&text)
+        .expect("results of a known form")
+        .runs
+}
+
+impl Run {
+    fn prompt(&self) -> Prompt<'_> {
+        match (&self.prompt, &self.prompt_name) {
+            (Some(text), _) => Prompt::Text(text),
+            (None, Some(name)) => Prompt::Named(name),
+            (None, None) => Prompt::Default,
+        }
+    }
+
+    fn encode(&self, encoder: &TextEncoder) -> Result<Batch, TextError> {
+        match (&self.texts, &self.pairs) {
+            (Some(texts), _) => encoder.encode_with(texts, self.prompt()),
+            (None, Some(pairs)) => encoder.encode_pairs(pairs, self.prompt()),
+            (None, None) => Ok(Batch::from_sequences(&self.ids)?),
+        }
+    }
+
+    /// Runs the folder as it is and compares ids and values.
+    #[track_caller]
+    fn check(
+        &self,
+        name: &str,
+        sessions: &mut Vec<(String, Engine, Session)>,
+        encoder: &TextEncoder,
+    ) {
+        let what = format!("{name}, {:?} {:?}", self.output, self.prompt_name);
+        let batch = self
+            .encode(encoder)
+            .unwrap_or_else(|e| panic!("{what}: {e}"));
+        let ids: Vec<i32> = self.ids.iter().flatten().map(|&id| id as i32).collect();
+        assert_eq!(batch.token_ids(), ids, "{what}");
+        if let Some(types) = &self.types {
+            let types: Vec<i32> = types.iter().flatten().map(|&id| id as i32).collect();
+            assert_eq!(batch.type_ids(), types, "{what}");
+        }
+        let is_scores = self.output == "scores";
+        let asked = if is_scores {
+            "sequence_logits"
+        } else {
+            &self.output
+        };
+        if !sessions.iter().any(|(o, ..)| o == asked) {
+            let built = Engine::from_checkpoint(folder(name))
+                .device(DeviceChoice::Cpu)
+                .outputs([asked])
+                .build();
+            let engine = built.unwrap_or_else(|e| panic!("{what}: {:?}", miette::Report::new(e)));
+            let session = engine.session().expect("a session");
+            sessions.push((asked.to_owned(), engine, session));
+        }
+        let of_output = sessions.iter_mut().find(|(o, ..)| o == asked);
+        let (_, engine, session) = of_output.expect("it was built");
+        let outputs = session
+            .run(&batch)
+            .unwrap_or_else(|e| panic!("{what}: {e}"));
+        let got = match is_scores {
+            true => engine.scores(&outputs).expect("scores"),
+            false => outputs.get(&self.output).expect("it was asked for").clone(),
+        };
+        compare(&what, &cut(&got, self.columns), &self.shape, &self.values);
+        if let Some(logits) = &self.logits {
+            let got = outputs.get("sequence_logits").expect("it was asked for");
+            compare(&what, got, &got.shape, logits);
+        }
+    }
+}
+
+#[test]
+fn the_one_call_helpers_give_what_sentence_transformers_gives() {
+    let built = |name: &str| {
+        let builder = Engine::from_checkpoint(folder(name)).device(DeviceChoice::Cpu);
+        builder.build().expect("it loads")
+    };
+    let mut n_checked = 0;
+    for run in expected("st-mean") {
+        let is_plain = run.output == "sentence_embedding" && run.prompt_name.is_none();
+        let (Some(texts), None, true) = (&run.texts, &run.prompt, is_plain) else {
+            continue;
+        };
+        let rows = built("st-mean").embed(texts).expect("vectors");
+        let got = Output {
+            name: run.output.clone(),
+            shape: run.shape.clone(),
+            values: rows.concat(),
+        };
+        compare("embed", &got, &run.shape, &run.values);
+        n_checked += 1;
+    }
+    for run in expected("ce-one")
+        .iter()
+        .filter(|run| run.output == "scores")
+    {
+        let engine = built("ce-one");
+        let pairs = run.pairs.as_ref().expect("a cross-encoder reads pairs");
+        for ((query, document), want) in pairs.iter().zip(&run.values) {
+            let others = ["", document.as_str()];
+            let got = engine.rerank(query, &others).expect("scores");
+            assert_eq!(got.len(), others.len());
+            assert!((got[1] - want).abs() < 1e-5, "{query}: {got:?}, not {want}");
+            n_checked += 1;
+        }
+    }
+    assert!(n_checked >= 4, "{n_checked}");
+    let error = built("st-mean")
+        .rerank("a", &["b"])
+        .expect_err("it has no score");
+    assert!(error.to_string().contains("sequence_logits"), "{error}");
+}
+
+/// The first columns of each row.
+fn cut(output: &Output, columns: Option<usize>) -> Output {
+    let (Some(columns), Some(&width)) = (columns, output.shape.last()) else {
+        return output.clone();
+    };
+    let rows = output.values.chunks(width as usize);
+    Output {
+        name: output.name.clone(),
+        shape: vec![output.shape[0], columns as u64],
+        values: rows.flat_map(|row| &row[..columns]).copied().collect(),
+    }
+}
+
+#[track_caller]
+fn compare(what: &str, got: &Output, shape: &[u64], values: &[f32]) {
+    assert_eq!(got.shape, shape, "{what}");
+    let want = Output {
+        name: got.name.clone(),
+        shape: shape.to_vec(),
+        values: values.to_vec(),
+    };
+    let comparison = Comparison::between(got, &want);
+    assert!(
+        Bound::of(DType::F32).holds(&comparison),
+        "{what}: {comparison:?}"
+    );
+}
+
+#[track_caller]
+fn matches(name: &str, n_runs: usize) {
+    let encoder = TextEncoder::open(&folder(name)).expect("a tokenizer");
+    let mut sessions = Vec::new();
+    let runs = expected(name);
+    assert_eq!(runs.len(), n_runs, "{name}");
+    for run in &runs {
+        run.check(name, &mut sessions, &encoder);
+    }
+}
+
+macro_rules! as_published {
+    ($($test:ident: $folder:literal, $n:literal runs;)*) => {
+        $(#[test]
+        fn $test() {
+            matches($folder, $n);
+        })*
+
+        #[test]
+        fn every_folder_has_a_test() {
+            // Those that write are in `tests/command/writer.rs` and `tests/command/translator.rs`, late interaction is in `late`.
+            let refused = [
+                "st-default-prompt", "translator", "writer", "hf-marian", "hf-m2m", "hf-t5",
+                "late-bert", "late-modernbert", "late-attend", "late-plain", "late-stanford",
+            ];
+            let tested = [$($folder),*];
+            let folders = std::fs::read_dir(folder("")).expect("the folders are there");
+            for entry in folders.filter_map(Result::ok).filter(|e| e.path().is_dir()) {
+                let name = entry.file_name().into_string().expect("a plain name");
+                let is_known = |names: &[&str]| names.contains(&name.as_str());
+                assert!(is_known(&tested) || is_known(&refused), "{name} has no test");
+            }
+        }
+    };
+}
+
+as_published! {
+    mean_pooling_with_prompts_and_a_limit: "st-mean", 6 runs;
+    the_oldest_form_of_a_folder: "st-cls", 4 runs;
+    max_pooling: "st-max", 4 runs;
+    the_last_token: "st-last", 3 runs;
+    several_poolings_joined_by_flags: "st-joined", 3 runs;
+    several_poolings_joined_by_a_list: "st-joined-list", 3 runs;
+    dense_modules_with_weights_of_their_own: "st-dense", 3 runs;
+    residuals_of_dense_modules_and_a_norm: "st-residual", 3 runs;
+    sums_by_the_root_of_the_length: "st-sqrt", 3 runs;
+    means_by_position: "st-weighted", 3 runs;
+    a_trunk_without_prefix_whose_positions_start_late: "st-xlmr", 3 runs;
+    sentences_by_distilbert: "st-distil", 3 runs;
+    sentences_by_groups_of_shared_layers: "st-albert", 3 runs;
+    sentences_by_narrow_embeddings: "st-electra", 3 runs;
+    biases_by_distance_that_all_layers_share: "st-mpnet", 3 runs;
+    rotary_positions_by_the_keys_of_transformers: "st-nomic", 4 runs;
+    windows_in_all_but_some_layers: "st-modernbert", 3 runs;
+    an_encoder_whose_mean_is_projected: "st-t5", 3 runs;
+    a_decoder_that_embeds_by_its_last_token: "st-qwen", 4 runs;
+    windows_in_both_directions_and_two_projections: "st-gemma", 4 runs;
+    dense_sparse_and_vectors_of_tokens: "st-m3", 3 runs;
+    weights_of_the_vocabulary: "st-splade", 2 runs;
+    a_ranker_by_the_logits_of_two_tokens: "ce-qwen", 4 runs;
+    a_cross_encoder_of_one_label: "ce-one", 2 runs;
+    a_cross_encoder_whose_config_has_the_old_key: "ce-identity", 2 runs;
+    a_cross_encoder_of_three_labels: "ce-nli", 2 runs;
+    a_cross_encoder_whose_config_has_the_new_key: "ce-new", 2 runs;
+    a_cross_encoder_with_modules: "ce-modules", 3 runs;
+    a_cross_encoder_by_electra: "ce-electra", 2 runs;
+    layer_norms_with_the_words_of_tensorflow: "hf-gamma", 4 runs;
+    an_untied_decoder: "hf-untied", 2 runs;
+    camembert: "hf-camembert", 3 runs;
+    token_classes_by_xlm_roberta: "hf-xlmr-token", 3 runs;
+    masked_words_by_roberta: "hf-roberta-mlm", 3 runs;
+    a_discriminator: "hf-electra-disc", 3 runs;
+    a_trunk_with_narrow_embeddings: "hf-electra-small", 2 runs;
+    token_classes_by_electra: "hf-electra-token", 2 runs;
+    a_generator: "hf-electra-mlm", 2 runs;
+    three_groups_of_two_layers: "hf-albert-groups", 3 runs;
+    biases_by_distance_where_config_says_bert: "hf-jina", 1 runs;
+    biases_by_distance_and_normalised_queries: "hf-jina-later", 1 runs;
+    one_projection_of_queries_keys_and_values: "hf-gte", 3 runs;
+    disentangled_attention: "hf-deberta", 3 runs;
+    the_text_tower_of_a_whole: "hf-clip", 3 runs;
+    a_classifier_by_distilbert: "hf-distil-seq", 3 runs;
+}

@@ -1,0 +1,242 @@
+//! Models in files of llama.cpp, against the folders that they are made from.
+
+use std::{collections::HashMap, path::Path};
+
+use crate::common::Folder;
+use crate::common::gguf::{Stored, bert, checkpoint, gemma, writer};
+use gemmule::{
+    Batch, DeviceChoice, Engine, EngineError, Outputs, engine::Builder, text::TextEncoder,
+};
+use gemmule_weights::gguf::{Gguf, folder};
+use safetensors::{Dtype, tensor::TensorView};
+
+const TEXTS: [&str; 4] = [
+    "The train to the coast leaves.",
+    "Who found the letter?",
+    "Café by the SEA: 1824?",
+    "",
+];
+
+fn builder(path: &Path) -> Builder {
+    Engine::from_checkpoint(path).device(DeviceChoice::Cpu)
+}
+
+#[track_caller]
+fn engine(path: &Path) -> Engine {
+    builder(path).build().unwrap_or_else(|e| panic!("{e}"))
+}
+
+#[track_caller]
+fn run(engine: &Engine, sequences: &[Vec<u32>]) -> Outputs {
+    let batch = Batch::from_sequences(sequences).expect("a batch");
+    let mut session = engine.session().expect("a session");
+    session.run(&batch).expect("a run")
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f32 {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+#[test]
+fn an_embedder_has_the_tokens_and_vectors_of_its_folder() {
+    let published = checkpoint("st-mean");
+    let expected = engine(&published).embed(&TEXTS).expect("vectors");
+    let tokens = |path: &Path| {
+        let encoder = TextEncoder::open(path).expect("a tokenizer");
+        let texts = TEXTS
+            .iter()
+            .map(|text| encoder.prompts(&[*text]).expect("tokens"));
+        texts.collect::<Vec<_>>()
+    };
+    let folder = Folder::new();
+    for stored in [Stored::F32, Stored::F16, Stored::Q8] {
+        let file = folder.write("bert.gguf", bert().bytes(stored));
+        assert_eq!(tokens(&file), tokens(&published));
+        let found = engine(&file).embed(&TEXTS).expect("vectors");
+        match stored {
+            Stored::F32 | Stored::F16 => assert_eq!(found, expected, "{stored:?}"),
+            Stored::Q8 => {
+                assert_ne!(found, expected);
+                for (found, expected) in found.iter().zip(&expected) {
+                    assert!(cosine(found, expected) > 0.9995);
+                }
+            }
+        }
+    }
+    // The folder has one file, which is the model.
+    let found = engine(folder.path()).embed(&TEXTS).expect("vectors");
+    assert_eq!(
+        found,
+        engine(&folder.file("bert.gguf"))
+            .embed(&TEXTS)
+            .expect("vectors")
+    );
+}
+
+#[test]
+fn a_writer_writes_what_its_folder_does() {
+    let published = checkpoint("writer");
+    let written = |path: &Path| {
+        let engine = builder(path).generating().build().expect("an engine");
+        engine
+            .generate_text("One cold morning Ben")
+            .expect("a text")
+    };
+    let folder = Folder::new();
+    for stored in [Stored::F32, Stored::F16] {
+        let file = folder.write("writer.gguf", writer().bytes(stored));
+        // The file does not limit the length, as the folder does.
+        let (found, expected) = (written(&file), written(&published));
+        assert!(expected.len() > 40, "{expected}");
+        assert!(found.starts_with(&expected), "{found}\n{expected}");
+    }
+    let file = folder.write("writer.gguf", writer().bytes(Stored::Q8));
+    let ids = vec![vec![15, 39, 30, 2, 28, 40, 37, 29, 2]];
+    let logits = |path: &Path| {
+        let outputs = run(&engine(path), &ids);
+        outputs
+            .get("next_token_logits")
+            .expect("logits")
+            .values
+            .clone()
+    };
+    let (found, expected) = (logits(&file), logits(&published));
+    assert_ne!(found, expected);
+    let largest = |values: &mut dyn Iterator<Item = f32>| values.fold(0f32, |a, b| a.max(b.abs()));
+    let difference = largest(&mut found.iter().zip(&expected).map(|(a, b)| a - b));
+    let scale = largest(&mut expected.iter().copied());
+    assert!(difference < 0.02 * scale, "{difference} of {scale}");
+}
+
+#[test]
+fn linear_layers_after_the_pooling_are_those_of_the_file() {
+    let ids = vec![vec![2, 5, 9, 300, 7, 1], vec![2, 8, 1]];
+    let vectors = |path: &Path| {
+        let outputs = run(&engine(path), &ids);
+        let vectors = outputs.get("sentence_embedding").expect("vectors");
+        (vectors.shape.clone(), vectors.values.clone())
+    };
+    let folder = Folder::new();
+    let file = folder.write("gemma.gguf", gemma().bytes(Stored::F32));
+    let ((found_shape, found), (shape, expected)) =
+        (vectors(&file), vectors(&checkpoint("st-gemma")));
+    assert_eq!(found_shape, shape);
+    for (found, expected) in found.iter().zip(&expected) {
+        // One is added to the weights of norms in f32, and taken off again.
+        assert!((found - expected).abs() < 1e-4, "{found}, {expected}");
+    }
+}
+
+/// Writes the tensors and settings that transformers has for a file as a folder.
+fn published(name: &str, fixture: &Path) -> Folder {
+    let file = |name: String| Gguf::open(fixture.join(name)).expect("a file");
+    let tensors = file(format!("{name}-published.gguf"));
+    let translated = folder::Folder::new(file(format!("{name}.gguf"))).expect("it is translated");
+    let folder = Folder::new();
+    folder.write("config.json", translated.config().to_string());
+    if let Some(pooling) = translated.pooling_config().expect("a known kind") {
+        std::fs::create_dir(folder.file("1_Pooling")).expect("room for a folder");
+        folder.write("1_Pooling/config.json", pooling.to_string());
+    }
+    let tensors: Vec<_> = tensors
+        .tensors()
+        .iter()
+        .map(|tensor| {
+            let values = tensors.read(tensor).expect("values");
+            let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+            let dims: Vec<usize> = tensor.dims.iter().map(|&d| d as usize).collect();
+            (tensor.name.clone(), dims, bytes)
+        })
+        .collect();
+    let views = tensors.iter().map(|(name, dims, bytes)| {
+        let view = TensorView::new(Dtype::F32, dims.clone(), bytes);
+        (name.as_str(), view.expect("the sizes agree"))
+    });
+    let views: HashMap<&str, TensorView<'_>> = views.collect();
+    let file = folder.file("model.safetensors");
+    safetensors::serialize_to_file(&views, None, &file).expect("room for a file");
+    folder
+}
+
+#[test]
+fn each_architecture_computes_what_the_folder_of_transformers_does() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/gemmule-weights/tests/gguf");
+    for name in [
+        "llama",
+        "llama-bias",
+        "qwen2",
+        "qwen3",
+        "gpt2",
+        "bert",
+        "nomic-bert",
+        "gemma",
+        "gemma3",
+        "gemma-embedding",
+        "olmo2",
+    ] {
+        let folder = published(name, &fixture);
+        let ids = vec![vec![3, 1, 4, 1, 5], vec![9, 2]];
+        let build = |path: &Path| {
+            let built = builder(path).build();
+            run(&built.unwrap_or_else(|e| panic!("{name}: {e}")), &ids)
+        };
+        let found = build(&fixture.join(format!("{name}.gguf")));
+        let expected = build(folder.path());
+        let output = match name {
+            "bert" | "nomic-bert" | "gemma-embedding" => "sentence_embedding",
+            _ => "next_token_logits",
+        };
+        let found = &found.get(output).expect("an output").values;
+        assert_eq!(
+            found,
+            &expected.get(output).expect("an output").values,
+            "{name}"
+        );
+        assert!(found.iter().any(|&x| x != 0.0), "{name}");
+    }
+    // Its frequencies are those of long texts, which no description computes.
+    let error = builder(&fixture.join("phi3.gguf")).build().map(drop);
+    let error = error.expect_err("it is refused").to_string();
+    assert!(
+        error.contains("`rope_scaling.rope_type` is `\"longrope\"`"),
+        "{error}"
+    );
+}
+
+#[track_caller]
+fn error(folder: &Folder, path: &Path) -> String {
+    let error: EngineError = builder(path).build().map(drop).expect_err("an error");
+    let below = std::iter::successors(Some(&error as &dyn std::error::Error), |e| e.source());
+    let texts: Vec<String> = below.map(ToString::to_string).collect();
+    let path = folder.path().display().to_string();
+    texts.join(": ").replace(&path, "[dir]")
+}
+
+#[test]
+fn damaged_files_are_errors() {
+    let folder = Folder::new();
+    let whole = bert().bytes(Stored::F16);
+    for n in (0..whole.len()).step_by(3989) {
+        let error = error(&folder, &folder.write("cut.gguf", &whole[..n]));
+        assert!(error.starts_with("[dir]/cut.gguf: "), "{n}: {error}");
+    }
+    for at in (0..whole.len()).step_by(3989) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x55;
+        // A changed element is no error, and nothing panics.
+        drop(builder(&folder.write("changed.gguf", bytes)).build());
+    }
+}
+
+#[test]
+fn what_cannot_be_loaded_is_named() {
+    let folder = Folder::new();
+    let mut other = crate::common::gguf::Gguf::default();
+    other.text("general.architecture", "rwkv7");
+    let file = folder.write("other.gguf", other.bytes(Stored::F32));
+    insta::assert_snapshot!(error(&folder, &file), @"[dir]/other.gguf: its architecture `rwkv7` is not read; expected one of llama, qwen2, qwen3, gpt2, bert, nomic-bert, gemma, gemma3, gemma-embedding, phi3, olmo2");
+    folder.write("second-Q8_0.gguf", "");
+    insta::assert_snapshot!(error(&folder, folder.path()), @"`[dir]` has 2 GGUF files: `other.gguf`, `second-Q8_0.gguf`; give the path of one of them");
+    insta::assert_snapshot!(error(&folder, &folder.file("missing.gguf")), @"[dir]/missing.gguf: No such file or directory (os error 2)");
+}

@@ -1,0 +1,18 @@
+//! Checkpoints, tokenizers and descriptions, compared with the libraries that published them.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod checkpoints;
+mod config_sweep;
+mod differential;
+mod folder_errors;
+mod folders;
+mod gguf;
+mod heads;
+mod pieces;
+mod quantized;
+mod references;
+mod tokenizer;
+mod tokenizer_settings;
+mod torch;

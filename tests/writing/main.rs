@@ -1,0 +1,5 @@
+//! Generated and translated text, compared with Hugging Face transformers.
+
+mod generation;
+mod translation;
+mod written;
