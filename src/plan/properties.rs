@@ -79,7 +79,7 @@ fn plan_checked(allocator: &mut dyn Allocator, records: &[UsageRecord]) -> Plan 
 }
 
 proptest! {
-    #![proptest_config(Config::with_cases(1000))]
+    #![proptest_config(Config::with_cases(400))]
 
     #[test]
     fn live_tensors_never_share_bytes(

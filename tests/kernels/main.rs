@@ -8,6 +8,7 @@ mod allocators;
 mod artifacts;
 mod attention;
 mod buckets;
+mod catalogue;
 mod device;
 mod dispatch;
 mod fused_launches;

@@ -14,33 +14,19 @@ use std::{
     sync::LazyLock,
 };
 
+use crate::catalogue::{EMITTED, SOURCES, render};
 use cover::{Rendering, chosen};
 use gemmule::{
     codegen::{Codegen, Marks},
-    engine::emit,
     jit::{DiskCache, Jit, Source, Target},
     kernels::KernelSpec,
     machine::Machine,
-    measure::{Emitted, catalogue},
+    measure::Emitted,
 };
 use partials::{Rendered, stem};
 use rayon::prelude::*;
 use record::{Record, targets};
 use review::review;
-
-/// Every kernel of the catalogue, made once for all tests.
-static EMITTED: LazyLock<Vec<Emitted>> = LazyLock::new(|| {
-    let kernels = catalogue().expect("the shipped models compile");
-    kernels.into_values().collect()
-});
-
-/// Their sources, in the same order.
-static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(render);
-
-fn render() -> Vec<Source> {
-    let kernels: Vec<KernelSpec> = EMITTED.iter().map(|e| e.kernel.clone()).collect();
-    emit(&kernels).expect("every kernel renders")
-}
 
 /// All sources with their partials marked.
 static MARKED: LazyLock<Vec<Source>> = LazyLock::new(|| {

@@ -40,7 +40,7 @@ impl Held {
 }
 
 #[test]
-fn grouped_attention_agrees_with_its_references_on_all_their_cases() {
+fn grouped_attention_agrees_with_its_references_on_their_cases() {
     let f32_only = |k: &KernelSpec| match k {
         KernelSpec::MhaLongScores(k) => k.dtype == F32 && k.head <= 80,
         KernelSpec::MhaLongContext(k) => k.dtype == F32 && k.head <= 80,
@@ -49,11 +49,14 @@ fn grouped_attention_agrees_with_its_references_on_all_their_cases() {
     };
     let kernels: Vec<KernelSpec> = representative().into_iter().filter(f32_only).collect();
     assert!(kernels.len() > 8, "{}", kernels.len());
-    agree(kernels, u64::MAX);
+    agree(kernels);
 }
 
-/// Compares kernels with their references, on the cases of at most `max_tokens` tokens.
-pub(super) fn agree(kernels: Vec<KernelSpec>, max_tokens: u64) {
+/// The larger cases cover tiles and clusters of a GPU, and take long on a CPU.
+const MAX_TOKENS: u64 = 300;
+
+/// Compares kernels with their references, on the cases of at most [`MAX_TOKENS`] tokens.
+pub(super) fn agree(kernels: Vec<KernelSpec>) {
     let mut seen = HashSet::new();
     for spec in kernels {
         let kernel = spec.as_kernel();
@@ -61,7 +64,7 @@ pub(super) fn agree(kernels: Vec<KernelSpec>, max_tokens: u64) {
         if !seen.insert(kernel.definition()) {
             continue;
         }
-        let trials = Trial::all(kernel, 11, max_tokens).unwrap();
+        let trials = Trial::all(kernel, 11, MAX_TOKENS).unwrap();
         assert!(!trials.is_empty(), "{}", kernel.symbol());
         for (case, trial) in trials {
             let held: Vec<Held> = trial.reads.iter().map(|(d, t)| Held::of(*d, t)).collect();
