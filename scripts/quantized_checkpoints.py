@@ -1,4 +1,4 @@
-"""Writes the quantized checkpoints for tests/models/torch.rs, with the matrices and the logits that they stand for.
+"""Writes the quantized checkpoints for tests/models/quantized.rs, with the matrices and the logits that they stand for.
 
     pip install torch==2.15.0 transformers==5.24.0 compressed-tensors==0.20.0 safetensors numpy
     python3 scripts/quantized_checkpoints.py
@@ -354,6 +354,9 @@ def models():
         *fp8(weight, "block", (32, 20), "weight_scale_inv"),
         {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 20]},
     )
+    # Groups of kernels, so that a GPU keeps the published values.
+    wide = small | dict(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2)
+    w4_32 = dict(num_bits=4, strategy="group", group_size=32, symmetric=True)
     rows = [
         # The head is tied to the table of tokens, which is not quantized.
         ("qwen3-fp8", "qwen3", True, block, []),
@@ -363,10 +366,15 @@ def models():
         ("llama-w4", "llama", False, lambda w: compressed(w, "pack-quantized", **w4), ["lm_head", r"re:.*layers\.1\.mlp\.down_proj$"]),
         # The head has quantized values of its own, although the configuration ties it.
         ("llama-int8-head", "llama", True, lambda w: compressed(w, "int-quantized", strategy="channel", activations=a8), ["embed_tokens"]),
+        ("llama-gptq-32", "llama", False, lambda w: gptq(w, group_size=32), ["lm_head"]),
+        ("qwen2-awq-32", "qwen2", True, lambda w: awq(w, 32), []),
+        ("phi3-w4-32", "phi3", False, lambda w: compressed(w, "pack-quantized", torch.bfloat16, **w4_32), ["lm_head"]),
+        ("qwen3-fp8-rows", "qwen3", True, lambda w: (*fp8(w), {"quant_method": "fp8", "activation_scheme": "dynamic"}), []),
     ]
     for case, kind, tied, quantize, ignore in rows:
+        sizes = wide if case.endswith(("-32", "-rows")) else small
         torch.manual_seed(len(case))
-        config = AutoConfig.for_model(kind, **small, tie_word_embeddings=tied)
+        config = AutoConfig.for_model(kind, **sizes, tie_word_embeddings=tied)
         own_head = case.endswith("-head")
         config.tie_word_embeddings = tied and not own_head
         model = AutoModelForCausalLM.from_config(config).float().eval()

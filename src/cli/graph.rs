@@ -53,8 +53,7 @@ fn graph_after(
     let mut wanted = None;
     let options = passes::Options {
         without,
-        quantize: None,
-        fp8_inputs: false,
+        ..passes::Options::default()
     };
     let (last, _) = passes::optimize_observed(graph, &options, |name, graph| {
         if name == after {

@@ -266,6 +266,10 @@ pub struct Runnable {
     /// except that the CPU computes int8 products with activations in 8-bit integers, too
     #[arg(long, value_enum, value_name = "KIND")]
     quantize: Option<Quantize>,
+    /// Dequantize all weights of a quantized checkpoint to the storage type. By default, weights whose format kernels of a GPU read
+    /// keep their published values there
+    #[arg(long, conflicts_with = "quantize")]
+    dequantize: bool,
     /// CPU threads; by default as many as the process may run at once by its affinity and the quota of its control group
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
@@ -384,6 +388,7 @@ impl Runnable {
         if let Some(quantize) = self.quantize {
             builder = builder.quantize(quantize.format());
         }
+        builder = builder.dequantize(self.dequantize);
         if let Some(n) = self.threads {
             builder = builder.threads(n);
         }

@@ -4,7 +4,7 @@ mod precision;
 mod start;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     num::NonZeroUsize,
     path::PathBuf,
     time::{Duration, Instant},
@@ -47,6 +47,15 @@ struct Loaded {
     chosen_by: ChosenBy,
 }
 
+/// Properties of a checkpoint that the program depends on.
+#[derive(Default)]
+struct Facts {
+    /// Tied output heads for which the checkpoint has values of their own.
+    own: BTreeSet<String>,
+    /// Formats of tensors that keep their published values.
+    published: BTreeMap<String, Format>,
+}
+
 /// Duration of each loading step; zero if the step was not needed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LoadTimes {
@@ -81,6 +90,7 @@ pub struct Builder {
     device: DeviceChoice,
     dtype: Option<DType>,
     quantize: Option<Format>,
+    dequantize: bool,
     tune: TuneMode,
     timings: Option<PathBuf>,
     allocator: AllocatorChoice,
@@ -110,6 +120,7 @@ impl Builder {
             device: DeviceChoice::Auto,
             dtype: None,
             quantize: None,
+            dequantize: false,
             tune: TuneMode::Off,
             timings: None,
             allocator: AllocatorChoice::default(),
@@ -181,11 +192,18 @@ impl Builder {
         self
     }
 
-    /// Sets the format that the weights of linear layers are stored in. By default it is the storage type. On CUDA, kernels read
+    /// Sets the format that the weights of linear layers are stored in. By default it is the storage type, except that on CUDA, weights of
+    /// a quantized checkpoint keep their published values where kernels read their format. On CUDA, kernels read
     /// [`Format::FP8`], [`Format::INT8`] and [`Format::INT4`] with activations in f16 or bf16. A CPU computes int8 products, and for
     /// the other two rounds the weights and computes in f32.
     pub fn quantize(mut self, format: Format) -> Self {
         self.quantize = Some(format);
+        self
+    }
+
+    /// Sets whether all weights of a quantized checkpoint are dequantized to the storage type when they are loaded.
+    pub fn dequantize(mut self, dequantize: bool) -> Self {
+        self.dequantize = dequantize;
         self
     }
 
@@ -307,22 +325,29 @@ impl Builder {
         let mut times = LoadTimes::default();
         let began = Instant::now();
         let folder = self.checkpoint.as_deref().map(Folder::open).transpose()?;
-        let loaded = self.artifact(&device, folder.as_ref(), &BTreeSet::new(), &mut times)?;
+        let mut facts = Facts::default();
+        let loaded = self.artifact(&device, folder.as_ref(), &facts, &mut times)?;
         let source = self.weights(&loaded.artifact, folder.as_ref())?;
-        let own: BTreeSet<String> = source.own()?.into_iter().collect();
-        let (loaded, source) = match own.first() {
-            None => (loaded, source),
-            Some(head) => {
-                if let Some((file, _)) = self.start.artifact() {
-                    let (file, head) = (file.clone(), head.clone());
-                    return Err(EngineError::OwnHead { file, head });
-                }
-                tracing::info!("the checkpoint's `{head}` has values of its own, and is not tied");
-                let loaded = self.artifact(&device, folder.as_ref(), &own, &mut times)?;
-                let source = self.weights(&loaded.artifact, folder.as_ref())?;
-                (loaded, source)
+        let (mut loaded, mut source) = (loaded, source);
+        facts.own = source.own()?.into_iter().collect();
+        if let Some(head) = facts.own.first() {
+            if let Some((file, _)) = self.start.artifact() {
+                let (file, head) = (file.clone(), head.clone());
+                return Err(EngineError::OwnHead { file, head });
             }
-        };
+            tracing::info!("the checkpoint's `{head}` has values of its own, and is not tied");
+            loaded = self.artifact(&device, folder.as_ref(), &facts, &mut times)?;
+            source = self.weights(&loaded.artifact, folder.as_ref())?;
+        }
+        facts.published = self.published(&device, &loaded.artifact.program, &*source);
+        if !facts.published.is_empty() {
+            let n = facts.published.len();
+            tracing::info!(
+                "{n} quantized weights keep their published values, and all others are dequantized"
+            );
+            loaded = self.artifact(&device, folder.as_ref(), &facts, &mut times)?;
+            source = self.weights(&loaded.artifact, folder.as_ref())?;
+        }
         let Loaded {
             artifact,
             cubins,
@@ -337,7 +362,7 @@ impl Builder {
         if !self.allow_unused_layers && self.start.artifact().is_none() {
             let folder = folder.as_ref();
             let (description, config) = (self.description(folder)?, self.config_json(folder)?);
-            let description = description.with_own(own);
+            let description = description.with_own(facts.own);
             let names = &artifact.weight_names;
             let unread = weights::unread(&*source, names, program, &description, &config)?;
             weights::warn_of_unread(&description, &unread);
@@ -382,13 +407,12 @@ impl Builder {
         })
     }
 
-    /// Compiles the program, or reads it and its kernels from an artifact file. `own` names the tied output heads for which
-    /// the checkpoint has values of their own.
+    /// Compiles the program, or reads it and its kernels from an artifact file.
     fn artifact(
         &self,
         device: &DeviceName,
         folder: Option<&Folder>,
-        own: &BTreeSet<String>,
+        facts: &Facts,
         times: &mut LoadTimes,
     ) -> Result<Loaded, EngineError> {
         let tuned = self.tune != TuneMode::Off || self.timings.is_some();
@@ -456,6 +480,7 @@ impl Builder {
             without: self.without.clone(),
             dtype,
             quantize,
+            published: facts.published.clone(),
             timings: None,
             padding: self.padding,
             attention: self.attention.unwrap_or_default(),
@@ -470,7 +495,7 @@ impl Builder {
         if options.attention != AttentionChoice::Auto {
             tracing::info!("attention: {} (as requested)", options.attention);
         }
-        let description = self.description(folder)?.with_own(own.clone());
+        let description = self.description(folder)?.with_own(facts.own.clone());
         let mut compiled = compile(&description, &self.config_json(folder)?, &options)?;
         if let Some(folder) = folder {
             warn_of_pooling(folder, &compiled.model.graph);

@@ -1,4 +1,7 @@
-use std::{borrow::Cow, collections::BTreeSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use serde_json::Value;
 
@@ -30,6 +33,8 @@ pub struct CompileOptions {
     pub dtype: DType,
     /// Format that the weights of linear layers are stored in; `None` for the storage type.
     pub quantize: Option<Format>,
+    /// Formats of the checkpoint's tensors that keep their published values, by name. Only applies without `quantize`.
+    pub published: BTreeMap<String, Format>,
     /// Measured kernel times, which correct the cost model.
     pub timings: Option<Timings>,
     pub padding: Padding,
@@ -56,6 +61,7 @@ impl CompileOptions {
             modules: Vec::new(),
             dtype,
             quantize: None,
+            published: BTreeMap::new(),
             timings: None,
             padding: Padding::Removed,
             attention: AttentionChoice::Auto,
@@ -185,6 +191,7 @@ pub fn compile(
     let passes = passes::Options {
         without: options.without.clone(),
         quantize: options.quantize,
+        published: options.published.clone(),
         // Decode steps multiply few rows, so their time is that of reading the weights. Their kernels convert weights
         // to 16 bits.
         fp8_inputs: options.dtype.has_mma()

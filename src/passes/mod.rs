@@ -30,7 +30,7 @@ mod quantize_inputs;
 mod quantize_linear;
 mod report;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub use explanation::Explanation;
 pub use report::{Entry, Moved, Part, Report};
@@ -93,8 +93,10 @@ pub fn all() -> &'static [&'static dyn Pass] {
 pub struct Options {
     /// Names of the passes to skip.
     pub without: BTreeSet<String>,
-    /// Format that the weights of linear layers are stored in; `None` for the program's storage type.
+    /// Format that the weights of linear layers are stored in; `None` for that of `published`, or else the program's storage type.
     pub quantize: Option<Format>,
+    /// Formats of tensors that keep their published values, by name.
+    pub published: BTreeMap<String, Format>,
     /// Whether the inputs of linear layers in fp8 are in E4M3, too.
     pub fp8_inputs: bool,
 }
@@ -157,11 +159,10 @@ pub fn optimize_observed(
         graph.verify().map_err(broken)?;
         after(name, &graph);
     }
-    if let Some(format) = options.quantize {
+    if options.quantize.is_some() || !options.published.is_empty() {
         let pass = quantize_linear::NAME;
         let broken = |source| PassError::Broken { pass, source };
-        let inputs = options.fp8_inputs && !options.without.contains(quantize_inputs::NAME);
-        quantize_linear::run(&mut graph, format, inputs, &mut report).map_err(broken)?;
+        quantize_linear::run(&mut graph, options, &mut report).map_err(broken)?;
         graph.prune();
         graph.verify().map_err(broken)?;
         after(pass, &graph);

@@ -216,6 +216,7 @@ mod tests {
             quantize: Some(Format::FP8),
             fp8_inputs: true,
             without: without.iter().map(|&name| name.to_owned()).collect(),
+            published: Default::default(),
         };
         optimize(graph.clone(), &options).unwrap()
     }

@@ -1,29 +1,30 @@
 //! Storage of the weights of linear layers in another format.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
-use super::{Entry, Report, quantize_inputs};
+use super::{Entry, Options, Report, quantize_inputs};
 use crate::{
-    graph::{Graph, GraphError, NodeId, Op},
+    graph::{Graph, GraphError, NodeId, Op, WeightExpr},
     tensor::{Format, Values},
 };
 
 /// Name in reports.
 pub(super) const NAME: &str = "quantize_linear";
 
-/// Stores the weight of every linear layer in `format`: `linear(x, w)` becomes `linear(x, quantize(w))`. Other readers of
-/// a weight, such as the embedding of a tied head, keep it as it is. A format with larger errors than int8 leaves heads as they
-/// are: layers whose result reaches the outputs without another linear layer or a norm.
+/// Stores the weight of every linear layer in the format of the options: `linear(x, w)` becomes `linear(x, quantize(w))`. Other
+/// readers of a weight, such as the embedding of a tied head, keep it as it is. A format with larger errors than int8 leaves heads
+/// as they are: layers whose result reaches the outputs without another linear layer or a norm. Weights that keep their published
+/// format are in it everywhere.
 ///
-/// With `inputs`, products in fp8 have inputs in E4M3 where a bound of the input is known (`quantize_inputs`).
+/// With `fp8_inputs`, products in fp8 have inputs in E4M3 where a bound of the input is known (`quantize_inputs`).
 ///
 /// This changes results, so it is not one of [`all`](super::all): it runs after them, and only on request.
 pub(super) fn run(
     graph: &mut Graph,
-    format: Format,
-    inputs: bool,
+    options: &Options,
     report: &mut Report,
 ) -> Result<(), GraphError> {
+    let inputs = options.fp8_inputs && !options.without.contains(quantize_inputs::NAME);
     for id in graph.topological() {
         let Op::Linear { epilogue } = *graph.op(id) else {
             continue;
@@ -32,10 +33,22 @@ pub(super) fn run(
         let Some(weight) = graph.operand(id, "weight") else {
             continue;
         };
-        if !matches!(graph.op(weight), Op::Weight(_)) {
+        let Op::Weight(expr) = graph.op(weight) else {
             continue;
-        }
-        if !reaches_heads(format) && is_head(graph, id) {
+        };
+        let format = match options.quantize {
+            Some(format) => format,
+            None => match published(expr, &options.published) {
+                Ok(None) => continue,
+                Ok(Some(format)) => format,
+                Err(condition) => {
+                    report.refuse(NAME, graph.node(id).name.clone(), condition);
+                    continue;
+                }
+            },
+        };
+        let is_chosen = options.quantize.is_some();
+        if is_chosen && !reaches_heads(format) && is_head(graph, id) {
             report.refuse(
                 NAME,
                 graph.node(id).name.clone(),
@@ -43,7 +56,7 @@ pub(super) fn run(
             );
             continue;
         }
-        if inputs && format == Format::FP8 {
+        if inputs && is_chosen && format == Format::FP8 {
             let at = graph.node(id).name.clone();
             match quantize_inputs::rewrite(graph, id, epilogue)? {
                 Ok(()) => {
@@ -71,6 +84,24 @@ pub(super) fn run(
         });
     }
     Ok(())
+}
+
+/// Returns the format that all tensors of a weight are published in; `None` if none is quantized.
+///
+/// # Errors
+/// Returns an error if their formats differ.
+fn published(
+    expr: &WeightExpr,
+    formats: &BTreeMap<String, Format>,
+) -> Result<Option<Format>, String> {
+    let mut parts = expr.stored().into_iter();
+    let first = parts.next().and_then(|(name, _)| formats.get(name));
+    match parts.find(|(name, _)| formats.get(*name) != first) {
+        None => Ok(first.copied()),
+        Some((name, _)) => Err(format!(
+            "`{name}` is published in another format than the tensors that it is multiplied with; all of them are dequantized"
+        )),
+    }
 }
 
 /// Whether heads are stored in this format, too.
@@ -132,10 +163,67 @@ mod tests {
             models::Encoder,
         },
     };
+    use std::collections::BTreeMap;
+
     use crate::{
         graph::Op,
         tensor::{DType, Format},
     };
+
+    #[test]
+    fn weights_keep_their_published_formats_unless_they_are_multiplied_with_others() {
+        let graph = Encoder::SMALL.build();
+        let (fused, _) = optimize(graph.clone(), &Options::default()).unwrap();
+        let stored = |graph: &crate::graph::Graph, id| match graph.op(id) {
+            Op::Weight(expr) => expr.stored().iter().map(|s| s.0.to_owned()).collect(),
+            _ => Vec::new(),
+        };
+        let layers = fused.topological().into_iter();
+        let layers: Vec<(String, Vec<String>)> = layers
+            .filter(|&id| matches!(fused.op(id), Op::Linear { .. }))
+            .map(|id| {
+                let weight = fused.operand(id, "weight").unwrap();
+                (fused.node(id).name.clone(), stored(&fused, weight))
+            })
+            .collect();
+        let (several, one) = (
+            layers.iter().find(|(_, parts)| parts.len() > 1).unwrap(),
+            layers.iter().find(|(_, parts)| parts.len() == 1).unwrap(),
+        );
+        // All parts of one layer, and all but one of another.
+        let mut published: BTreeMap<String, Format> = BTreeMap::new();
+        published.insert(one.1[0].clone(), Format::FP8);
+        for part in &several.1[1..] {
+            published.insert(part.clone(), Format::INT4);
+        }
+        let options = Options {
+            published,
+            ..Options::default()
+        };
+        let (graph, report) = optimize(graph, &options).unwrap();
+        let quantized = |name: &str| {
+            let nodes = graph.topological().into_iter();
+            let id = nodes
+                .into_iter()
+                .find(|&id| graph.node(id).name == name)
+                .unwrap();
+            graph.op(graph.operand(id, "weight").unwrap()).clone()
+        };
+        assert_eq!(quantized(&one.0), Op::Quantize(Format::FP8));
+        assert!(matches!(quantized(&several.0), Op::Weight(_)));
+        let refused = report.entries.iter().filter_map(|entry| match entry {
+            super::Entry::Refused {
+                pass,
+                at,
+                condition,
+            } if *pass == super::NAME => Some((at.as_str(), condition.as_str())),
+            _ => None,
+        });
+        let refused: Vec<_> = refused.collect();
+        assert_eq!(refused.len(), 1, "{refused:?}");
+        assert_eq!(refused[0].0, several.0);
+        assert!(refused[0].1.contains(several.1[1].as_str()), "{refused:?}");
+    }
 
     #[test]
     fn the_weights_of_linear_layers_are_rounded_and_no_others() {

@@ -39,7 +39,7 @@ pub enum Values {
 pub enum Group {
     /// A row of the matrix: one output of a linear layer. The scale is an f32.
     Row,
-    /// This number of neighbouring elements of a row. The scale is an f16.
+    /// This number of neighbouring elements of a row. The scale is an f32 for E4M3, and an f16 for integers.
     Columns(u32),
 }
 
@@ -54,6 +54,12 @@ impl Format {
     pub const FP8: Self = Self::Scaled(Scaled {
         values: Values::E4m3,
         group: Group::Row,
+    });
+
+    /// E4M3 with a scale for each 128 elements of a row, which holds checkpoints with a scale for each block of 128 × 128 elements.
+    pub const FP8_128: Self = Self::Scaled(Scaled {
+        values: Values::E4m3,
+        group: Group::Columns(128),
     });
 
     /// 4-bit integers with a scale and a zero point for each 128 elements of a row.
@@ -107,6 +113,7 @@ impl Scaled {
             (Values::Int4, Group::Columns(128)) => "int4",
             (Values::Int4, Group::Columns(64)) => "int4_g64",
             (Values::Int4, Group::Columns(32)) => "int4_g32",
+            (Values::E4m3, Group::Columns(128)) => "fp8_g128",
             (Values::Int8 | Values::E4m3, Group::Columns(_)) | (Values::Int4, _) => "unsupported",
         }
     }
@@ -118,9 +125,10 @@ impl Scaled {
     pub fn check(self) -> Result<(), String> {
         match (self.values, self.group) {
             (Values::Int8 | Values::E4m3, Group::Row)
+            | (Values::E4m3, Group::Columns(128))
             | (Values::Int4, Group::Columns(32 | 64 | 128)) => Ok(()),
             (Values::Int8 | Values::E4m3, Group::Columns(_)) | (Values::Int4, _) => Err(format!(
-                "{:?} in groups of {:?}; expected 8-bit values with a scale for each row, or 4-bit integers in groups of 32, 64 or 128 columns",
+                "{:?} in groups of {:?}; expected 8-bit values with a scale for each row, E4M3 in groups of 128 columns, or 4-bit integers in groups of 32, 64 or 128 columns",
                 self.values, self.group
             )),
         }

@@ -7,7 +7,8 @@
 //!    s these are columns 16s + 2t, + 1, + 8 and + 9. A word of E4M3 has them in this order. In a word of 8-bit integers, bytes 0
 //!    and 2 are the first two, and bytes 1 and 3 the others. A word of 4-bit values serves two MMAs, and nibbles i and i + 4 are
 //!    neighbouring columns. So a mask gives two integers in the halves of a register, where the MMA expects them.
-//! 2. The scales: an f32 for each row, or for each group of columns and each row an f16 and the zero point, a 16-bit integer.
+//! 2. The scales: an f32 for each row, or for each group of columns and each row a word: an f32 for E4M3, or
+//!    an f16 and the zero point, a 16-bit integer.
 
 use half::f16;
 use rayon::prelude::*;
@@ -38,18 +39,35 @@ impl Scaled {
     /// largest value. Int4 spreads its 16 integers from the smallest to the largest element, with 0 between them.
     pub fn quantize(self, matrix: &[f32], columns: usize) -> Quantized {
         let columns = columns.max(1);
+        let rows = matrix.par_chunks(columns);
+        let groups =
+            rows.flat_map_iter(|row| row.chunks(self.width(columns)).map(|g| self.group(g)));
+        self.quantize_with(matrix, columns, groups.collect())
+    }
+
+    /// Rounds a matrix with rows of `columns` elements to this format, with these scales and zero points of its groups, row by row.
+    ///
+    /// # Panics
+    /// Panics if there is another number of groups.
+    pub fn quantize_with(
+        self,
+        matrix: &[f32],
+        columns: usize,
+        groups: Vec<(f32, u8)>,
+    ) -> Quantized {
+        let columns = columns.max(1);
         let width = self.width(columns);
         let per_row = columns.div_ceil(width);
+        assert_eq!(groups.len(), matrix.len() / columns * per_row);
         let mut codes = vec![0; matrix.len()];
-        let mut groups = vec![(0.0, 0); matrix.len() / columns * per_row];
         codes
             .par_chunks_mut(columns)
-            .zip(groups.par_chunks_mut(per_row))
+            .zip(groups.par_chunks(per_row))
             .zip(matrix.par_chunks(columns))
             .for_each(|((codes, groups), row)| {
                 let of_groups = codes.chunks_mut(width).zip(row.chunks(width));
-                for (group, (codes, elements)) in groups.iter_mut().zip(of_groups) {
-                    *group = self.quantize_group(elements, codes);
+                for (group, (codes, elements)) in groups.iter().zip(of_groups) {
+                    self.encode(elements, *group, codes);
                 }
             });
         Quantized {
@@ -81,40 +99,37 @@ impl Scaled {
     }
 
     /// Elements of a row of `columns` that share a scale.
-    fn width(self, columns: usize) -> usize {
+    pub fn width(self, columns: usize) -> usize {
         match self.group {
             Group::Row => columns,
             Group::Columns(width) => width as usize,
         }
     }
 
-    /// Writes the codes of a group, and returns its scale and zero point.
-    fn quantize_group(self, elements: &[f32], codes: &mut [u8]) -> (f32, u8) {
+    /// Whether kernels can hold this scale of a group without rounding.
+    pub fn holds_scale(self, scale: f32) -> bool {
+        match (self.values, self.group) {
+            (_, Group::Row) | (Values::E4m3, Group::Columns(_)) => true,
+            (Values::Int8 | Values::Int4, Group::Columns(_)) => {
+                f16::from_f32(scale).to_f32() == scale
+            }
+        }
+    }
+
+    /// Returns the zero point of a group whose codes have this one. That of 8-bit values is always 0.
+    pub fn zero_point(self, of_codes: u16) -> u8 {
+        match self.values {
+            Values::Int8 | Values::E4m3 => 0,
+            Values::Int4 => of_codes as u8,
+        }
+    }
+
+    /// Chooses the scale and the zero point of a group.
+    fn group(self, elements: &[f32]) -> (f32, u8) {
         let largest = elements.iter().fold(0.0f32, |most, v| most.max(v.abs()));
         match self.values {
-            Values::Int8 => {
-                let scale = largest / 127.0;
-                for (code, v) in codes.iter_mut().zip(elements) {
-                    let step = if scale > 0.0 {
-                        (v / scale).round()
-                    } else {
-                        0.0
-                    };
-                    *code = (step.clamp(-127.0, 127.0) as i32 + 128) as u8;
-                }
-                (scale, 0)
-            }
-            Values::E4m3 => {
-                let scale = largest / e4m3::MAX;
-                for (code, v) in codes.iter_mut().zip(elements) {
-                    *code = if scale > 0.0 {
-                        e4m3::encode(v / scale)
-                    } else {
-                        0
-                    };
-                }
-                (scale, 0)
-            }
+            Values::Int8 => (largest / 127.0, 0),
+            Values::E4m3 => (largest / e4m3::MAX, 0),
             Values::Int4 => {
                 let (low, high) = elements.iter().fold((0.0f32, 0.0f32), |(low, high), &v| {
                     (low.min(v), high.max(v))
@@ -125,16 +140,20 @@ impl Scaled {
                 } else {
                     0.0
                 };
-                for (code, v) in codes.iter_mut().zip(elements) {
-                    let step = if scale > 0.0 {
-                        (v / scale).round()
-                    } else {
-                        0.0
-                    };
-                    *code = (step + zero).clamp(0.0, LARGEST) as u8;
-                }
                 (scale, zero as u8)
             }
+        }
+    }
+
+    /// Writes the codes of a group.
+    fn encode(self, elements: &[f32], (scale, zero): (f32, u8), codes: &mut [u8]) {
+        let scaled = |v: f32| if scale > 0.0 { v / scale } else { 0.0 };
+        for (code, &v) in codes.iter_mut().zip(elements) {
+            *code = match self.values {
+                Values::Int8 => (scaled(v).round().clamp(-128.0, 127.0) as i32 + 128) as u8,
+                Values::E4m3 => e4m3::encode(scaled(v)),
+                Values::Int4 => (scaled(v).round() + f32::from(zero)).clamp(0.0, LARGEST) as u8,
+            };
         }
     }
 
@@ -239,8 +258,13 @@ impl Quantized {
                             true => self.groups[row * per_row + group],
                             false => (0.0, 0),
                         };
-                        packed.extend(f16::from_f32(scale).to_le_bytes());
-                        packed.extend(u16::from(zero).to_le_bytes());
+                        match self.format.values {
+                            Values::E4m3 => packed.extend(scale.to_le_bytes()),
+                            Values::Int8 | Values::Int4 => {
+                                packed.extend(f16::from_f32(scale).to_le_bytes());
+                                packed.extend(u16::from(zero).to_le_bytes());
+                            }
+                        }
                     }
                 }
             }
@@ -261,7 +285,9 @@ mod tests {
                 unreachable!("the formats below have scales")
             }
         };
-        let mut all: Vec<_> = [Format::INT8, Format::FP8, Format::INT4].map(scaled).into();
+        let mut all: Vec<_> = [Format::INT8, Format::FP8, Format::FP8_128, Format::INT4]
+            .map(scaled)
+            .into();
         all.extend([32, 64].map(|width| Scaled {
             values: Values::Int4,
             group: Group::Columns(width),

@@ -2,8 +2,10 @@
 // four has a quarter of a row: the columns 16s + 2t, + 1, + 8 and + 9 of MMA s, for s from 0 to 3.
 constexpr int ROW_BYTES = {% if packed == "int4" %}32{% else %}64{% endif %};
 constexpr int LANE_WORDS = ROW_BYTES / 16;  // words of a lane in a row of a block
+{%- if group > 0 %}
+constexpr int GROUP = {{ group }};  // columns that share a scale
+{%- endif %}
 {%- if packed == "int4" %}
-constexpr int GROUP = {{ group }};  // columns that share a scale and a zero point
 
 // The scale of a group, and minus its zero point and the base of its integers, in both halves of a register.
 {%- if warp_mma %} The scale is applied to sums.{% endif %}
@@ -68,8 +70,20 @@ __device__ __forceinline__ unsigned int word_of(const unsigned int (&words)[LANE
 {%- else %}
 
 {%- if packed == "e4m3" %}
+{%- if group > 0 %}
+
+// The scale of a group{% if warp_mma %}, which is applied to sums{% else %}, in both halves of a register{% endif %}.
+struct Scale { {% if warp_mma %}float{% else %}unsigned int{% endif %} factor; };
+
+// `word` is the scale, an f32.
+__device__ __forceinline__ Scale scale_of(unsigned int word) {
+    const float factor = __uint_as_float(word){% if storage == "f16" and not hopper %} * 256.0f{% endif %};
+    return { {% if warp_mma %}factor{% else %}pack_pair<{{ storage }}>(factor, factor){% endif %} };
+}
+{%- endif %}
+
 // Columns 2t and 2t + 1 in low, 2t + 8 and 2t + 9 in high, of an MMA whose values are the bytes of `word`.
-__device__ __forceinline__ void unpack_weight(unsigned int word, unsigned int& low, unsigned int& high) {
+__device__ __forceinline__ void unpack_weight(unsigned int word, {% if group > 0 %}const Scale& scale, {% endif %}unsigned int& low, unsigned int& high) {
 {%- if storage == "f16" and hopper %}
     asm("{\n"
         ".reg .b16 a, b;\n"
@@ -81,7 +95,7 @@ __device__ __forceinline__ void unpack_weight(unsigned int word, unsigned int& l
     // Each value in the upper byte of a half.
     const unsigned int bits[2] = { __byte_perm(word, 0, 0x1404), __byte_perm(word, 0, 0x3424) };
 {%- if storage == "f16" %}
-    // The bits of E4M3 in an f16 are the value times 2⁻⁸. The scale of the row has the factor 2⁸.
+    // The bits of E4M3 in an f16 are the value times 2⁻⁸. The scale has the factor 2⁸.
     low = (bits[0] & 0x80008000) | (bits[0] >> 1 & 0x3f803f80);
     high = (bits[1] & 0x80008000) | (bits[1] >> 1 & 0x3f803f80);
 {%- else %}
@@ -91,6 +105,10 @@ __device__ __forceinline__ void unpack_weight(unsigned int word, unsigned int& l
     asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(low) : "r"(0x7b807b80), "r"(0x80008000));
     asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(high) : "r"(0x7b807b80), "r"(0x80008000));
 {%- endif %}
+{%- endif %}
+{%- if group > 0 and not warp_mma %}
+    asm("fma.rn.{{ storage }}x2 %0, %0, %1, %2;" : "+r"(low) : "r"(scale.factor), "r"(0x80008000));
+    asm("fma.rn.{{ storage }}x2 %0, %0, %1, %2;" : "+r"(high) : "r"(scale.factor), "r"(0x80008000));
 {%- endif %}
 }
 {%- else %}
@@ -108,9 +126,11 @@ __device__ __forceinline__ void unpack_weight(unsigned int word, unsigned int& l
 {%- endif %}
 }
 {%- endif %}
+{%- if group == 0 %}
 
 // The factor of a row's sums.
 __device__ __forceinline__ float row_factor(float scale) { return scale{% if packed == "e4m3" and storage == "f16" and not hopper %} * 256.0f{% endif %}; }
+{%- endif %}
 
 // The word of MMA s of a block.
 __device__ __forceinline__ unsigned int word_of(const unsigned int (&words)[LANE_WORDS], int s) { return words[s]; }
@@ -125,7 +145,7 @@ __device__ __forceinline__ void load_words(unsigned int (&to)[LANE_WORDS], unsig
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(from) : "memory");
 {%- endif %}
 }
-{%- if packed == "int4" %}
+{%- if group > 0 %}
 
 __device__ __forceinline__ unsigned int load_word(unsigned int from) {
     unsigned int to;

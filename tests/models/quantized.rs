@@ -7,8 +7,10 @@ use std::{
 
 use gemmule::{
     Batch, DType, DeviceChoice, Engine,
+    engine::Builder,
     graph::{WeightExpr, WeightNames},
-    runtime::weights::{Checkpoint, WeightSource, encode, evaluate},
+    runtime::weights::{Checkpoint, WeightSource, encode, evaluate, evaluate_quantized},
+    tensor::{Format, Group, Scaled, Values},
 };
 use insta::assert_snapshot;
 use serde_json::{Value, json};
@@ -61,41 +63,131 @@ fn every_layout_is_read_bitwise_as_its_writers_read_it() {
     }
 }
 
+/// Matrices of the layouts whose values and scales kernels can hold, by format.
+#[test]
+fn matrices_in_formats_of_kernels_keep_their_values() {
+    let bytes = std::fs::read(fixtures().join("matrices.safetensors")).expect("it is there");
+    let all = safetensors::SafeTensors::deserialize(&bytes).expect("it is valid");
+    let mut kept: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for (full, tensor) in all.iter() {
+        let (case, name) = full.split_once('/').expect("a case and a name");
+        let checkpoint = open(&fixtures().join("matrices").join(case));
+        let dims: Vec<u64> = tensor.shape().iter().map(|&d| d as u64).collect();
+        let Some(format) = checkpoint.published(name, &dims) else {
+            continue;
+        };
+        kept.entry(Format::Scaled(format).to_string())
+            .or_default()
+            .push(full);
+        // Also where only some rows are read, in another order, and together with others.
+        let rows = WeightExpr::Rows {
+            name: name.to_owned(),
+            dims: dims.clone(),
+            groups: 1,
+            from: 1,
+            rows: dims[0] - 1,
+            interleaved: (dims[0] - 1) / 2 * 2,
+        };
+        let whole = WeightExpr::Stored {
+            name: name.to_owned(),
+            dims,
+        };
+        let expr = WeightExpr::ConcatRows(vec![rows, whole]);
+        let want = evaluate(&expr, &checkpoint).expect("it is read");
+        let got = evaluate_quantized(&expr, &checkpoint, format).expect("it is read");
+        assert_eq!(got.values(), want, "{full}");
+    }
+    assert_snapshot!(format!("{kept:#?}"), @"");
+}
+
+/// Returns an engine for a model of the folder, and the logits of transformers for its sequences.
+fn model(case: &str) -> (Builder, Vec<Vec<u32>>, Vec<f32>) {
+    let folder = fixtures().join("models").join(case);
+    let text = std::fs::read_to_string(folder.join("expected.json")).expect("results");
+    let expected: Value = serde_json::from_str(&text).expect("results");
+    let ids = serde_json::from_value(expected["ids"].clone()).expect("ids");
+    let logits: Vec<Vec<f32>> =
+        serde_json::from_value(expected["next_logits"].clone()).expect("logits");
+    let builder = Engine::from_checkpoint(&folder).outputs(["next_token_logits"]);
+    (builder, ids, logits.concat())
+}
+
+/// Compares the logits of an engine with those of transformers.
+fn compare(case: &str, engine: &Engine, ids: &[Vec<u32>], expected: &[f32], bound: f32) {
+    let mut session = engine.session().expect("a session");
+    let batch = Batch::from_sequences(ids).expect("a batch");
+    let outputs = session.run(&batch).expect("a run");
+    let values = &outputs
+        .get("next_token_logits")
+        .expect("it is computed")
+        .values;
+    assert_eq!(values.len(), expected.len());
+    for (value, expected) in values.iter().zip(expected) {
+        let bound = bound * (1.0 + expected.abs());
+        assert!(
+            (value - expected).abs() < bound,
+            "{case}: {value} for {expected}"
+        );
+    }
+}
+
+/// Models in formats of kernels.
+const KEPT: [(&str, Format); 4] = [
+    ("llama-gptq-32", INT4_32),
+    ("qwen2-awq-32", INT4_32),
+    ("phi3-w4-32", INT4_32),
+    ("qwen3-fp8-rows", Format::FP8),
+];
+const INT4_32: Format = Format::Scaled(Scaled {
+    values: Values::Int4,
+    group: Group::Columns(32),
+});
+
 #[test]
 fn whole_models_have_the_logits_of_their_dequantized_weights() {
-    for case in [
+    let others = [
         "qwen3-fp8",
         "phi3-gptq",
         "qwen2-awq",
         "llama-w4",
         "llama-int8-head",
-    ] {
-        let folder = fixtures().join("models").join(case);
-        let text = std::fs::read_to_string(folder.join("expected.json")).expect("results");
-        let expected: Value = serde_json::from_str(&text).expect("results");
-        let ids: Vec<Vec<u32>> = serde_json::from_value(expected["ids"].clone()).expect("ids");
-        let logits: Vec<Vec<f32>> =
-            serde_json::from_value(expected["next_logits"].clone()).expect("logits");
-        let engine = Engine::from_checkpoint(&folder)
-            .device(DeviceChoice::Cpu)
-            .outputs(["next_token_logits"])
-            .build()
-            .unwrap_or_else(|error| panic!("{case}: {error}"));
-        let mut session = engine.session().expect("a session");
-        let batch = Batch::from_sequences(&ids).expect("a batch");
-        let outputs = session.run(&batch).expect("a run");
-        let values = &outputs
-            .get("next_token_logits")
-            .expect("it is computed")
-            .values;
-        let expected = logits.concat();
-        assert_eq!(values.len(), expected.len());
-        for (value, expected) in values.iter().zip(&expected) {
-            let bound = 2e-4 * (1.0 + expected.abs());
-            assert!(
-                (value - expected).abs() < bound,
-                "{case}: {value} for {expected}"
-            );
+    ];
+    for case in others.into_iter().chain(KEPT.map(|(case, _)| case)) {
+        let (builder, ids, logits) = model(case);
+        let engine = builder.device(DeviceChoice::Cpu).build();
+        let engine = engine.unwrap_or_else(|error| panic!("{case}: {error}"));
+        compare(case, &engine, &ids, &logits, 2e-4);
+    }
+}
+
+/// Rounding to the format of the checkpoint changes nothing.
+#[test]
+fn models_that_are_quantized_to_their_published_format_have_the_same_logits() {
+    for (case, format) in KEPT {
+        let (builder, ids, logits) = model(case);
+        let engine = builder.device(DeviceChoice::Cpu).quantize(format).build();
+        let engine = engine.unwrap_or_else(|error| panic!("{case}: {error}"));
+        compare(case, &engine, &ids, &logits, 2e-4);
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn a_device_keeps_published_values() {
+    for (case, format) in KEPT {
+        for (dtype, bound) in [(DType::F16, 2e-2), (DType::BF16, 2e-1)] {
+            let build = |dequantize| {
+                let (builder, ids, logits) = model(case);
+                let builder = builder.device(DeviceChoice::Cuda(0)).dtype(dtype);
+                let engine = builder.dequantize(dequantize).build();
+                let engine = engine.unwrap_or_else(|error| panic!("{case}: {error}"));
+                compare(case, &engine, &ids, &logits, bound);
+                engine
+            };
+            let (kept, plain) = (build(false), build(true));
+            assert_eq!(kept.program().weight_format(), Some(format), "{case}");
+            assert_eq!(plain.program().weight_format(), None, "{case}");
+            assert!(kept.weight_bytes() < plain.weight_bytes(), "{case}");
         }
     }
 }

@@ -21,7 +21,7 @@ mod values;
 
 pub use config::Config;
 pub use error::QuantizedError;
-pub use matrix::Matrix;
+pub use matrix::{Kind, Matrix, Runs};
 pub use modules::{Matrices, check_plain};
 pub use values::{Groups, Quantized, Values, Zeros, e4m3};
 

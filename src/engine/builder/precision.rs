@@ -1,7 +1,13 @@
 //! The storage type of a program and the format of its weights, by device.
 
-use super::super::{Builder, DeviceName, EngineError, default_dtype};
-use crate::tensor::{DType, Format};
+use std::collections::BTreeMap;
+
+use super::super::{Builder, DeviceName, EngineError, default_dtype, weights};
+use crate::{
+    program::Program,
+    runtime::weights::WeightSource,
+    tensor::{DType, Format},
+};
 
 impl Builder {
     /// Returns the storage type of the program, and the format of the weights of linear layers if it differs.
@@ -32,6 +38,29 @@ impl Builder {
                 Ok((dtype, format.filter(|&format| format != dtype.into())))
             }
         }
+    }
+
+    /// Returns the formats of the checkpoint's tensors that keep their published values. A CPU dequantizes all of them.
+    pub(super) fn published(
+        &self,
+        device: &DeviceName,
+        program: &Program,
+        source: &dyn WeightSource,
+    ) -> BTreeMap<String, Format> {
+        let keeps = match device {
+            DeviceName::Cpu { .. } => false,
+            DeviceName::Cuda(_) => program.dtype.has_mma(),
+        };
+        let is_settled = self.quantize.is_some() || self.start.artifact().is_some();
+        if !keeps || self.dequantize || is_settled {
+            return BTreeMap::new();
+        }
+        let stored = weights::stored(program).into_iter();
+        let format = |(name, dims): (&str, &[u64])| {
+            let format = source.published(name, dims)?;
+            Some((name.to_owned(), Format::Scaled(format)))
+        };
+        stored.filter_map(format).collect()
     }
 
     /// Refuses options that apply only to a CPU.

@@ -12,7 +12,14 @@ pub(super) fn odd_formats() -> impl Iterator<Item = Format> {
         values: Values::Int4,
         group: Group::Columns(32),
     });
-    [Format::INT8, Format::FP8, Format::INT4, narrow].into_iter()
+    [
+        Format::INT8,
+        Format::FP8,
+        Format::INT4,
+        narrow,
+        Format::FP8_128,
+    ]
+    .into_iter()
 }
 
 /// Sizes for checks of the GEMMs for small M and of those with one tile per CTA.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::{
-    super::weights::{WeightSource, evaluate, evaluate_scaled},
+    super::weights::{WeightSource, evaluate, evaluate_quantized, evaluate_scaled},
     CpuError, Threads,
     ops::{MatmulPrecision, PackedWeight, Read},
 };
@@ -77,11 +77,16 @@ impl Weights {
             if let Storage::Weight(expr) = &tensor.place
                 && places.remove(&(expr, tensor.element)).is_some()
             {
-                let mut rows = match tensor.element {
+                let rows = match tensor.element {
                     Element::E4m3 => {
                         let mut rows = evaluate_scaled(expr, source)?;
                         rows.iter_mut().for_each(|v| *v = tensor.element.round(*v));
                         rows
+                    }
+                    Element::Scaled(scaled)
+                        if precision(tensor.element)? == MatmulPrecision::F32 =>
+                    {
+                        evaluate_quantized(expr, source, scaled)?.values()
                     }
                     Element::Value(_) | Element::Scaled(_) | Element::I32 | Element::I64 => {
                         evaluate(expr, source)?
@@ -90,11 +95,6 @@ impl Weights {
                 let readers = readers[at];
                 if let Some([n, k]) = readers.multiplied {
                     let precision = precision(tensor.element)?;
-                    if let Element::Scaled(scaled) = tensor.element
-                        && precision == MatmulPrecision::F32
-                    {
-                        rows = scaled.quantize(&rows, k as usize).values();
-                    }
                     let pack = || PackedWeight::new(&rows, n as usize, k as usize, precision);
                     held[at].packed = Some(threads.run(pack));
                 }

@@ -27,7 +27,7 @@ use crate::{
     program::{Program, Storage},
     runtime::{
         elements::encode_tensor,
-        weights::{WeightSource, evaluate, evaluate_as, evaluate_scaled},
+        weights::{WeightSource, evaluate_as, evaluate_quantized, evaluate_scaled},
     },
     tensor::{Element, Extents, Size},
 };
@@ -476,11 +476,7 @@ fn upload(
             return Ok(());
         };
         let bytes = match tensor.element {
-            Element::Scaled(scaled) => {
-                let rows = evaluate(expr, source)?;
-                let columns = expr.dims().last().map_or(1, |&n| n as usize);
-                scaled.quantize(&rows, columns).pack()
-            }
+            Element::Scaled(scaled) => evaluate_quantized(expr, source, scaled)?.pack(),
             Element::Value(dtype) => evaluate_as(expr, source, dtype)?,
             Element::E4m3 => {
                 let rows = HostTensor::Real(evaluate_scaled(expr, source)?);

@@ -11,6 +11,7 @@ use gemmule_weights::quantized::{Config, Matrix};
 use super::{
     CheckpointError, Found, ModelFiles, WeightSource, elements, encode_into,
     found::WEIGHTS,
+    published::{self, ScaleAndZero},
     quantized::{self, Rows},
     room,
     shard::{Place, Shard, Stored},
@@ -19,7 +20,7 @@ use crate::{
     files::{self, Kind},
     graph::WeightNames,
     names::nearest,
-    tensor::DType,
+    tensor::{DType, Scaled},
 };
 
 /// An open checkpoint. Files stay open, and a tensor is read on request.
@@ -366,6 +367,34 @@ impl WeightSource for Checkpoint {
             }
             (_, Entry::Stored(_)) => self.read(name, dims),
         }
+    }
+
+    fn published(&self, name: &str, dims: &[u64]) -> Option<Scaled> {
+        match self.checked(name, dims).ok()?.1 {
+            Entry::Quantized(matrix, [_, columns]) => {
+                published::format_of(matrix.runs_of_rows()?, *columns)
+            }
+            Entry::Stored(_) => None,
+        }
+    }
+
+    fn read_groups(
+        &self,
+        name: &str,
+        dims: &[u64],
+        format: Scaled,
+    ) -> Result<Vec<ScaleAndZero>, CheckpointError> {
+        let (tensor, entry) = self.checked(name, dims)?;
+        let Entry::Quantized(matrix, _) = entry else {
+            return Err(CheckpointError::NotPublished { tensor });
+        };
+        self.rows(matrix)?
+            .groups(format)
+            .map_err(|scale| CheckpointError::ScaleRange {
+                file: self.main.clone(),
+                tensor,
+                scale,
+            })
     }
 
     fn read_as(&self, name: &str, dims: &[u64], dtype: DType) -> Result<Vec<u8>, CheckpointError> {

@@ -1,12 +1,14 @@
 //! Weights of a model, read from a published checkpoint or generated at random for benchmarks.
 //!
 //! Tensors are found under their published names, with the usual prefixes (`bert.`, …) tried in order. All names, shapes and
-//! types are checked before the first byte is copied. The weights of a quantized checkpoint are dequantized when they are read.
+//! types are checked before the first byte is copied. The weights of a quantized checkpoint are dequantized when they are read, except
+//! for those that keep their published values ([`evaluate_quantized`]).
 
 mod checkpoint;
 mod error;
 mod files;
 mod found;
+mod published;
 mod quantized;
 mod random;
 mod shard;
@@ -19,11 +21,12 @@ pub use checkpoint::Checkpoint;
 pub use error::CheckpointError;
 pub use files::{ModelFiles, gguf_models, gguf_parts, gguf_stem, is_local};
 pub use found::Found;
+pub use published::{ScaleAndZero, evaluate_quantized};
 pub use random::RandomWeights;
 
 use crate::{
     graph::{Bound, WeightExpr, interleaved_row, resized_heads_at, slope},
-    tensor::{DType, row_scale},
+    tensor::{DType, Scaled, row_scale},
 };
 
 /// Checks the quantization that the config.json of a folder describes. No weights are needed.
@@ -58,6 +61,25 @@ pub trait WeightSource: Send + Sync {
     /// Returns the errors of [`read`](Self::read).
     fn read_as(&self, name: &str, dims: &[u64], dtype: DType) -> Result<Vec<u8>, CheckpointError> {
         encode_weight(name, &self.read(name, dims)?, dtype)
+    }
+
+    /// Returns the format in which a matrix is published, if kernels read this format. `None` for a matrix that is not quantized.
+    fn published(&self, _name: &str, _dims: &[u64]) -> Option<Scaled> {
+        None
+    }
+
+    /// Reads the scale and the zero point of each group of a matrix in its [published](Self::published) format, row by row.
+    ///
+    /// # Errors
+    /// Returns the errors of [`read`](Self::read), and an error for a scale that the format cannot hold.
+    fn read_groups(
+        &self,
+        name: &str,
+        _dims: &[u64],
+        _format: Scaled,
+    ) -> Result<Vec<ScaleAndZero>, CheckpointError> {
+        let tensor = name.to_owned();
+        Err(CheckpointError::NotPublished { tensor })
     }
 
     /// Checks all tensors of `stored` at once, so that one error lists everything that is missing.

@@ -7,10 +7,13 @@ use gemmule_weights::quantized::{
 };
 
 use super::{
-    CheckpointError, room,
+    CheckpointError, ScaleAndZero, room,
     shard::{Place, Shard},
 };
-use crate::files::{self, Kind};
+use crate::{
+    files::{self, Kind},
+    tensor::Scaled,
+};
 
 const CONFIG: &str = "config.json";
 
@@ -36,10 +39,10 @@ impl Notes {
         }
         let activations = match self.of_activations {
             0 => String::new(),
-            n => format!(", and its {n} scales of activations, keys and values are not used"),
+            n => format!("; its {n} scales of activations, keys and values are not used"),
         };
         tracing::info!(
-            "the checkpoint is quantized: {}; its {} quantized weights are dequantized when they are read{activations}",
+            "the checkpoint is quantized: {}, {} weights{activations}",
             self.summary,
             self.n_matrices,
         );
@@ -149,6 +152,21 @@ impl Rows {
         let mut row = room(matrix.name(), quantized.columns as u64)?;
         row.resize(quantized.columns, 0.0);
         Ok(Self { quantized, row })
+    }
+
+    /// Returns the scale and the zero point of each group of a format, row by row.
+    ///
+    /// # Errors
+    /// Returns the first scale that the format cannot hold.
+    pub fn groups(self, format: Scaled) -> Result<Vec<ScaleAndZero>, f32> {
+        let width = format.width(self.quantized.columns).max(1);
+        let rows = 0..self.quantized.rows;
+        let groups = rows.flat_map(|row| self.quantized.groups(row, width));
+        let held = groups.map(|(scale, zero)| match format.holds_scale(scale) {
+            true => Ok((scale, format.zero_point(zero))),
+            false => Err(scale),
+        });
+        held.collect()
     }
 
     /// Passes each dequantized row to `take`, and returns the number of values that are not finite.

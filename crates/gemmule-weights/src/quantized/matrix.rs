@@ -4,6 +4,7 @@ use half::{bf16, f16};
 
 use super::{
     Info,
+    config::Bits,
     error::{QuantizedError, wrong_tensor},
     unpack::{Packing, transposed},
     values::{Groups, Quantized, Values, Zeros, room},
@@ -25,6 +26,26 @@ pub struct Matrix {
     pub(super) block: [u64; 2],
     pub(super) zeros: ZeroPoints,
     pub(super) order: Order,
+}
+
+/// A matrix whose groups are runs of neighbouring elements of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Runs {
+    pub kind: Kind,
+    /// Elements of a row that share a scale.
+    pub columns: u64,
+    /// Type in which the scales are stored.
+    pub scales: Element,
+}
+
+/// Values of few bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    E4M3,
+    /// 8-bit integers with the zero point 0.
+    Int8,
+    /// 4-bit integers with zero points from 0 to 15.
+    Int4,
 }
 
 /// A tensor of a matrix.
@@ -85,6 +106,36 @@ impl Matrix {
     /// Returns the rows and columns.
     pub fn dims(&self) -> [u64; 2] {
         self.dims
+    }
+
+    /// Returns the runs of elements that share a scale. `None` if the columns of a group are listed, and for 8-bit integers with
+    /// zero points.
+    pub fn runs_of_rows(&self) -> Option<Runs> {
+        match self.order {
+            Order::None | Order::Runs(_) => {}
+            Order::Listed { .. } => return None,
+        }
+        let middle = Bits::Eight.middle();
+        let is_symmetric = match self.zeros {
+            ZeroPoints::One(zero) | ZeroPoints::Symmetric { zero, .. } => zero == middle,
+            ZeroPoints::Signed(_) | ZeroPoints::Packed { .. } => false,
+        };
+        let kind = match self.codes {
+            Codes::E4M3 => Kind::E4M3,
+            Codes::Packed(Packing {
+                bits: Bits::Four, ..
+            }) => Kind::Int4,
+            Codes::Signed
+            | Codes::Packed(Packing {
+                bits: Bits::Eight, ..
+            }) if is_symmetric => Kind::Int8,
+            Codes::Signed | Codes::Packed(_) => return None,
+        };
+        Some(Runs {
+            kind,
+            columns: self.block[1].min(self.dims[1]),
+            scales: self.scales.element,
+        })
     }
 
     /// Combines the tensors of the matrix. `read` returns the bytes of a tensor.

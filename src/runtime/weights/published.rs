@@ -1,0 +1,101 @@
+//! Weights that keep the low-bit values in which a checkpoint publishes them.
+
+use gemmule_weights::{
+    Element,
+    quantized::{Kind, Runs},
+};
+
+use super::{CheckpointError, WeightSource, elements, evaluate, keep_rows, separate_pairs};
+use crate::{
+    graph::WeightExpr,
+    tensor::{Group, Quantized, Scaled, Values},
+};
+
+/// Scale and zero point of a group.
+pub type ScaleAndZero = (f32, u8);
+
+/// Evaluates the weight of a linear layer as low-bit values. Matrices that are published in this format keep their values and scales,
+/// and others are rounded.
+///
+/// # Errors
+/// Returns the errors of [`WeightSource::read`] and [`WeightSource::read_groups`].
+pub fn evaluate_quantized(
+    expr: &WeightExpr,
+    source: &dyn WeightSource,
+    format: Scaled,
+) -> Result<Quantized, CheckpointError> {
+    let rows = evaluate(expr, source)?;
+    let columns = expr.dims().last().map_or(1, |&n| n as usize);
+    Ok(match groups(expr, source, format)? {
+        Some(groups) => format.quantize_with(&rows, columns, groups),
+        None => format.quantize(&rows, columns),
+    })
+}
+
+/// Returns the published scales and zero points of a matrix, row by row. `None` unless all its tensors are published in this format.
+fn groups(
+    expr: &WeightExpr,
+    source: &dyn WeightSource,
+    format: Scaled,
+) -> Result<Option<Vec<ScaleAndZero>>, CheckpointError> {
+    let read = |name: &str, dims: &[u64]| match source.published(name, dims) {
+        Some(published) if published == format => source.read_groups(name, dims, format).map(Some),
+        _ => Ok(None),
+    };
+    match expr {
+        WeightExpr::Stored { name, dims } => read(name, dims),
+        WeightExpr::Rows {
+            name,
+            dims,
+            groups,
+            from,
+            rows,
+            interleaved,
+        } => {
+            let Some(mut kept) = read(name, dims)? else {
+                return Ok(None);
+            };
+            let columns = elements(&dims[1..]) as usize;
+            let per_row = columns.div_ceil(format.width(columns).max(1)) as u64;
+            keep_rows(&mut kept, [*groups, *from, *rows], per_row, dims[0]);
+            separate_pairs(&mut kept, [*rows, *interleaved], per_row);
+            Ok(Some(kept))
+        }
+        WeightExpr::ConcatRows(parts) => {
+            let parts = parts.iter().map(|part| groups(part, source, format));
+            let parts: Option<Vec<_>> = parts.collect::<Result<_, _>>()?;
+            Ok(parts.map(|parts| parts.concat()))
+        }
+        WeightExpr::Transposed { .. }
+        | WeightExpr::Sinusoid { .. }
+        | WeightExpr::RelativeBias { .. }
+        | WeightExpr::Positions { .. }
+        | WeightExpr::Slopes { .. }
+        | WeightExpr::ResizedHeads { .. }
+        | WeightExpr::PlusOne { .. }
+        | WeightExpr::Zeros { .. }
+        | WeightExpr::ProductScales { .. }
+        | WeightExpr::Scale(_) => Ok(None),
+    }
+}
+
+/// Returns the format of kernels that holds the values and scales of such a matrix with `columns` columns without rounding.
+pub(super) fn format_of(runs: Runs, columns: u64) -> Option<Scaled> {
+    let is_row = runs.columns == columns;
+    let holds = |width: &u32| is_row || runs.columns.is_multiple_of(u64::from(*width));
+    let (values, group) = match runs.kind {
+        Kind::Int8 => (Values::Int8, is_row.then_some(Group::Row)),
+        Kind::E4M3 if is_row => (Values::E4m3, Some(Group::Row)),
+        Kind::E4M3 => (Values::E4m3, holds(&128).then_some(Group::Columns(128))),
+        Kind::Int4 => {
+            // Kernels have scales in f16.
+            let is_16 = matches!(runs.scales, Element::F16 | Element::BF16);
+            let width = [128, 64, 32].into_iter().find(holds).filter(|_| is_16);
+            (Values::Int4, width.map(Group::Columns))
+        }
+    };
+    Some(Scaled {
+        values,
+        group: group?,
+    })
+}
