@@ -285,6 +285,8 @@ def matrices():
     block = lambda n, **o: fp8(matrix(*n, n[0]), "block", (16, 8), "weight_scale_inv", **o)
     config = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [16, 8], "activation_scheme": "dynamic"}
     cases.add("fp8-block", config, {"whole": block((32, 24)), "ragged": block((33, 23)), "small": block((3, 5))})
+    wide = fp8(matrix(5, 200, 6), "block", (128, 128), "weight_scale_inv")
+    cases.add("fp8-128", config | {"weight_block_size": [128, 128]}, {"wide": wide})
     config |= {"scale_fmt": "ue8m0"}
     cases.add("fp8-powers", config, {"whole": block((32, 8), ue8m0=True), "ragged": block((17, 9), ue8m0=True)})
 
@@ -354,6 +356,10 @@ def models():
         *fp8(weight, "block", (32, 20), "weight_scale_inv"),
         {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 20]},
     )
+    large_block = lambda weight: (
+        *fp8(weight, "block", (128, 128), "weight_scale_inv"),
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    )
     # Groups of kernels, so that a GPU keeps the published values.
     wide = small | dict(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2)
     w4_32 = dict(num_bits=4, strategy="group", group_size=32, symmetric=True)
@@ -369,10 +375,13 @@ def models():
         ("llama-gptq-32", "llama", False, lambda w: gptq(w, group_size=32), ["lm_head"]),
         ("qwen2-awq-32", "qwen2", True, lambda w: awq(w, 32), []),
         ("phi3-w4-32", "phi3", False, lambda w: compressed(w, "pack-quantized", torch.bfloat16, **w4_32), ["lm_head"]),
+        ("qwen3-fp8-128", "qwen3", True, large_block, []),
         ("qwen3-fp8-rows", "qwen3", True, lambda w: (*fp8(w), {"quant_method": "fp8", "activation_scheme": "dynamic"}), []),
     ]
     for case, kind, tied, quantize, ignore in rows:
-        sizes = wide if case.endswith(("-32", "-rows")) else small
+        sizes = wide if case.endswith(("-32", "-rows", "-128")) else small
+        if case.endswith("-128"):
+            sizes = wide | dict(hidden_size=160, intermediate_size=136)
         torch.manual_seed(len(case))
         config = AutoConfig.for_model(kind, **sizes, tie_word_embeddings=tied)
         own_head = case.endswith("-head")

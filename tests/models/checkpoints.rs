@@ -436,7 +436,7 @@ fn a_quantized_checkpoint_is_announced_with_its_layout() {
     loaded.expect("it loads");
     assert_snapshot!(log, @r"
     INFO the checkpoint's `lm_head.weight` has values of its own, and is not tied
-    INFO the checkpoint is quantized: compressed-tensors (int8, a scale per output); its 15 quantized weights are dequantized when they are read
+    INFO the checkpoint is quantized: compressed-tensors (int8, a scale per output); its 15 quantized weights are dequantized when they are read, unless they keep their published values
     ");
 }
 

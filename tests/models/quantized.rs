@@ -1,7 +1,7 @@
 //! Quantized checkpoints, written by `scripts/quantized_checkpoints.py`.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
 };
 
@@ -42,7 +42,7 @@ fn every_layout_is_read_bitwise_as_its_writers_read_it() {
         let tensors = cases.entry(case.to_owned()).or_default();
         tensors.push((name.to_owned(), dims, values));
     }
-    assert_eq!(cases.len(), 27);
+    assert_eq!(cases.len(), 28);
     for (case, tensors) in cases {
         let checkpoint = open(&fixtures().join("matrices").join(&case));
         for (name, dims, values) in &tensors {
@@ -68,7 +68,7 @@ fn every_layout_is_read_bitwise_as_its_writers_read_it() {
 fn matrices_in_formats_of_kernels_keep_their_values() {
     let bytes = std::fs::read(fixtures().join("matrices.safetensors")).expect("it is there");
     let all = safetensors::SafeTensors::deserialize(&bytes).expect("it is valid");
-    let mut kept: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    let mut kept: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
     for (full, tensor) in all.iter() {
         let (case, name) = full.split_once('/').expect("a case and a name");
         let checkpoint = open(&fixtures().join("matrices").join(case));
@@ -78,7 +78,7 @@ fn matrices_in_formats_of_kernels_keep_their_values() {
         };
         kept.entry(Format::Scaled(format).to_string())
             .or_default()
-            .push(full);
+            .insert(full);
         // Also where only some rows are read, in another order, and together with others.
         let rows = WeightExpr::Rows {
             name: name.to_owned(),
@@ -97,7 +97,34 @@ fn matrices_in_formats_of_kernels_keep_their_values() {
         let got = evaluate_quantized(&expr, &checkpoint, format).expect("it is read");
         assert_eq!(got.values(), want, "{full}");
     }
-    assert_snapshot!(format!("{kept:#?}"), @"");
+    assert_snapshot!(format!("{kept:#?}"), @r#"
+    {
+        "fp8": {
+            "ct-fp8-channel/up.weight",
+            "ct-fp8/up.weight",
+            "ct-mixed/layers.1.gate.weight",
+            "fbgemm/up.weight",
+            "fp8-block/small.weight",
+            "fp8-powers/whole.weight",
+            "fp8/down.weight",
+            "fp8/up.weight",
+            "modelopt/up.weight",
+        },
+        "fp8_g128": {
+            "fp8-128/wide.weight",
+        },
+        "int4": {
+            "awq-whole/model.up.weight",
+            "ct-w4-channel-zeros/up.weight",
+            "gptq-large-group/model.layers.0.up.weight",
+        },
+        "int8": {
+            "ct-int8-tensor/mlp.gate_proj.weight",
+            "ct-int8/mlp.gate_proj.weight",
+            "ct-mixed/layers.1.down.weight",
+        },
+    }
+    "#);
 }
 
 /// Returns an engine for a model of the folder, and the logits of transformers for its sequences.
@@ -132,10 +159,11 @@ fn compare(case: &str, engine: &Engine, ids: &[Vec<u32>], expected: &[f32], boun
 }
 
 /// Models in formats of kernels.
-const KEPT: [(&str, Format); 4] = [
+const KEPT: [(&str, Format); 5] = [
     ("llama-gptq-32", INT4_32),
     ("qwen2-awq-32", INT4_32),
     ("phi3-w4-32", INT4_32),
+    ("qwen3-fp8-128", Format::FP8_128),
     ("qwen3-fp8-rows", Format::FP8),
 ];
 const INT4_32: Format = Format::Scaled(Scaled {

@@ -42,7 +42,7 @@ impl Notes {
             n => format!("; its {n} scales of activations, keys and values are not used"),
         };
         tracing::info!(
-            "the checkpoint is quantized: {}, {} weights{activations}",
+            "the checkpoint is quantized: {}; its {} quantized weights are dequantized when they are read, unless they keep their published values{activations}",
             self.summary,
             self.n_matrices,
         );

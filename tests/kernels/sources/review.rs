@@ -9,7 +9,8 @@ use super::cover::Rendering;
 /// Lines around a difference.
 const CONTEXT: usize = 2;
 
-/// Returns the first rendering in full, and each other one as its differences from the most similar one before it.
+/// Returns the first rendering in full, and each other one as its differences from the most similar one before it, or in full if that
+/// is shorter.
 pub fn review(renderings: &[&Rendering]) -> String {
     let [first, others @ ..] = renderings else {
         return String::new();
@@ -20,15 +21,18 @@ pub fn review(renderings: &[&Rendering]) -> String {
     let mut shown = vec![*first];
     for rendering in others {
         let (base, diff) = nearest(rendering, &shown);
-        let _ = writeln!(
-            text,
-            "\n=== {}, compared with {}",
-            rendering.symbol, base.symbol
-        );
         let mut diff = diff.unified_diff();
         diff.context_radius(CONTEXT).missing_newline_hint(false);
-        text.push_str(diff.to_string().trim_end());
-        text.push('\n');
+        let diff = diff.to_string();
+        let (symbol, base) = (rendering.symbol, base.symbol);
+        let _ = match diff.len() < rendering.text.len() {
+            true => writeln!(
+                text,
+                "\n=== {symbol}, compared with {base}\n{}",
+                diff.trim_end()
+            ),
+            false => writeln!(text, "\n=== {symbol}\n{}", rendering.text.trim_end()),
+        };
         shown.push(rendering);
     }
     text
@@ -72,19 +76,12 @@ mod tests {
         e
         f
 
-        === second, compared with first
-        @@ -1,6 +1,5 @@
-        -a
-        -b
-        -c
-        -d
-        -e
-        -f
-        +u
-        +v
-        +w
-        +x
-        +y
+        === second
+        u
+        v
+        w
+        x
+        y
 
         === third, compared with second
         @@ -3,3 +3,3 @@
