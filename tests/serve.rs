@@ -59,6 +59,8 @@ fn choice(name: &str, invariant: bool, queue: Duration) -> ModelChoice {
         name: name.to_owned(),
         devices: vec![DeviceChoice::Cpu],
         dtype: None,
+        kv_dtype: Default::default(),
+        kv_dtype: Default::default(),
         invariant,
         scheduler: scheduler("packed", &Settings::default()).unwrap(),
         costs: Some(costs()),

@@ -54,6 +54,7 @@ fn graph_after(
     let options = passes::Options {
         without,
         quantize: None,
+        cache: None,
         fp8_inputs: false,
     };
     let (last, _) = passes::optimize_observed(graph, &options, |name, graph| {

@@ -81,6 +81,7 @@ pub struct Builder {
     device: DeviceChoice,
     dtype: Option<DType>,
     quantize: Option<Format>,
+    kv_cache: Option<Format>,
     tune: TuneMode,
     timings: Option<PathBuf>,
     allocator: AllocatorChoice,
@@ -110,6 +111,7 @@ impl Builder {
             device: DeviceChoice::Auto,
             dtype: None,
             quantize: None,
+            kv_cache: None,
             tune: TuneMode::Off,
             timings: None,
             allocator: AllocatorChoice::default(),
@@ -186,6 +188,13 @@ impl Builder {
     /// the other two rounds the weights and computes in f32.
     pub fn quantize(mut self, format: Format) -> Self {
         self.quantize = Some(format);
+        self
+    }
+
+    /// Sets the format of the KV cache of an engine that generates text: [`Format::E4m3`], or the storage type, which is the default.
+    /// In E4M3, keys and values are rounded when they are stored, and have half the bytes of f16 and a quarter of those of f32.
+    pub fn kv_cache(mut self, format: Format) -> Self {
+        self.kv_cache = Some(format);
         self
     }
 
@@ -422,6 +431,17 @@ impl Builder {
                     asked: shown(format),
                 });
             }
+            let stored = artifact.program.cache_format();
+            if let Some(asked) = self.kv_cache
+                && !artifact.program.caches.is_empty()
+                && asked != stored
+            {
+                return Err(EngineError::ArtifactCache {
+                    file: file.clone(),
+                    stored,
+                    asked,
+                });
+            }
             if self.invariant && !artifact.program.invariant {
                 return Err(EngineError::ArtifactInvariant { file: file.clone() });
             }
@@ -449,6 +469,7 @@ impl Builder {
             timings: 0,
         };
         let (dtype, quantize) = self.computes_in(device)?;
+        let kv_cache = self.caches_in(dtype)?;
         let options = CompileOptions {
             outputs: self.outputs.clone(),
             intermediates: self.intermediates.clone(),
@@ -456,6 +477,7 @@ impl Builder {
             without: self.without.clone(),
             dtype,
             quantize,
+            kv_cache,
             timings: None,
             padding: self.padding,
             attention: self.attention.unwrap_or_default(),

@@ -30,6 +30,8 @@ pub struct CompileOptions {
     pub dtype: DType,
     /// Format that the weights of linear layers are stored in; `None` for the storage type.
     pub quantize: Option<Format>,
+    /// Format of the KV cache; `None` for the storage type.
+    pub kv_cache: Option<Format>,
     /// Measured kernel times, which correct the cost model.
     pub timings: Option<Timings>,
     pub padding: Padding,
@@ -56,6 +58,7 @@ impl CompileOptions {
             modules: Vec::new(),
             dtype,
             quantize: None,
+            kv_cache: None,
             timings: None,
             padding: Padding::Removed,
             attention: AttentionChoice::Auto,
@@ -185,6 +188,7 @@ pub fn compile(
     let passes = passes::Options {
         without: options.without.clone(),
         quantize: options.quantize,
+        cache: options.kv_cache.filter(|_| options.cached),
         // Decode steps multiply few rows, so their time is that of reading the weights. Their kernels convert weights
         // to 16 bits.
         fp8_inputs: options.dtype.has_mma()

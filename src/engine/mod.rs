@@ -17,6 +17,7 @@
 
 mod artifact;
 mod builder;
+mod kv_cache_choice;
 mod compile;
 mod device;
 mod error;
@@ -51,6 +52,7 @@ pub use outputs::Outputs;
 pub(crate) use padding::laid_out;
 pub use pending::Pending;
 pub use pipeline::Pipeline;
+pub use kv_cache_choice::{KvCacheChoice, UnknownKvCacheChoice};
 pub use precision::Precision;
 pub use session::Session;
 pub(crate) use session::SessionBackend;

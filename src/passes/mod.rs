@@ -26,6 +26,7 @@ mod fuse_residual;
 mod hoist_pooled_token;
 mod matching;
 mod merge_projections;
+mod quantize_cache;
 mod quantize_inputs;
 mod quantize_linear;
 mod report;
@@ -95,6 +96,8 @@ pub struct Options {
     pub without: BTreeSet<String>,
     /// Format that the weights of linear layers are stored in; `None` for the program's storage type.
     pub quantize: Option<Format>,
+    /// Format of the KV cache; `None` for the program's storage type.
+    pub cache: Option<Format>,
     /// Whether the inputs of linear layers in fp8 are in E4M3, too.
     pub fp8_inputs: bool,
 }
@@ -163,6 +166,13 @@ pub fn optimize_observed(
         let inputs = options.fp8_inputs && !options.without.contains(quantize_inputs::NAME);
         quantize_linear::run(&mut graph, format, inputs, &mut report).map_err(broken)?;
         graph.prune();
+        graph.verify().map_err(broken)?;
+        after(pass, &graph);
+    }
+    if let Some(format) = options.cache {
+        let pass = quantize_cache::NAME;
+        let broken = |source| PassError::Broken { pass, source };
+        quantize_cache::run(&mut graph, format, &mut report).map_err(broken)?;
         graph.verify().map_err(broken)?;
         after(pass, &graph);
     }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use super::DefaultPrompt;
 use crate::{
     DType, DeviceChoice,
+    engine::KvCacheChoice,
     schedule::{self, Settings},
 };
 
@@ -27,6 +28,9 @@ pub struct ModelConfig {
     pub devices: Vec<DeviceChoice>,
     #[serde(default, deserialize_with = "parsed")]
     pub dtype: Option<DType>,
+    /// Format of the KV cache of a model that generates text; `auto` by default.
+    #[serde(default, deserialize_with = "parsed")]
+    pub kv_dtype: Option<KvCacheChoice>,
     #[serde(default)]
     pub invariant: bool,
     #[serde(default, deserialize_with = "scheduler")]

@@ -1,4 +1,4 @@
-//! The storage type of a program and the format of its weights, by device.
+//! The storage type of a program and the formats of its weights and of its KV cache, by device.
 
 use super::super::{Builder, DeviceName, EngineError, default_dtype};
 use crate::tensor::{DType, Format};
@@ -30,6 +30,23 @@ impl Builder {
             }
             (DeviceName::Cpu { .. }, DType::F32 | DType::F16, format) => {
                 Ok((dtype, format.filter(|&format| format != dtype.into())))
+            }
+        }
+    }
+
+    /// Returns the format of the KV cache of a program in `dtype`, if it differs from that type.
+    pub(super) fn caches_in(&self, dtype: DType) -> Result<Option<Format>, EngineError> {
+        let Some(format) = self.kv_cache else {
+            return Ok(None);
+        };
+        if !self.cached {
+            return Err(EngineError::CacheWithoutTexts { format });
+        }
+        match format {
+            Format::Plain(stored) if stored == dtype => Ok(None),
+            Format::E4m3 => Ok(Some(format)),
+            Format::Plain(_) | Format::Scaled(_) => {
+                Err(EngineError::CacheFormat { format, dtype })
             }
         }
     }
