@@ -7,7 +7,7 @@ use super::{
     model::{Card, Model, Quantize, cache_of},
     print,
 };
-use crate::{DType, kernels::cache::BLOCK, engine::KvCacheChoice, tensor::Extents};
+use crate::{DType, engine::KvCacheChoice, kernels::cache::BLOCK, tensor::Extents};
 
 #[derive(clap::Args)]
 pub(super) struct Args {

@@ -13,8 +13,8 @@ use serde_json::Value;
 use crate::{
     DType, EngineError,
     engine::{
-        Builder, KvCacheChoice, CompileOptions, Compiled, DeviceChoice, Engine, ModelFile, Stage, TimedOn,
-        TuneMode, compile, hub::Files,
+        Builder, CompileOptions, Compiled, DeviceChoice, Engine, KvCacheChoice, ModelFile, Stage,
+        TimedOn, TuneMode, compile, hub::Files,
     },
     jit::Target,
     machine::Machine,

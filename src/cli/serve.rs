@@ -343,7 +343,9 @@ fn open(
             model.name,
             model.device,
             model.dtype,
-            model.kv_format.map_or_else(String::new, |format| format!(", KV cache in {format}")),
+            model
+                .kv_format
+                .map_or_else(String::new, |format| format!(", KV cache in {format}")),
             began.elapsed().as_secs_f64()
         ));
         models.push(model);

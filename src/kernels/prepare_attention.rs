@@ -241,7 +241,9 @@ impl Kernel for PrepareAttention {
     /// Rows are read and written once, as by a norm. The keys and values that are written to a cache in E4M3 have fewer bytes.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
-        let stored = self.pool.map_or(self.dtype.bytes(), |pool| pool.element().bytes());
+        let stored = self
+            .pool
+            .map_or(self.dtype.bytes(), |pool| pool.element().bytes());
         let written = stored as f64 / self.dtype.bytes() as f64;
         let cached = f64::from(self.units() - self.heads);
         let columns = f64::from(self.heads) + cached * (1.0 + written) / 2.0;

@@ -66,12 +66,17 @@ mod tests {
         let caches: Vec<&str> = caches.map(|id| stored.node(id).name.as_str()).collect();
         assert_eq!(report.entries.len(), before.entries.len() + caches.len());
         let first = caches[0];
-        let rounded = want[first].iter().map(|&v| f64::from(e4m3::round(v as f32)));
+        let rounded = want[first]
+            .iter()
+            .map(|&v| f64::from(e4m3::round(v as f32)));
         assert!(rounded.eq(got[first].iter().copied()), "{first}");
         for (name, want) in &want {
             let largest = want.iter().fold(0.0f64, |most, v| most.max(v.abs()));
             for (want, got) in want.iter().zip(&got[name]) {
-                assert!((want - got).abs() <= 0.2 * largest, "{name}: {got}, expected {want}");
+                assert!(
+                    (want - got).abs() <= 0.2 * largest,
+                    "{name}: {got}, expected {want}"
+                );
             }
         }
         assert!(want != got);

@@ -60,7 +60,11 @@ fn drain(generator: &mut Generator) -> Written {
 }
 
 /// Tokens and logits of each prompt, all in one batch.
-fn together(engine: &Engine, prompts: &[Vec<u32>], options: &SamplingParams) -> Vec<Vec<(u32, Vec<f32>)>> {
+fn together(
+    engine: &Engine,
+    prompts: &[Vec<u32>],
+    options: &SamplingParams,
+) -> Vec<Vec<(u32, Vec<f32>)>> {
     let mut generator = engine.generator(4 << 20).expect("a generator");
     let admit = |prompt: &Vec<u32>| {
         let request = Request {
@@ -71,13 +75,20 @@ fn together(engine: &Engine, prompts: &[Vec<u32>], options: &SamplingParams) -> 
     };
     let tickets: Vec<Ticket> = prompts.iter().map(admit).collect();
     let mut written = drain(&mut generator);
-    tickets.iter().map(|t| written.remove(t).expect("tokens")).collect()
+    tickets
+        .iter()
+        .map(|t| written.remove(t).expect("tokens"))
+        .collect()
 }
 
 /// Root of the mean square of the difference, relative to that of `want`.
 fn error(got: &[f32], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
-    let off: f64 = got.iter().zip(want).map(|(&a, b)| (f64::from(a) - b).powi(2)).sum();
+    let off: f64 = got
+        .iter()
+        .zip(want)
+        .map(|(&a, b)| (f64::from(a) - b).powi(2))
+        .sum();
     (off / want.iter().map(|v| v * v).sum::<f64>()).sqrt()
 }
 
@@ -110,7 +121,10 @@ fn texts_are_those_of_plain_loops_with_rounded_keys_and_values() {
 #[test]
 fn without_the_option_keys_and_values_are_exact() {
     let engine = writer().build().expect("it loads");
-    let same = writer().kv_cache(Format::Plain(DType::F32)).build().expect("it loads");
+    let same = writer()
+        .kv_cache(Format::Plain(DType::F32))
+        .build()
+        .expect("it loads");
     assert_eq!(engine.program(), same.program());
     let exact = PlainGpt2::new(false);
     let prompts = prompts();
@@ -185,7 +199,10 @@ fn a_cache_has_a_quarter_of_the_bytes_of_f32_and_half_of_f16() {
         };
         builder.build().expect("it loads")
     });
-    assert_eq!(plain.program().block_bytes(), 4 * stored.program().block_bytes());
+    assert_eq!(
+        plain.program().block_bytes(),
+        4 * stored.program().block_bytes()
+    );
     // Layers, keys and values, positions, width.
     assert_eq!(stored.program().block_bytes(), 4 * 2 * 32 * 96);
     let options = SamplingParams {
@@ -193,11 +210,17 @@ fn a_cache_has_a_quarter_of_the_bytes_of_f32_and_half_of_f16() {
         ..options(30)
     };
     let prompts = [3, 100, 20];
-    let needed = |engine: &Engine| engine.cache_bytes_needed(&prompts, &options).expect("bytes");
+    let needed = |engine: &Engine| {
+        engine
+            .cache_bytes_needed(&prompts, &options)
+            .expect("bytes")
+    };
     assert_eq!(needed(&plain), 4 * needed(&stored));
     let held = |engine: &Engine| {
         let cache = needed(engine);
-        engine.generator_bytes(&prompts, &options, cache).expect("bytes")
+        engine
+            .generator_bytes(&prompts, &options, cache)
+            .expect("bytes")
     };
     let (plain_bytes, stored_bytes) = (held(&plain), held(&stored));
     assert_eq!(plain_bytes.cache, 4 * stored_bytes.cache);
@@ -206,14 +229,20 @@ fn a_cache_has_a_quarter_of_the_bytes_of_f32_and_half_of_f16() {
     assert_eq!(plain_bytes.state, stored_bytes.state);
     let in_f16 = |kv_cache| program_options(DType::F16, kv_cache);
     let bytes = |options: &CompileOptions| {
-        let compiled = compile(&description("llama").expect("shipped"), &llama(4, 2, 64), options);
+        let compiled = compile(
+            &description("llama").expect("shipped"),
+            &llama(4, 2, 64),
+            options,
+        );
         compiled.expect("it compiles").program.block_bytes()
     };
     assert_eq!(bytes(&in_f16(None)), 2 * bytes(&in_f16(Some(Format::E4m3))));
 }
 
 fn program_options(dtype: DType, kv_cache: Option<Format>) -> CompileOptions {
-    let machine = Machine::of_capability((9, 0)).expect("described").expect("Hopper");
+    let machine = Machine::of_capability((9, 0))
+        .expect("described")
+        .expect("Hopper");
     CompileOptions {
         outputs: Some(vec!["next_token_logits".to_owned()]),
         kv_cache,
@@ -240,7 +269,9 @@ fn an_artifact_carries_the_format_of_its_cache() {
     let compiled = compile(&gpt2, &config, &options).expect("it compiles");
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("model.gemmule");
-    Artifact::of(compiled, Vec::new()).write(&file).expect("it is written");
+    Artifact::of(compiled, Vec::new())
+        .write(&file)
+        .expect("it is written");
     let open = || {
         let builder = Engine::from_artifact(&file).checkpoint(FOLDER);
         builder.device(DeviceChoice::Cpu).generating()

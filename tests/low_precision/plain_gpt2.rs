@@ -44,7 +44,11 @@ impl PlainGpt2 {
             heads: size("n_head"),
             layers: size("n_layer"),
             vocabulary: size("vocab_size"),
-            values: if is_rounded { values.collect() } else { Vec::new() },
+            values: if is_rounded {
+                values.collect()
+            } else {
+                Vec::new()
+            },
         }
     }
 
@@ -91,13 +95,22 @@ impl PlainGpt2 {
                 let added = self.linear(&of("attn.c_proj"), &context);
                 row.iter_mut().zip(added).for_each(|(to, v)| *to += v);
                 let up = self.linear(&of("mlp.c_fc"), &self.norm(&of("ln_2"), row));
-                let added = self.linear(&of("mlp.c_proj"), &up.into_iter().map(gelu).collect::<Vec<_>>());
+                let added = self.linear(
+                    &of("mlp.c_proj"),
+                    &up.into_iter().map(gelu).collect::<Vec<_>>(),
+                );
                 row.iter_mut().zip(added).for_each(|(to, v)| *to += v);
             }
         }
         let logits = |row: &Vec<f64>| {
             let row = self.norm("ln_f", row);
-            let of = |id: usize| words[id * width..][..width].iter().zip(&row).map(|(a, b)| a * b).sum();
+            let of = |id: usize| {
+                words[id * width..][..width]
+                    .iter()
+                    .zip(&row)
+                    .map(|(a, b)| a * b)
+                    .sum()
+            };
             (0..self.vocabulary).map(of).collect()
         };
         rows.iter().map(logits).collect()
@@ -136,7 +149,9 @@ impl PlainGpt2 {
         let scale = (variance + 1e-5).sqrt();
         let [gamma, beta] = ["weight", "bias"].map(|part| &self.weights[&format!("{name}.{part}")]);
         let parts = x.iter().zip(gamma.iter().zip(beta));
-        parts.map(|(v, (g, b))| (v - mean) / scale * g + b).collect()
+        parts
+            .map(|(v, (g, b))| (v - mean) / scale * g + b)
+            .collect()
     }
 }
 
@@ -151,5 +166,9 @@ fn from_f16(bits: u16) -> f64 {
         0 => mantissa * 2f64.powi(-14),
         _ => (1.0 + mantissa) * 2f64.powi(exponent - 15),
     };
-    if bits >> 15 == 1 { -magnitude } else { magnitude }
+    if bits >> 15 == 1 {
+        -magnitude
+    } else {
+        magnitude
+    }
 }

@@ -45,9 +45,7 @@ impl Builder {
         match format {
             Format::Plain(stored) if stored == dtype => Ok(None),
             Format::E4m3 => Ok(Some(format)),
-            Format::Plain(_) | Format::Scaled(_) => {
-                Err(EngineError::CacheFormat { format, dtype })
-            }
+            Format::Plain(_) | Format::Scaled(_) => Err(EngineError::CacheFormat { format, dtype }),
         }
     }
 
