@@ -29,7 +29,8 @@ __device__ __forceinline__ void unpack_e4m3(unsigned int word, unsigned int& low
         // The bits of E4M3 in a bf16 are the value times 2⁻¹²⁰.
         const unsigned int magnitude = bits >> 4 & 0x07f007f0, nan = ((magnitude + 0x00100010) & 0x08000800) * 15;
 {%- endif %}
-        asm("fma.rn.{{ pair }}x2 %0, %1, %2, %3;" : "=r"(i == 0 ? low : high)
+        unsigned int& to = i == 0 ? low : high;
+        asm("fma.rn.{{ pair }}x2 %0, %1, %2, %3;" : "=r"(to)
             : "r"(sign | magnitude | nan), "r"({% if pair == "f16" %}0x5c005c00{% else %}0x7b807b80{% endif %}), "r"(0x80008000));
     }
 #endif

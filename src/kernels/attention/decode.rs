@@ -362,8 +362,8 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 let capped = plain.by_distance().filter(|plain| plain.by.cap.is_some());
                 all.extend(capped.map(|plain| MhaDecode { plain, ctas }.into()));
             }
-            // Each number of packs and CTAs once, with biases and caps in one tiling.
-            if dtype.has_mma() && ctas != Medium {
+            // Biases and caps in one tiling only.
+            if dtype.has_mma() {
                 let plain = plain.in_e4m3();
                 if (head, ctas) == (96, Small) {
                     let all_by = plain.by_distance();
