@@ -71,7 +71,6 @@ fn choice(scheduler_name: &str) -> ModelChoice {
         previous: None,
         dtype: None,
         kv_dtype: Default::default(),
-        kv_dtype: Default::default(),
         invariant: true,
         scheduler: scheduler(scheduler_name, &Settings::default()).unwrap(),
         costs: Some(costs()),

@@ -60,7 +60,6 @@ fn choice(name: &str, invariant: bool, queue: Duration) -> ModelChoice {
         devices: vec![DeviceChoice::Cpu],
         dtype: None,
         kv_dtype: Default::default(),
-        kv_dtype: Default::default(),
         invariant,
         scheduler: scheduler("packed", &Settings::default()).unwrap(),
         costs: Some(costs()),
