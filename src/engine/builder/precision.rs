@@ -44,7 +44,10 @@ impl Builder {
         }
         match format {
             Format::Plain(stored) if stored == dtype => Ok(None),
-            Format::E4m3 => Ok(Some(format)),
+            Format::E4m3 => {
+                tracing::info!("KV cache: {format} (as requested)");
+                Ok(Some(format))
+            }
             Format::Plain(_) | Format::Scaled(_) => Err(EngineError::CacheFormat { format, dtype }),
         }
     }
