@@ -18,6 +18,7 @@ fn model(name: &str) -> Model {
         name: name.to_owned(),
         devices: vec![DeviceChoice::Cpu],
         dtype: None,
+        kv_dtype: Default::default(),
         invariant: false,
         scheduler: scheduler("packed", &Settings::default()).expect("it is known"),
         costs: Some(costs.expect("the example is sound")),

@@ -4,10 +4,10 @@ use miette::IntoDiagnostic;
 
 use super::{
     Outcome,
-    model::{Card, Model, Quantize},
+    model::{Card, Model, Quantize, cache_of},
     print,
 };
-use crate::{DType, tensor::Extents};
+use crate::{DType, engine::KvCacheChoice, kernels::cache::BLOCK, tensor::Extents};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -26,6 +26,9 @@ pub(super) struct Args {
     /// Format that the weights of linear layers are stored in
     #[arg(long, value_enum, value_name = "KIND")]
     quantize: Option<Quantize>,
+    /// Explain the program that generates text, with a KV cache in this format: auto (the type of activations) or fp8 (E4M3)
+    #[arg(long, value_name = "KIND")]
+    kv_dtype: Option<KvCacheChoice>,
     #[command(flatten)]
     card: Card,
 }
@@ -33,11 +36,20 @@ pub(super) struct Args {
 pub(super) fn run(args: Args) -> Outcome {
     let machine = args.card.machine(&[])?;
     let format = args.quantize.map(Quantize::format);
-    let compiled = args.model.compile_in(args.dtype, format, machine)?;
+    let compiled = match args.kv_dtype {
+        Some(cache) => args
+            .model
+            .compile_generating(args.dtype, format, cache, machine)?,
+        None => args.model.compile_in(args.dtype, format, machine)?,
+    };
     let extents = Extents::of(&args.lens).into_diagnostic()?;
     print(&compiled.report.explain(extents, args.dtype).to_string())?;
     let machine = &compiled.options.machine;
     let launches = compiled.program.explain(&extents, machine);
     print(&format!("\n{}", launches.into_diagnostic()?))?;
+    if args.kv_dtype.is_some() {
+        let cache = cache_of(compiled.program.block_bytes(), &compiled.program);
+        print(&format!("\nKV cache: {cache} for {BLOCK} tokens\n"))?;
+    }
     Ok(ExitCode::SUCCESS)
 }

@@ -12,9 +12,9 @@ use miette::{Report, miette};
 use serde_json::json;
 
 use super::{
-    Outcome, human,
+    Outcome,
     input::{self, Source},
-    model::Runnable,
+    model::{Runnable, cache_of},
     print, print_json, say,
 };
 use crate::{
@@ -374,6 +374,7 @@ pub(super) fn run(args: Args) -> Outcome {
         print_json(&json!({
             "device": engine.device().to_string(),
             "dtype": engine.precision().name(),
+            "kv_dtype": engine.program().cache_format().to_string(),
             "texts": all,
             "seconds": {"first": first.as_secs_f64(), "all": took.as_secs_f64()},
             "bytes": {"cache": cache, "all": engine.generator_bytes(&lens, &options, cache)?.all()},
@@ -416,7 +417,7 @@ pub(super) fn run(args: Args) -> Outcome {
         "{}, {}: {tokens} tokens, {speed}; KV cache {}; {}",
         engine.device(),
         engine.precision(),
-        human(cache),
+        cache_of(cache, engine.program()),
         ends.collect::<Vec<_>>().join(", "),
     ));
     Ok(code)

@@ -13,18 +13,18 @@ use serde_json::Value;
 use crate::{
     DType, EngineError,
     engine::{
-        Builder, CompileOptions, Compiled, DeviceChoice, Engine, ModelFile, Stage, TimedOn,
-        TuneMode, compile, hub::Files,
+        Builder, CompileOptions, Compiled, DeviceChoice, Engine, KvCacheChoice, ModelFile, Stage,
+        TimedOn, TuneMode, compile, hub::Files,
     },
     jit::Target,
     machine::Machine,
-    program::AttentionChoice,
+    program::{AttentionChoice, NEXT_LOGITS, Program},
     runtime::{GraphChoice, weights::RandomWeights},
     tensor::Format,
     text::{Folder, config},
 };
 
-use super::{location::Location, memory::Memory, progress::Bars};
+use super::{human, location::Location, memory::Memory, progress::Bars};
 
 /// A description with its sizes, which is all that the stages before a run need.
 #[derive(clap::Args)]
@@ -215,6 +215,25 @@ impl Model {
         self.compile_in(dtype, None, machine)
     }
 
+    /// Compiles the program that generates text with a KV cache in this format, and with the weights of linear layers in the format
+    /// `quantize`.
+    pub(super) fn compile_generating(
+        &self,
+        dtype: DType,
+        quantize: Option<Format>,
+        cache: KvCacheChoice,
+        machine: Machine,
+    ) -> Result<Compiled, Report> {
+        let options = CompileOptions {
+            outputs: Some(vec![NEXT_LOGITS.to_owned()]),
+            quantize,
+            kv_cache: cache.format(),
+            cached: true,
+            ..self.options(dtype, machine)?
+        };
+        Ok(compile(&self.description()?, &self.config()?, &options)?)
+    }
+
     /// Compiles for `machine`, with the weights of linear layers in the format `quantize`.
     pub(super) fn compile_in(
         &self,
@@ -270,6 +289,9 @@ pub struct Runnable {
     /// keep their published values there
     #[arg(long, conflicts_with = "quantize")]
     dequantize: bool,
+    /// Format of the KV cache of a model that generates text: auto (the type of activations) or fp8 (E4M3, which halves the memory of f16)
+    #[arg(long, value_name = "KIND", default_value_t)]
+    kv_dtype: KvCacheChoice,
     /// CPU threads; by default as many as the process may run at once by its affinity and the quota of its control group
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
@@ -289,6 +311,14 @@ pub struct Runnable {
     /// CUDA graphs to replay instead of launching each kernel. Results are the same
     #[arg(long, value_enum, value_name = "KIND", default_value_t = Graphs::Buckets)]
     graphs: Graphs,
+}
+
+/// Describes a KV cache of this size, with its format if it is not that of the activations.
+pub(super) fn cache_of(bytes: u64, program: &Program) -> String {
+    match program.cache_format() {
+        Format::Plain(_) => human(bytes),
+        format @ (Format::Scaled(_) | Format::E4m3) => format!("{} in {format}", human(bytes)),
+    }
 }
 
 /// Formats of `--quantize`.
@@ -389,6 +419,9 @@ impl Runnable {
             builder = builder.quantize(quantize.format());
         }
         builder = builder.dequantize(self.dequantize);
+        if let Some(format) = self.kv_dtype.format() {
+            builder = builder.kv_cache(format);
+        }
         if let Some(n) = self.threads {
             builder = builder.threads(n);
         }

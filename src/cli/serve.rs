@@ -14,7 +14,7 @@ use miette::{IntoDiagnostic, Report, miette};
 use super::{Outcome, allow_connections, location, say, simulate::Chosen, write_file};
 use crate::{
     DType, DeviceChoice, EngineError,
-    engine::hub::Files,
+    engine::{KvCacheChoice, hub::Files},
     files::{self, Kind},
     http::{Ended, HttpChoice, Keys, Origin, Public, Server},
     schedule::{CostTable, served},
@@ -35,7 +35,7 @@ pub(super) struct Args {
     weights: Vec<PathBuf>,
     /// Models with their devices, names and limits in RON, such as `examples/serve.ron`
     #[arg(long, value_name = "FILE", conflicts_with_all = [
-        "model", "weights", "name", "device", "dtype", "invariant", "costs", "write_costs", "all_tokens",
+        "model", "weights", "name", "device", "dtype", "kv_dtype", "invariant", "costs", "write_costs", "all_tokens",
         "sparse", "token_vectors", "fill_mask", "default_prompt_name", "default_prompt",
     ])]
     config: Option<PathBuf>,
@@ -58,6 +58,9 @@ pub(super) struct Args {
     /// f32, f16 or bf16; by default f16 on CUDA and f32 on the CPU
     #[arg(long)]
     dtype: Option<DType>,
+    /// Format of the KV cache of models that generate text: auto (the type of activations) or fp8 (E4M3, which halves the memory of f16)
+    #[arg(long, value_name = "KIND", default_value_t)]
+    kv_dtype: KvCacheChoice,
     /// Make results bitwise independent of the rest of the batch
     #[arg(long)]
     invariant: bool,
@@ -316,6 +319,7 @@ fn open(
             folder,
             devices: config.devices,
             dtype: config.dtype,
+            kv_dtype: config.kv_dtype.unwrap_or_default(),
             invariant: config.invariant,
             scheduler: served(chosen, &settings).into_diagnostic()?,
             costs,
@@ -335,10 +339,13 @@ fn open(
             name,
         })?;
         say(&format!(
-            "{}: {}, {}, ready after {:.1} s",
+            "{}: {}, {}{}, ready after {:.1} s",
             model.name,
             model.device,
             model.dtype,
+            model
+                .kv_format
+                .map_or_else(String::new, |format| format!(", KV cache in {format}")),
             began.elapsed().as_secs_f64()
         ));
         models.push(model);
@@ -431,6 +438,7 @@ fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
             name: args.name.get(at).cloned(),
             devices: vec![args.device],
             dtype: args.dtype,
+            kv_dtype: Some(args.kv_dtype),
             invariant: args.invariant,
             costs: args.costs.clone(),
             all_tokens: args.all_tokens,

@@ -91,6 +91,7 @@ pub struct Builder {
     dtype: Option<DType>,
     quantize: Option<Format>,
     dequantize: bool,
+    kv_cache: Option<Format>,
     tune: TuneMode,
     timings: Option<PathBuf>,
     allocator: AllocatorChoice,
@@ -121,6 +122,7 @@ impl Builder {
             dtype: None,
             quantize: None,
             dequantize: false,
+            kv_cache: None,
             tune: TuneMode::Off,
             timings: None,
             allocator: AllocatorChoice::default(),
@@ -204,6 +206,13 @@ impl Builder {
     /// Sets whether all weights of a quantized checkpoint are dequantized to the storage type when they are loaded.
     pub fn dequantize(mut self, dequantize: bool) -> Self {
         self.dequantize = dequantize;
+        self
+    }
+
+    /// Sets the format of the KV cache of an engine that generates text: [`Format::E4m3`], or the storage type, which is the default.
+    /// In E4M3, keys and values are rounded when they are stored, and have half the bytes of f16 and a quarter of those of f32.
+    pub fn kv_cache(mut self, format: Format) -> Self {
+        self.kv_cache = Some(format);
         self
     }
 
@@ -446,6 +455,17 @@ impl Builder {
                     asked: shown(format),
                 });
             }
+            let stored = artifact.program.cache_format();
+            if let Some(asked) = self.kv_cache
+                && !artifact.program.caches.is_empty()
+                && asked != stored
+            {
+                return Err(EngineError::ArtifactCache {
+                    file: file.clone(),
+                    stored,
+                    asked,
+                });
+            }
             if self.invariant && !artifact.program.invariant {
                 return Err(EngineError::ArtifactInvariant { file: file.clone() });
             }
@@ -473,6 +493,7 @@ impl Builder {
             timings: 0,
         };
         let (dtype, quantize) = self.computes_in(device)?;
+        let kv_cache = self.caches_in(dtype)?;
         let options = CompileOptions {
             outputs: self.outputs.clone(),
             intermediates: self.intermediates.clone(),
@@ -481,6 +502,7 @@ impl Builder {
             dtype,
             quantize,
             published: facts.published.clone(),
+            kv_cache,
             timings: None,
             padding: self.padding,
             attention: self.attention.unwrap_or_default(),

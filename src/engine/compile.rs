@@ -35,6 +35,8 @@ pub struct CompileOptions {
     pub quantize: Option<Format>,
     /// Formats of the checkpoint's tensors that keep their published values, by name. Only applies without `quantize`.
     pub published: BTreeMap<String, Format>,
+    /// Format of the KV cache; `None` for the storage type.
+    pub kv_cache: Option<Format>,
     /// Measured kernel times, which correct the cost model.
     pub timings: Option<Timings>,
     pub padding: Padding,
@@ -62,6 +64,7 @@ impl CompileOptions {
             dtype,
             quantize: None,
             published: BTreeMap::new(),
+            kv_cache: None,
             timings: None,
             padding: Padding::Removed,
             attention: AttentionChoice::Auto,
@@ -192,6 +195,7 @@ pub fn compile(
         without: options.without.clone(),
         quantize: options.quantize,
         published: options.published.clone(),
+        cache: options.kv_cache.filter(|_| options.cached),
         // Decode steps multiply few rows, so their time is that of reading the weights. Their kernels convert weights
         // to 16 bits.
         fp8_inputs: options.dtype.has_mma()

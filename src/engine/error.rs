@@ -19,7 +19,7 @@ use crate::{
         cuda::CudaError,
         weights::CheckpointError,
     },
-    tensor::Format,
+    tensor::{DType, Format},
     text::TextError,
 };
 
@@ -125,6 +125,15 @@ pub enum EngineError {
         file: PathBuf,
         stored: String,
         asked: String,
+    },
+    #[error(
+        "the artifact `{}` has a KV cache in {stored}, not {asked}; omit the format, or compile the model with it",
+        .file.display()
+    )]
+    ArtifactCache {
+        file: PathBuf,
+        stored: Format,
+        asked: Format,
     },
     #[error(
         "the timings in `{file}` are not valid: {problem}; measure again with `gemmule tune`, or omit the file"
@@ -268,6 +277,14 @@ pub enum EngineError {
         "{format} has no scales, so that no weight is stored in it alone; quantize to fp8, which is E4M3 with scales"
     )]
     WithoutScales { format: Format },
+    #[error(
+        "a KV cache in {format} is not supported with activations in {dtype}; the cache is in {dtype} or in e4m3"
+    )]
+    CacheFormat { format: Format, dtype: DType },
+    #[error(
+        "a KV cache in {format} is for engines that generate text, and this one computes whole sequences without a cache; omit the format, or use `Builder::generating` (`gemmule generate`, `translate` or `serve`)"
+    )]
+    CacheWithoutTexts { format: Format },
     #[error(
         "kernels read weights in {format} with activations in f16 or bf16, not f32; select one of these storage types"
     )]

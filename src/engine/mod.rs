@@ -25,6 +25,7 @@ mod generating;
 mod heads;
 #[cfg(feature = "hub")]
 pub mod hub;
+mod kv_cache_choice;
 mod late;
 mod model_file;
 mod outputs;
@@ -46,6 +47,7 @@ pub use builder::{Builder, LoadTimes};
 pub use compile::{CompileOptions, Compiled, compile, emit};
 pub use device::{ChosenBy, DeviceChoice, DeviceName, default_dtype};
 pub use error::EngineError;
+pub use kv_cache_choice::{KvCacheChoice, UnknownKvCacheChoice};
 pub use model_file::{ModelFile, description};
 pub use outputs::Outputs;
 pub(crate) use padding::laid_out;

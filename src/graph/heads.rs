@@ -27,7 +27,11 @@ impl Graph {
             let op = self.op(id).clone();
             match op {
                 Op::Cache {
-                    name, heads, head, ..
+                    name,
+                    heads,
+                    head,
+                    format,
+                    ..
                 } if padded(head) != head => {
                     let x =
                         self.resized(id, operands[0], (heads, head, padded(head)), &mut matrices)?;
@@ -37,6 +41,7 @@ impl Graph {
                         from,
                         heads,
                         head,
+                        format,
                     };
                     self.rewrite(id, op, &[x])?;
                 }

@@ -57,6 +57,8 @@ pub enum Op {
         from: u32,
         heads: u32,
         head: u32,
+        /// Format that the rows are rounded to; `None` for that of the activations.
+        format: Option<Format>,
     },
     /// Rows that another part of the model cached: `[source_slots, heads·head]`.
     CrossCache { name: String, heads: u32, head: u32 },
@@ -328,7 +330,14 @@ impl fmt::Display for Op {
                 from,
                 heads,
                 head,
-            } => write!(f, "({name}, heads={heads}, head={head}, from={from})"),
+                format,
+            } => {
+                write!(f, "({name}, heads={heads}, head={head}, from={from}")?;
+                if let Some(format) = format {
+                    write!(f, ", format={format}")?;
+                }
+                f.write_str(")")
+            }
             Op::CrossCache { name, heads, head } => {
                 write!(f, "({name}, heads={heads}, head={head})")
             }

@@ -213,6 +213,7 @@ fn small(name: &str) -> Model {
         name: name.rsplit('/').next().unwrap().to_owned(),
         devices: vec![DeviceChoice::Cpu],
         dtype: None,
+        kv_dtype: Default::default(),
         invariant: false,
         scheduler: scheduler("packed", &Settings::default()).unwrap(),
         costs: Some(costs),

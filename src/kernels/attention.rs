@@ -146,6 +146,10 @@ pub enum AttentionError {
         "`q` is head-major; decode attention reads columns of rows of tokens, use the plain kernel for a cache"
     )]
     DecodeView,
+    #[error(
+        "decode attention with {dtype} queries and a KV cache in e4m3; expected f16 or bf16, use the plain kernel for a cache"
+    )]
+    DecodeE4m3 { dtype: DType },
     #[error("decode attention splits keys over a cluster of {splits} CTAs; expected 2 to 8")]
     DecodeSplits { splits: u32 },
     #[error("attention to a source does not append to its cache")]
@@ -156,6 +160,10 @@ pub enum AttentionError {
         "prefill attention over {dtype} elements; expected f16 or bf16, use the plain kernel for a cache"
     )]
     PrefillStorage { dtype: DType },
+    #[error(
+        "prefill attention by warpgroups reads no KV cache in e4m3; use prefill attention for any card"
+    )]
+    PrefillE4m3,
     #[error(
         "a softmax over {dtype} cannot be {form:?}; expected f32, f16 or bf16, a power of two from 4 to 1024 lanes, 1, 2 or 4 rows together, and at most 64 elements per lane"
     )]

@@ -3,6 +3,11 @@
 //! A block holds [`BLOCK`] positions of one sequence for all caches of a program: one cache after another, each
 //! `[heads, BLOCK, head]`, so that a head's keys are contiguous. Position `p` of a sequence is stored in *slot* `block · BLOCK +
 //! p % BLOCK`, which is looked up in a table.
+//!
+//! Keys and values are rounded to the cache's format when they are appended, and attention reads the rounded ones, also those of
+//! the current tokens. Every executor does this, in every kernel. In E4M3, they are rounded to the nearest value, with ties to an
+//! even mantissa. Magnitudes above 448 become 448, NaN stays NaN, and the scale is 1. Attention converts the elements to the type of
+//! the queries, which represents all of them.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,15 +22,77 @@ use crate::{
     kernels::limits,
     machine::Machine,
     ops::{BatchInput, HeadView},
-    tensor::{DType, Extents, Shape, Symbol},
+    tensor::{DType, Element, Extents, Format, Shape, Symbol},
 };
 
 /// Positions per block.
 pub const BLOCK: u32 = 32;
 
-/// `[blocks, stride]`: a pool of blocks of `stride` elements, addressed from the first element of one cache.
-pub(super) fn pool(stride: u64) -> Shape {
-    Shape::new([Symbol::Blocks.into(), stride.into()])
+/// The blocks of all caches, `[blocks, stride]`. A kernel addresses them from the first element of one cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Pool {
+    /// Elements per block.
+    pub stride: u64,
+    /// Format of the elements.
+    pub format: Format,
+}
+
+impl Pool {
+    /// Returns blocks for the keys and values of one layer.
+    pub fn of_layer(kv_heads: u32, head: u32, format: impl Into<Format>) -> Self {
+        Self {
+            stride: u64::from(2 * kv_heads * head * BLOCK),
+            format: format.into(),
+        }
+    }
+
+    pub(super) fn shape(self) -> Shape {
+        Shape::new([Symbol::Blocks.into(), self.stride.into()])
+    }
+
+    pub(super) fn element(self) -> Element {
+        self.format.into()
+    }
+
+    /// Checks that the heads of a cache fit a block, and that kernels with activations in `dtype` read and write the format.
+    pub(super) fn check(self, heads: u32, head: u32, dtype: DType) -> Result<(), String> {
+        let least = u64::from(heads) * u64::from(head) * u64::from(BLOCK);
+        if !(least..=limits::MAX_ELEMENTS).contains(&self.stride) {
+            return Err(format!(
+                "blocks of {} elements, expected at least {least}",
+                self.stride
+            ));
+        }
+        match self.format {
+            Format::Plain(stored) if stored == dtype => Ok(()),
+            Format::E4m3 => Ok(()),
+            Format::Plain(_) | Format::Scaled(_) => Err(format!(
+                "a KV cache in {} with activations in {dtype}; expected {dtype} or e4m3",
+                self.format
+            )),
+        }
+    }
+
+    /// Whether elements are in E4M3 instead of the type of the activations.
+    pub fn is_e4m3(self) -> bool {
+        match self.format {
+            Format::E4m3 => true,
+            Format::Plain(_) | Format::Scaled(_) => false,
+        }
+    }
+
+    /// Part of a symbol that names the blocks.
+    pub(super) fn word(self) -> String {
+        match self.is_e4m3() {
+            true => format!("_blocks{}_e4m3", self.stride),
+            false => format!("_blocks{}", self.stride),
+        }
+    }
+
+    /// `value` after it was stored.
+    pub(super) fn round(self, value: f32) -> f32 {
+        self.element().round(value)
+    }
 }
 
 /// Index of a slot's elements for one head, relative to the first element of its cache.
@@ -45,8 +112,7 @@ pub struct AppendCache {
     pub x: HeadView,
     /// Whether `x` has one row per sequence instead of one per token. The sequence then has a single position.
     pub of_sequence: bool,
-    /// Elements per block.
-    pub stride: u64,
+    pub pool: Pool,
     pub dtype: DType,
 }
 
@@ -61,11 +127,11 @@ impl AppendCache {
             return Err("`x` is head-major; expected columns of token-major rows".to_owned());
         };
         let fits = u64::from(offset) + width <= u64::from(stride);
-        match fits && width * u64::from(BLOCK) <= self.stride {
+        match fits && width * u64::from(BLOCK) <= self.pool.stride {
             true => Ok(()),
             false => Err(format!(
                 "{width} columns from column {offset} do not fit rows of {stride}, or cache blocks of {}",
-                self.stride
+                self.pool.stride
             )),
         }
     }
@@ -91,14 +157,14 @@ impl AppendCache {
 impl Kernel for AppendCache {
     fn symbol(&self) -> String {
         format!(
-            "append_cache_{}{}_h{}x{}_from{}of{}_blocks{}",
+            "append_cache_{}{}_h{}x{}_from{}of{}{}",
             if self.of_sequence { "of_sequence_" } else { "" },
             self.dtype,
             self.heads,
             self.head,
             self.x.column(),
             self.x.stride(self.head),
-            self.stride
+            self.pool.word()
         )
     }
 
@@ -114,7 +180,8 @@ impl Kernel for AppendCache {
             ("packs", self.packs().into()),
             ("x_column", self.x.column().into()),
             ("x_stride", self.x.stride(self.head).into()),
-            ("stride", self.stride.into()),
+            ("stride", self.pool.stride.into()),
+            ("e4m3", self.pool.is_e4m3().into()),
             ("block", BLOCK.into()),
             ("of_sequence", self.of_sequence.into()),
         ])
@@ -140,7 +207,7 @@ impl Kernel for AppendCache {
             )),
         }
         all.extend([
-            write("cache", self.dtype, pool(self.stride)),
+            write("cache", self.pool.element(), self.pool.shape()),
             count(self.rows()),
         ]);
         all
@@ -153,7 +220,7 @@ impl Kernel for AppendCache {
     fn validate(&self) -> Result<(), String> {
         limits::heads(self.heads, self.head, &[self.x])?;
         self.check()?;
-        check_stride(self.stride, self.heads, self.head)
+        self.pool.check(self.heads, self.head, self.dtype)
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
@@ -179,13 +246,14 @@ impl Kernel for AppendCache {
             }
             false => reads[1].index().to_vec(),
         };
-        let (head, stride) = (self.head as usize, self.stride as usize);
+        let (head, stride) = (self.head as usize, self.pool.stride as usize);
         let mut cache = vec![f32::NAN; extents.blocks as usize * stride];
         for (token, &slot) in slots.iter().enumerate() {
             for h in 0..self.heads as usize {
                 let from = self.x.index(slots.len(), token, h, self.head);
                 let to = index(slot as usize, h, head, stride);
-                cache[to..to + head].copy_from_slice(&x[from..from + head]);
+                let stored = x[from..from + head].iter().map(|&v| self.pool.round(v));
+                cache.splice(to..to + head, stored);
             }
         }
         vec![HostTensor::Real(cache)]
@@ -211,38 +279,28 @@ pub(super) fn representative() -> Vec<KernelSpec> {
             (1, 7, 3, 11),
         ] {
             let x = HeadView::TokenMajor { offset, stride };
-            let kernel = AppendCache {
-                heads,
-                head,
-                x,
-                of_sequence: false,
-                // Keys and values of one layer.
-                stride: u64::from(2 * heads * head * BLOCK),
-                dtype,
-            };
-            if head == 20 {
-                let of_sequence = true;
-                all.push(
-                    AppendCache {
-                        of_sequence,
-                        ..kernel.clone()
-                    }
-                    .into(),
-                );
+            for format in [dtype.into(), Format::E4m3] {
+                let kernel = AppendCache {
+                    heads,
+                    head,
+                    x,
+                    of_sequence: false,
+                    pool: Pool::of_layer(heads, head, format),
+                    dtype,
+                };
+                if head == 20 {
+                    let of_sequence = true;
+                    all.push(
+                        AppendCache {
+                            of_sequence,
+                            ..kernel.clone()
+                        }
+                        .into(),
+                    );
+                }
+                all.push(kernel.into());
             }
-            all.push(kernel.into());
         }
     }
     all
-}
-
-/// Checks that a cache of these heads fits a block.
-pub(super) fn check_stride(stride: u64, heads: u32, head: u32) -> Result<(), String> {
-    let least = u64::from(heads) * u64::from(head) * u64::from(BLOCK);
-    match (least..=limits::MAX_ELEMENTS).contains(&stride) {
-        true => Ok(()),
-        false => Err(format!(
-            "blocks of {stride} elements, expected at least {least}"
-        )),
-    }
 }

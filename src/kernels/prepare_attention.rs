@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
-    cache::{BLOCK, check_stride, index, pool},
+    cache::{BLOCK, Pool, index},
+    e4m3::ROUNDED,
     f32_literal,
     layernorm::NO_RESIDUAL,
     rotary::frequencies,
@@ -15,7 +16,7 @@ use crate::{
     kernels::{limits, rotary::RotationCode},
     machine::{Machine, SMALL_M},
     ops::{BatchInput, Rotation},
-    tensor::{DType, Extents, Shape, Symbol},
+    tensor::{DType, Extents, Format, Shape, Symbol},
 };
 
 /// `x [tokens, row]`, (`q_gamma, k_gamma [head]`), (`positions [tokens]`), (`token_slots [tokens]`) → `queries
@@ -35,8 +36,8 @@ pub struct PrepareAttention {
     pub norm: Option<f32>,
     /// Rotation of queries and keys; `None` without one.
     pub rotation: Option<Rotation>,
-    /// Elements per cache block if keys and values are cached. Without a cache, values are not copied.
-    pub stride: Option<u64>,
+    /// The blocks of the cache if keys and values are cached. Without a cache, values are not copied.
+    pub pool: Option<Pool>,
     pub dtype: DType,
 }
 
@@ -53,7 +54,7 @@ struct Lanes {
 impl PrepareAttention {
     /// Name of the parameter that keys are written to.
     pub fn keys_param(&self) -> &'static str {
-        match self.stride {
+        match self.pool {
             Some(_) => "cache",
             None => "keys",
         }
@@ -90,11 +91,12 @@ impl PrepareAttention {
             }
         }
         let cached = 2 * u64::from(self.kv_heads) * u64::from(self.head) * u64::from(BLOCK);
-        if let Some(stride) = self.stride
-            && cached > stride
+        if let Some(pool) = self.pool
+            && cached > pool.stride
         {
             return Err(format!(
-                "keys and values of {cached} elements do not fit cache blocks of {stride}"
+                "keys and values of {cached} elements do not fit cache blocks of {}",
+                pool.stride
             ));
         }
         if self.norm.is_none() && self.rotation.is_none() {
@@ -117,7 +119,7 @@ impl PrepareAttention {
 
     /// Number of heads written per token.
     fn units(&self) -> u32 {
-        let values = self.stride.map_or(0, |_| self.kv_heads);
+        let values = self.pool.map_or(0, |_| self.kv_heads);
         self.heads + self.kv_heads + values
     }
 
@@ -164,10 +166,7 @@ impl Kernel for PrepareAttention {
             self.row,
             norm.unwrap_or_default(),
             turned.unwrap_or_default(),
-            match self.stride {
-                Some(stride) => format!("_blocks{stride}"),
-                None => String::new(),
-            }
+            self.pool.map(Pool::word).unwrap_or_default()
         )
     }
 
@@ -199,13 +198,14 @@ impl Kernel for PrepareAttention {
             ("units", self.units().into()),
             ("most_tokens", Self::MAX_TOKENS.into()),
             ("rounds", (if pack * items <= 8 { 2u32 } else { 1 }).into()),
-            ("cached", self.stride.is_some().into()),
+            ("cached", self.pool.is_some().into()),
+            ("e4m3", self.pool.is_some_and(Pool::is_e4m3).into()),
             (
                 "frequencies",
                 rotation.map_or_else(String::new, Rotation::literals).into(),
             ),
             ("factor", f32_literal(factor).into()),
-            ("stride", self.stride.unwrap_or_default().into()),
+            ("stride", self.pool.map_or(0, |pool| pool.stride).into()),
             ("block", BLOCK.into()),
         ])
     }
@@ -223,11 +223,11 @@ impl Kernel for PrepareAttention {
         }
         let rows = |width| rows_by(Symbol::Tokens, width);
         let queries = write("queries", self.dtype, rows(self.width()));
-        params.extend(match self.stride {
-            Some(stride) => vec![
+        params.extend(match self.pool {
+            Some(pool) => vec![
                 read_meta("token_slots", BatchInput::TokenSlots, tokens()),
                 queries,
-                write(self.keys_param(), self.dtype, pool(stride)),
+                write(self.keys_param(), pool.element(), pool.shape()),
             ],
             None => {
                 let keys = rows(self.kv_heads * self.head);
@@ -238,10 +238,16 @@ impl Kernel for PrepareAttention {
         params
     }
 
-    /// Rows are read and written once, as by a norm.
+    /// Rows are read and written once, as by a norm. The keys and values that are written to a cache in E4M3 have fewer bytes.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
-        let elements = rows as f64 * f64::from(self.units() * self.head);
+        let stored = self
+            .pool
+            .map_or(self.dtype.bytes(), |pool| pool.element().bytes());
+        let written = stored as f64 / self.dtype.bytes() as f64;
+        let cached = f64::from(self.units() - self.heads);
+        let columns = f64::from(self.heads) + cached * (1.0 + written) / 2.0;
+        let elements = rows as f64 * columns * f64::from(self.head);
         let launch = match rows <= SMALL_M {
             true => cost.launch_small_m,
             false => cost.launch,
@@ -261,8 +267,8 @@ impl Kernel for PrepareAttention {
         limits::heads(self.kv_heads.saturating_mul(2), self.head, &[])?;
         self.norm.map_or(Ok(()), limits::eps)?;
         self.check()?;
-        match self.stride {
-            Some(blocks) => check_stride(blocks, 2 * self.kv_heads, self.head),
+        match self.pool {
+            Some(pool) => pool.check(2 * self.kv_heads, self.head, self.dtype),
             None => Ok(()),
         }
     }
@@ -293,11 +299,11 @@ impl Kernel for PrepareAttention {
         let x = next().real();
         let gammas = self.norm.map(|_| [next().real(), next().real()]);
         let positions = self.rotation.as_ref().map(|_| next().index());
-        let cached = self.stride.map(|stride| (next().index(), stride as usize));
+        let cached = self.pool.map(|pool| (next().index(), pool));
         let head = self.head as usize;
         let (mut queries, mut keys) = (Vec::new(), Vec::new());
-        if let Some((_, stride)) = cached {
-            keys = vec![f32::NAN; extents.blocks as usize * stride];
+        if let Some((_, pool)) = cached {
+            keys = vec![f32::NAN; extents.blocks as usize * pool.stride as usize];
         }
         for (token, row) in x.chunks_exact(self.row as usize).enumerate() {
             for (part, (from, heads)) in self.columns.into_iter().zip(self.parts()).enumerate() {
@@ -318,10 +324,10 @@ impl Kernel for PrepareAttention {
                     let of = of.into_iter().map(|v| v as f32);
                     match (part, cached) {
                         (0, _) => queries.extend(of),
-                        (_, Some((slots, stride))) => {
+                        (_, Some((slots, pool))) => {
                             let nth = (part - 1) * self.kv_heads as usize + h;
-                            let to = index(slots[token] as usize, nth, head, stride);
-                            keys[to..to + head].copy_from_slice(&of.collect::<Vec<_>>());
+                            let to = index(slots[token] as usize, nth, head, pool.stride as usize);
+                            keys.splice(to..to + head, of.map(|v| pool.round(v)));
                         }
                         (1, None) => keys.extend(of),
                         _ => (),
@@ -334,7 +340,7 @@ impl Kernel for PrepareAttention {
 
     /// Includes token counts above both thresholds: for whole tokens per CTA, and for more than one token per CTA.
     fn cases(&self) -> Vec<Case> {
-        let mut cases = match self.stride {
+        let mut cases = match self.pool {
             Some(_) => Case::cached(),
             None => Case::standard(),
         };
@@ -344,6 +350,9 @@ impl Kernel for PrepareAttention {
     }
 
     fn tolerance(&self) -> Tolerance {
+        if self.pool.is_some_and(Pool::is_e4m3) {
+            return ROUNDED;
+        }
         let relative = match self.dtype {
             DType::F16 => 1e-3,
             DType::BF16 => 8e-3,
@@ -383,14 +392,18 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 norm,
                 rotation,
                 // Two layers.
-                stride: Some(u64::from(4 * kv_heads * head * BLOCK)),
+                pool: Some(Pool::of_layer(2 * kv_heads, head, dtype)),
                 dtype,
             };
             let rows = PrepareAttention {
-                stride: None,
+                pool: None,
                 ..kernel.clone()
             };
-            all.extend([kernel.into(), rows.into()]);
+            let e4m3 = PrepareAttention {
+                pool: Some(Pool::of_layer(2 * kv_heads, head, Format::E4m3)),
+                ..kernel.clone()
+            };
+            all.extend([kernel.into(), rows.into(), e4m3.into()]);
         }
     }
     all
@@ -414,7 +427,7 @@ mod tests {
                 frequencies: vec![std::f32::consts::FRAC_PI_2],
                 factor: 1.0,
             }),
-            stride: Some(u64::from(4 * BLOCK)),
+            pool: Some(Pool::of_layer(1, 2, DType::F32)),
             dtype: DType::F32,
         };
         assert_eq!(kernel.check(), Ok(()));
@@ -457,7 +470,10 @@ mod tests {
             "1024 columns from column 3072 do not fit rows of 4095"
         );
         let small = PrepareAttention {
-            stride: Some(65_535),
+            pool: Some(Pool {
+                stride: 65_535,
+                format: kernel.dtype.into(),
+            }),
             ..kernel.clone()
         };
         assert_eq!(

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Case, Constants, Fill, HostTensor, Kernel, Launch, Param, Tolerance,
-    cache::{BLOCK, pool},
+    cache::BLOCK,
     rows::{
         COPIED, STREAM_THREADS, count, one_per, read, read_meta, rows_by, stream_launch, write,
     },
@@ -93,7 +93,7 @@ impl Kernel for Scatter {
         vec![
             read_meta("places", BatchInput::TokenSlots, each()),
             read("values", Element::I32, each(), Fill::Below(1 << 20)),
-            write("to", Element::I32, pool(BLOCK.into())),
+            write("to", Element::I32, rows_by(Symbol::Blocks, BLOCK)),
             count(Symbol::Tokens),
         ]
     }

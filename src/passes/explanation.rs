@@ -132,9 +132,14 @@ fn write_entry(f: &mut fmt::Formatter<'_>, entry: &Entry, n: usize) -> fmt::Resu
             f,
             "refused `{at}` by {pass}{times}\n    because {condition}"
         ),
-        Entry::Quantized { pass, at, format } => writeln!(
+        Entry::Quantized {
+            pass,
+            at,
+            what,
+            format,
+        } => writeln!(
             f,
-            "quantized `{at}` by {pass}{times}\n    its weight is stored in {format}"
+            "quantized `{at}` by {pass}{times}\n    {what} stored in {format}"
         ),
     }
 }

@@ -350,6 +350,7 @@ mod tests {
             from: 0,
             heads: 2,
             head: 8,
+            format: None,
         };
         let kept = b.add("kept", cache, &[x]);
         let y = b.linear("y", "y", x, 16);

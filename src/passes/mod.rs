@@ -26,6 +26,7 @@ mod fuse_residual;
 mod hoist_pooled_token;
 mod matching;
 mod merge_projections;
+mod quantize_cache;
 mod quantize_inputs;
 mod quantize_linear;
 mod report;
@@ -97,6 +98,8 @@ pub struct Options {
     pub quantize: Option<Format>,
     /// Formats of tensors that keep their published values, by name.
     pub published: BTreeMap<String, Format>,
+    /// Format of the KV cache; `None` for the program's storage type.
+    pub cache: Option<Format>,
     /// Whether the inputs of linear layers in fp8 are in E4M3, too.
     pub fp8_inputs: bool,
 }
@@ -164,6 +167,13 @@ pub fn optimize_observed(
         let broken = |source| PassError::Broken { pass, source };
         quantize_linear::run(&mut graph, options, &mut report).map_err(broken)?;
         graph.prune();
+        graph.verify().map_err(broken)?;
+        after(pass, &graph);
+    }
+    if let Some(format) = options.cache {
+        let pass = quantize_cache::NAME;
+        let broken = |source| PassError::Broken { pass, source };
+        quantize_cache::run(&mut graph, format, &mut report).map_err(broken)?;
         graph.verify().map_err(broken)?;
         after(pass, &graph);
     }

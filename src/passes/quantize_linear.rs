@@ -11,6 +11,9 @@ use crate::{
 /// Name in reports.
 pub(super) const NAME: &str = "quantize_linear";
 
+/// Begins the sentence of a report on a layer.
+const WEIGHT: &str = "its weight is";
+
 /// Stores the weight of every linear layer in the format of the options: `linear(x, w)` becomes `linear(x, quantize(w))`. Other
 /// readers of a weight, such as the embedding of a tied head, keep it as it is. A format with larger errors than int8 leaves heads
 /// as they are: layers whose result reaches the outputs without another linear layer or a norm. Weights that keep their published
@@ -63,6 +66,7 @@ pub(super) fn run(
                     report.entries.push(Entry::Quantized {
                         pass: quantize_inputs::NAME,
                         at,
+                        what: WEIGHT,
                         format: format!(
                             "{format}, and its input in E4M3 with a scale that bounds it"
                         ),
@@ -80,6 +84,7 @@ pub(super) fn run(
         report.entries.push(Entry::Quantized {
             pass: NAME,
             at: graph.node(id).name.clone(),
+            what: WEIGHT,
             format: format.to_string(),
         });
     }

@@ -36,9 +36,11 @@ pub enum Entry {
     },
     Quantized {
         pass: &'static str,
-        /// Name of the linear layer.
+        /// Name of the linear layer, or of the cache.
         at: String,
-        /// Name of its weight's format.
+        /// The part that is stored in the format, with a verb.
+        what: &'static str,
+        /// Name of the format.
         format: String,
     },
 }

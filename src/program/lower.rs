@@ -326,7 +326,7 @@ fn starting_program(graph: &Graph, options: &LowerOptions) -> Program {
         tensors: Vec::new(),
         steps: Vec::new(),
         outputs: Vec::new(),
-        caches: caches(graph),
+        caches: caches(graph, options.dtype),
         parts: graph.parts().to_vec(),
     }
 }

@@ -25,7 +25,10 @@ pub use step::{LaunchError, Step};
 
 use crate::{
     graph::{Part, WeightExpr},
-    kernels::{Class, KernelSpec, cache::BLOCK},
+    kernels::{
+        Class, KernelSpec,
+        cache::{BLOCK, Pool},
+    },
     ops::BatchInput,
     plan::UsageRecord,
     tensor::{DType, Element, Extents, Format, Shape, Size, Symbol},
@@ -67,6 +70,8 @@ pub struct Cache {
     pub part: u32,
     /// Whether a sequence has exactly one position in it, whatever its number of tokens.
     pub one_position: bool,
+    /// Format of its rows. All caches of a program have the same, because their elements share blocks.
+    pub format: Format,
 }
 
 fn block_elements(caches: &[Cache]) -> u64 {
@@ -170,7 +175,26 @@ impl Program {
 
     /// Returns the number of bytes in a block of the KV cache.
     pub fn block_bytes(&self) -> u64 {
-        self.block_elements() * self.dtype.bytes()
+        self.block_elements() * Element::from(self.cache_format()).bytes()
+    }
+
+    /// Returns the format of the KV cache.
+    pub fn cache_format(&self) -> Format {
+        let first = self.caches.first();
+        first.map_or(self.dtype.into(), |cache| cache.format)
+    }
+
+    /// Returns the blocks of the KV cache, as kernels address them.
+    pub fn pool(&self) -> Pool {
+        Pool {
+            stride: self.block_elements(),
+            format: self.cache_format(),
+        }
+    }
+
+    /// Returns the offset of a cache in a block of its stream, in bytes.
+    pub fn cache_offset_bytes(&self, cache: u32) -> u64 {
+        self.cache_offset(cache) * Element::from(self.cache_format()).bytes()
     }
 
     /// Returns the index of the first element of a cache in a block of its stream.

@@ -120,7 +120,10 @@ impl Program {
                     let sizes = [cache.heads, cache.head];
                     let shape = Shape::new([Symbol::Blocks.into(), self.block_elements().into()]);
                     let fits = sizes.iter().all(|n| (1..=MAX_WIDTH).contains(n));
-                    if !fits || tensor.element != self.dtype.into() || tensor.shape != shape {
+                    let element: Element = self.cache_format().into();
+                    let is_stored =
+                        tensor.element == element && cache.format == self.cache_format();
+                    if !fits || !is_stored || tensor.shape != shape {
                         return Err(format!("`{name}` does not have the layout of a cache"));
                     }
                 }
@@ -357,7 +360,7 @@ impl Program {
                 let n = self.n_caches(cache, k.heads, k.head)?;
                 (own.one_position == k.of_sequence).then_some(n)
             }
-            KernelSpec::PrepareAttention(k) if k.stride.is_some() => {
+            KernelSpec::PrepareAttention(k) if k.pool.is_some() => {
                 self.n_caches(cache, k.kv_heads.checked_mul(2)?, k.head)
             }
             KernelSpec::MhaDecodeAppend(k) => {

@@ -133,7 +133,7 @@ pub(super) fn attended(width: u32, dtype: DType) -> Vec<(Chain, usize)> {
             frequencies: vec![0.5; pairs],
             factor: 1.0,
         }),
-        stride: None,
+        pool: None,
         dtype,
     };
     let linear = Site::Linear {

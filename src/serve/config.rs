@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use super::DefaultPrompt;
 use crate::{
     DType, DeviceChoice,
+    engine::KvCacheChoice,
     schedule::{self, Settings},
 };
 
@@ -27,6 +28,9 @@ pub struct ModelConfig {
     pub devices: Vec<DeviceChoice>,
     #[serde(default, deserialize_with = "parsed")]
     pub dtype: Option<DType>,
+    /// Format of the KV cache of a model that generates text; `auto` by default.
+    #[serde(default, deserialize_with = "parsed")]
+    pub kv_dtype: Option<KvCacheChoice>,
     #[serde(default)]
     pub invariant: bool,
     #[serde(default, deserialize_with = "scheduler")]
@@ -224,7 +228,7 @@ mod tests {
     fn a_file_has_the_options_of_each_model() {
         let text = r#"(models: [
             (weights: "minilm", name: "small", devices: ["cuda:0", "cuda:1"], dtype: "bf16", max_queue_ms: 500, share: 2),
-            (weights: "/data/writer", kv_cache_bytes: 1000000, scheduler: "no-batch"),
+            (weights: "/data/writer", kv_cache_bytes: 1000000, scheduler: "no-batch", kv_dtype: "fp8"),
         ])"#;
         let config = ServeConfig::parse(text).unwrap();
         assert_eq!(
@@ -237,6 +241,8 @@ mod tests {
             (Some(2.0), None)
         );
         assert_eq!(config.models[1].scheduler.as_deref(), Some("no-batch"));
+        let kv_dtypes = [0, 1].map(|i: usize| config.models[i].kv_dtype);
+        assert_eq!(kv_dtypes, [None, Some(KvCacheChoice::Fp8)]);
         assert_eq!(
             ServeConfig::parse(include_str!("../../examples/serve.ron")).map(|c| c.models.len()),
             Ok(2)

@@ -18,9 +18,11 @@ use super::{
 };
 use crate::{
     DType, DeviceChoice, Engine, EngineError,
+    engine::KvCacheChoice,
     heads::{MASK_LOGITS, TOKEN_LOGITS},
     model::{Description, EMBEDDING, TOKEN_VECTORS, computed},
     schedule::{CostTable, Scheduler},
+    tensor::Format,
     text::{Folder, Prompt, TextEncoder, TextToken},
 };
 
@@ -33,6 +35,8 @@ pub struct ModelChoice {
     /// weights.
     pub devices: Vec<DeviceChoice>,
     pub dtype: Option<DType>,
+    /// Format of the KV cache of a model that generates text.
+    pub kv_dtype: KvCacheChoice,
     pub invariant: bool,
     pub scheduler: Box<dyn Scheduler>,
     /// Costs of batches; measured at the start if `None`.
@@ -88,6 +92,8 @@ pub struct Model {
     /// Names of its devices, for display.
     pub device: String,
     pub dtype: DType,
+    /// Format of the KV cache of a model that generates text, if it is not its storage type.
+    pub kv_format: Option<Format>,
     /// Cost table of its scheduler; `None` for a model that generates text.
     pub costs: Option<CostTable>,
     /// Time when it was loaded.
@@ -151,7 +157,13 @@ impl Model {
         let writes = description.writes(folder.config()?);
         let writing = match folder.modules() {
             None if writes => match devices.as_slice() {
-                &[device] => Some(builder(device).generating().build()?),
+                &[device] => {
+                    let mut builder = builder(device).generating();
+                    if let Some(format) = choice.kv_dtype.format() {
+                        builder = builder.kv_cache(format);
+                    }
+                    Some(builder.build()?)
+                }
                 _ => {
                     return Err(EngineError::OneDevice {
                         folder: choice.folder.clone(),
@@ -180,6 +192,7 @@ impl Model {
                 name: choice.name,
                 device: engine.device().to_string(),
                 dtype: engine.program().dtype,
+                kv_format: choice.kv_dtype.format(),
                 kind: Kind::Generation(Box::new(service)),
                 costs: None,
                 since,
@@ -239,6 +252,7 @@ impl Model {
             name: choice.name,
             device,
             dtype: engine.program().dtype,
+            kv_format: None,
             kind: Kind::Service(service),
             costs: Some(costs),
             since,

@@ -14,9 +14,12 @@ pub(crate) fn round(value: f32) -> f32 {
     }
 }
 
-/// Returns the code of the nearest value, with ties to even mantissas. Larger magnitudes than [`MAX`] become `MAX`, so no
-/// code is that of NaN.
+/// Returns the code of the nearest value, with ties to even mantissas. Larger magnitudes than [`MAX`] become `MAX`, and NaN
+/// stays NaN.
 pub(crate) fn encode(value: f32) -> u8 {
+    if value.is_nan() {
+        return 0x7f;
+    }
     let magnitude = value.abs().min(MAX);
     // Below 2⁻⁶ the distance of two values is 2⁻⁹.
     let code = if magnitude < 1.0 / 64.0 {
@@ -60,5 +63,6 @@ mod tests {
         }
         assert_eq!(decode(encode(1e9)), 448.0);
         assert_eq!(decode(encode(-1e9)), -448.0);
+        assert!(decode(encode(f32::NAN)).is_nan());
     }
 }

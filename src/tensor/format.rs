@@ -12,7 +12,7 @@ pub enum Format {
     /// Low-bit values that are multiplied by scales.
     Scaled(Scaled),
     /// E4M3 without scales. The product applies the scales to its results. The rows of a weight are scaled to the
-    /// largest magnitude of E4M3.
+    /// largest magnitude of E4M3; those of a KV cache are not scaled.
     E4m3,
 }
 

@@ -6,11 +6,18 @@ __device__ __forceinline__ unsigned int transposed(unsigned int pair) {
     return to;
 }
 
+{% if e4m3 %}// Loads a pack and converts its elements.
 __device__ __forceinline__ void load_shared(unsigned int (&to)[4], unsigned int address) {
+    unsigned int words[2];
+    asm volatile("ld.shared.v2.u32 { %0, %1 }, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(address) : "memory");
+    unpack_e4m3(words[0], to[0], to[1]);
+    unpack_e4m3(words[1], to[2], to[3]);
+}
+{% else %}__device__ __forceinline__ void load_shared(unsigned int (&to)[4], unsigned int address) {
     asm volatile("ld.shared.v4.u32 { %0, %1, %2, %3 }, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
-
+{% endif %}
 // Up to eight query heads per warp. The rows of the MMAs are keys, and then columns of the values; their columns are heads. A lane's packs
 // of 8 elements are used as elements 2c, 2c + 1, 2c + 8 and 2c + 9 of two products each, in queries as in keys. This is valid because
 // the order of a dot product's terms does not matter.
@@ -42,8 +49,10 @@ public:
 
     // Adds the tile at `stage`, whose first n > 0 keys exist{% if adjusts %}; `distance` is that of the first key from the query{% endif %}.
     __device__ __forceinline__ void add(unsigned int stage, unsigned int n{% if adjusts %}, int distance{% endif %}) {
-        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, values = stage + VALUES_AT + value_place(g, c);
-        float s[4] = {}, odd[4] = {};  // two chains of MMAs, each half as long
+{% if e4m3 %}        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+        const unsigned int values[2] = {stage + VALUES_AT + value_place(g, c, 0), stage + VALUES_AT + value_place(g, c, 1)};
+{% else %}        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, values = stage + VALUES_AT + value_place(g, c);
+{% endif %}        float s[4] = {}, odd[4] = {};  // two chains of MMAs, each half as long
 #pragma unroll
         for (unsigned int i = 0; i < KEY_PACKS; ++i) {
             unsigned int low[4], high[4];  // keys g and g + 8
@@ -77,7 +86,7 @@ public:
         for (unsigned int i = 0; i < VALUE_PACKS; ++i) {
             unsigned int v[4][4];  // values 2c, 2c + 1, 2c + 8, 2c + 9
 #pragma unroll
-            for (unsigned int nth = 0; nth < 4; ++nth) load_shared(v[nth], values + (nth * VALUE_PACKS + i) * PACK_BYTES);
+            for (unsigned int nth = 0; nth < 4; ++nth) load_shared(v[nth], values{% if e4m3 %}[(nth * VALUE_PACKS + i) % 2]{% endif %} + (nth * VALUE_PACKS + i) * PACK_BYTES);
 #pragma unroll
             for (unsigned int pair = 0; pair < 4; ++pair) {
                 float(&acc)[4] = o[i * 4 + pair];

@@ -15,13 +15,35 @@ public:
     }
 
     // Starts copying a tile. Tiles must be copied in order. Keys from the end on are zeros.
-    __device__ __forceinline__ void copy(unsigned int tile, const T* keys, const T* values) {
+    __device__ __forceinline__ void copy(unsigned int tile, const {% if e4m3 %}unsigned char* keys, const unsigned char{% else %}T* keys, const T{% endif %}* values) {
         if (tile % 2 == 0) {
             slots = next_slots;
             load_slots(tile / 2 + 1);
         }
         const unsigned int to = stage(tile), left = end - key(tile);
+{% if e4m3 %}#pragma unroll
+        for (unsigned int from = 0; from < TILE * COPIES; from += 32) {
+            const unsigned int i = from + threadIdx.x % 32, key = min(i / COPIES, TILE - 1), pack = i % COPIES * (COPY / PACK);
+            const unsigned long long row = row_of(tile, key);
+            if (TILE * COPIES % 32 != 0 && i >= TILE * COPIES) continue;
+            const bool inside = key < left && pack < PACKS;
+            const unsigned int value_row = (key % 2 + key / 8 * 2) * VALUE_PACKS + pack / 8;
+            const unsigned int key_at =
+                to + (key / 8 * KEY_PACKS + pack / 4) * PACK_BYTES + key_place(key % 8, pack % 4, pack / 4);
+            const unsigned int value_at =
+                to + VALUES_AT + value_row * PACK_BYTES + value_place(pack % 8, key % 8 / 2, value_row);
+{% if appends %}            if (inside && this->key(tile) + key == newest) {
 #pragma unroll
+                for (unsigned int j = 0; j < COPY / PACK; ++j) {
+                    store_pack(key_at + j * PACK, pack_in_e4m3(newest_key + (pack + j) * PACK));
+                    store_pack(value_at + j * PACK, pack_in_e4m3(newest_key + (VALUE_COLUMN - KEY_COLUMN) + (pack + j) * PACK));
+                }
+                continue;
+            }
+{% endif %}            copy_packs(key_at, inside ? keys + row + pack * PACK : keys, inside);
+            copy_packs(value_at, inside ? values + row + pack * PACK : values, inside);
+        }
+{% else %}#pragma unroll
         for (unsigned int nth = 0; nth < 4; ++nth) {
             const unsigned int key = nth * 4 + threadIdx.x % 32 / 8, g = threadIdx.x % 8;
             const unsigned long long row = row_of(tile, key);
@@ -39,7 +61,7 @@ public:
                 copy_pack(to + VALUES_AT + value_at, inside ? of_value + pack * PACK : values, inside);
             }
         }
-    }
+{% endif %}    }
 
     __device__ __forceinline__ unsigned int stage(unsigned int tile) const { return shared + tile % STAGES * STAGE_BYTES; }
 
@@ -61,4 +83,8 @@ private:
         const unsigned int slot = __shfl_sync(ALL_LANES, slots, tile % 2 * TILE + key);
         return slot / BLOCK * STRIDE + (kv_head * BLOCK + slot % BLOCK) * HEAD;
     }
-};
+{% if e4m3 and appends %}
+    static __device__ __forceinline__ void store_pack(unsigned int to, const uint2& pack) {
+        asm volatile("st.shared.v2.u32 [%0], { %1, %2 };" ::"r"(to), "r"(pack.x), "r"(pack.y) : "memory");
+    }
+{% endif %}};

@@ -169,6 +169,29 @@ fn a_description_is_checked() {
 }
 
 #[test]
+fn a_cache_in_fp8_is_explained() {
+    let cli = Cli::new();
+    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/gpt2.json");
+    let explained = |kind: &str| {
+        let args = ["explain", "gpt2", "--config", config, "--card", "h200"];
+        cli.ok(&[&args[..], &["--kv-dtype", kind]].concat())
+    };
+    let fp8 = explained("fp8");
+    for line in [
+        "quantized `layer.{0..11}.keys` by quantize_cache, × 12\n    its rows are stored in e4m3",
+        "with mha_prefill_f16_h12x64_q0of2304_blocks589824_e4m3",
+        "KV cache: 576.00 KiB in e4m3 for 32 tokens",
+    ] {
+        assert!(fp8.contains(line), "{line}: {fp8}");
+    }
+    let auto = explained("auto");
+    assert!(
+        auto.contains("KV cache: 1.12 MiB for 32 tokens") && !auto.contains("e4m3"),
+        "{auto}"
+    );
+}
+
+#[test]
 fn the_launches_of_a_batch_are_explained() {
     let cli = Cli::new();
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/bert-base.json");

@@ -643,3 +643,37 @@ fn every_setting_of_a_folder_gives_the_tokens_of_transformers_or_is_refused_by_n
     }
     insta::assert_debug_snapshot!(refused);
 }
+
+#[test]
+fn a_cache_in_fp8_is_asked_for_by_an_option() {
+    let args = [
+        "generate",
+        "--prompt",
+        "Lily was bored, so",
+        "--max-new",
+        "20",
+    ];
+    let with = |more: &[&str]| json(&[&args[..], more, &["--json"]].concat());
+    let (plain, auto, fp8) = (
+        with(&[]),
+        with(&["--kv-dtype", "auto"]),
+        with(&["--kv-dtype", "fp8"]),
+    );
+    assert_eq!(plain["texts"], auto["texts"]);
+    assert_eq!([&plain["kv_dtype"], &fp8["kv_dtype"]], ["f32", "e4m3"]);
+    let bytes = |value: &Value| value["bytes"]["cache"].as_u64().expect("bytes");
+    assert_eq!(bytes(&plain), 4 * bytes(&fp8));
+    assert!(!text(&fp8["texts"][0], "text").is_empty());
+    let output = gemmule(&[&args[..], &["--kv-dtype", "fp8"]].concat());
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert!(said.contains(" in e4m3; "), "{said}");
+
+    let problem = refused(&[&args[..], &["--kv-dtype", "int8"]].concat());
+    assert!(
+        problem.contains("`int8` is no format of a KV cache; expected auto (the type of activations) or fp8 (E4M3)"),
+        "{problem}"
+    );
+    let problem = refused(&["run", "--text", "a", "--kv-dtype", "fp8"]);
+    let expected = "a KV cache in e4m3 is for engines that generate text";
+    assert!(problem.replace("│ ", "").contains(expected), "{problem}");
+}

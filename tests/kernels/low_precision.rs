@@ -1,6 +1,9 @@
-//! Weights of 8 and 4 bits: errors against f32 on a CPU, and agreement of a device with the CPU.
+//! Weights of 8 and 4 bits, and KV caches of 8 bits: errors against f32 on a CPU, and agreement of a device with the CPU.
 //!
 //! `cargo test --test kernels low_precision:: -- --ignored` on a machine with a device and NVRTC.
+
+mod kv_cache;
+mod plain_gpt2;
 
 use gemmule::{
     Batch, DeviceChoice, Engine, EngineError,

@@ -59,6 +59,7 @@ fn choice(scheduler_name: &str) -> ModelChoice {
         share: None,
         previous: None,
         dtype: None,
+        kv_dtype: Default::default(),
         invariant: true,
         scheduler: scheduler(scheduler_name, &Settings::default()).unwrap(),
         costs: Some(costs()),

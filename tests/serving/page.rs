@@ -44,6 +44,7 @@ fn a_browser_shows_model_load_and_latency() {
         name: "a model <b>of</b> words".to_owned(),
         devices: vec![DeviceChoice::Cpu],
         dtype: None,
+        kv_dtype: Default::default(),
         invariant: false,
         scheduler: scheduler("packed", &Settings::default()).unwrap(),
         costs: Some(costs),

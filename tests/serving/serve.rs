@@ -20,11 +20,13 @@ use std::{
 
 use gemmule::{
     DeviceChoice, Engine,
+    engine::KvCacheChoice,
     generate::{SamplingParams, generation_config},
     http::{HttpChoice, Keys, Server},
     schedule::{CostTable, Settings, scheduler},
     search::Rules,
     serve::{Devices, Model, ModelChoice, Models},
+    tensor::Format,
     text::{Folder, TextEncoder},
 };
 use serde_json::{Value, json};
@@ -52,6 +54,7 @@ fn choice(name: &str, invariant: bool, queue: Duration) -> ModelChoice {
         name: name.to_owned(),
         devices: vec![DeviceChoice::Cpu],
         dtype: None,
+        kv_dtype: Default::default(),
         invariant,
         scheduler: scheduler("packed", &Settings::default()).unwrap(),
         costs: Some(costs()),
@@ -1736,6 +1739,30 @@ fn texts_that_have_room_do_not_wait_however_short_the_queue_may_be() {
         let (status, _, text) = client.join().unwrap();
         assert_eq!(status, 200, "{text}");
     }
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn a_writer_is_served_with_a_cache_in_fp8() {
+    let writer = Model::open(ModelChoice {
+        kv_dtype: KvCacheChoice::Fp8,
+        ..choice("writer", true, Duration::from_secs(10))
+    });
+    let writer = writer.unwrap();
+    assert_eq!(writer.kv_format, Some(Format::E4m3));
+    let server = serving_models(vec![writer], quick());
+    let prompt = "Lily was bored, so";
+    let body = json!({"prompt": prompt, "max_tokens": 20, "temperature": 0}).to_string();
+    let (status, _, answer) = ask_with(server.address(), "POST", "/v1/completions", "", &body);
+    assert_eq!(status, 200, "{answer}");
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    let text = answer["choices"][0]["text"].as_str().unwrap();
+    let engine = Engine::from_checkpoint(checkpoint("writer"))
+        .device(DeviceChoice::Cpu)
+        .kv_cache(Format::E4m3)
+        .generating();
+    let all = engine.build().unwrap().generate_text(prompt).unwrap();
+    assert!(!text.is_empty() && all.starts_with(text), "{text}: {all}");
     server.shut_down(Duration::ZERO);
 }
 

@@ -5,7 +5,7 @@ use gemmule::{
     kernels::{
         Case, Instructions, KernelSpec,
         attention::{DecodeCtas, Keys, MhaCached, MhaDecode, MhaPrefill},
-        cache::BLOCK,
+        cache::Pool,
         chain::Chain,
     },
     machine::Machine,
@@ -63,7 +63,7 @@ pub(super) fn problems(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, 
                 offset: 0,
                 stride: (heads + 2 * kv_heads) * head,
             },
-            stride: u64::from(2 * kv_heads * head * BLOCK),
+            pool: Pool::of_layer(kv_heads, head, dtype),
             dtype,
         };
         let n = sequences as usize;

@@ -13,6 +13,7 @@ use crate::{
     generate::{DecodeStep, Event, Generator, MAX_TOKENS, Request, SamplingParams},
     runtime::batch::Limits,
     search::{Beams, Rules, Sampling},
+    tensor::Format,
 };
 
 #[derive(clap::Args)]
@@ -260,9 +261,13 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     align_right(&mut shown, 0..6);
     print(&format!("{shown}\n"))?;
     print(&format!(
-        "{}, {}; {} tokens of prompt, {} new, {}; the host's clock, median of the steps after the first token\n",
+        "{}, {}{}; {} tokens of prompt, {} new, {}; the host's clock, median of the steps after the first token\n",
         engine.device(),
         engine.precision(),
+        match engine.program().cache_format() {
+            Format::Plain(_) => String::new(),
+            format @ (Format::Scaled(_) | Format::E4m3) => format!(", KV cache in {format}"),
+        },
         args.prompt_tokens,
         args.new,
         match (options.sampling, args.beams) {

@@ -1,4 +1,4 @@
-//! The storage type of a program and the format of its weights, by device.
+//! The storage type of a program and the formats of its weights and of its KV cache, by device.
 
 use std::collections::BTreeMap;
 
@@ -61,6 +61,24 @@ impl Builder {
             Some((name.to_owned(), Format::Scaled(format)))
         };
         stored.filter_map(format).collect()
+    }
+
+    /// Returns the format of the KV cache of a program in `dtype`, if it differs from that type.
+    pub(super) fn caches_in(&self, dtype: DType) -> Result<Option<Format>, EngineError> {
+        let Some(format) = self.kv_cache else {
+            return Ok(None);
+        };
+        if !self.cached {
+            return Err(EngineError::CacheWithoutTexts { format });
+        }
+        match format {
+            Format::Plain(stored) if stored == dtype => Ok(None),
+            Format::E4m3 => {
+                tracing::info!("KV cache: {format} (as requested)");
+                Ok(Some(format))
+            }
+            Format::Plain(_) | Format::Scaled(_) => Err(EngineError::CacheFormat { format, dtype }),
+        }
     }
 
     /// Refuses options that apply only to a CPU.

@@ -15,13 +15,13 @@ use crate::{
         Case, Class, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role,
         Tolerance,
         attention::position_bias::PositionBiasCode,
-        cache::{BLOCK, check_stride, index, pool},
+        cache::{BLOCK, Pool, index},
         class::attention_flop,
         limits,
     },
     machine::Machine,
     ops::{BatchInput, Bias, HeadView, PositionBias, default_scale},
-    tensor::{DType, Extents, Shape, Size, Symbol},
+    tensor::{DType, Extents, Format, Shape, Size, Symbol},
 };
 
 /// Keys that a query attends to.
@@ -73,8 +73,7 @@ pub struct MhaCached {
     pub keys: Keys,
     /// Soft cap of the scores, and window and bias that depend on the distance between a query and its own sequence's keys.
     pub by: PositionBias,
-    /// Elements per cache block.
-    pub stride: u64,
+    pub pool: Pool,
     pub dtype: DType,
 }
 
@@ -86,7 +85,7 @@ impl MhaCached {
     pub(super) fn check_sizes(&self) -> Result<(), String> {
         limits::heads(self.heads, self.head, &[self.q])?;
         limits::heads(self.kv_heads, self.head, &[])?;
-        check_stride(self.stride, self.kv_heads, self.head)
+        self.pool.check(self.kv_heads, self.head, self.dtype)
     }
 
     /// Checks that the kernel can be generated as described.
@@ -111,6 +110,18 @@ impl MhaCached {
         self.heads / self.kv_heads
     }
 
+    /// This kernel with a cache in E4M3.
+    pub(super) fn in_e4m3(&self) -> Self {
+        let pool = Pool {
+            format: Format::E4m3,
+            ..self.pool
+        };
+        Self {
+            pool,
+            ..self.clone()
+        }
+    }
+
     /// This kernel with windows, biases and caps, for tests that compile or run it.
     pub(super) fn by_distance(&self) -> impl Iterator<Item = Self> {
         let causal = position_bias::examples()
@@ -129,7 +140,7 @@ impl Kernel for MhaCached {
     fn symbol(&self) -> String {
         let (q, head) = (self.q, self.head);
         format!(
-            "mha_{}_{}_{}_q{}of{}_blocks{}{}{}",
+            "mha_{}_{}_{}_q{}of{}{}{}{}",
             match self.keys {
                 Keys::Own => "cached",
                 Keys::Source => "source",
@@ -138,7 +149,7 @@ impl Kernel for MhaCached {
             heads_word(self.heads, self.kv_heads, head),
             q.column(),
             q.stride(head),
-            self.stride,
+            self.pool.word(),
             self.by.suffix(),
             scale_suffix(self.scale, default_scale(head))
         )
@@ -157,7 +168,8 @@ impl Kernel for MhaCached {
             ("warps", WARPS.into()),
             ("q_column", self.q.column().into()),
             ("q_stride", self.q.stride(self.head).into()),
-            ("stride", self.stride.into()),
+            ("stride", self.pool.stride.into()),
+            ("e4m3", self.pool.is_e4m3().into()),
             ("block", BLOCK.into()),
             ("causal", (self.keys == Keys::Own).into()),
         ]);
@@ -166,7 +178,7 @@ impl Kernel for MhaCached {
     }
 
     fn params(&self) -> Vec<Param> {
-        let read = |name, shape| params::read(name, self.dtype, shape);
+        let pool = |name| params::read(name, self.pool.element(), self.pool.shape());
         let meta = |name, meta: BatchInput, symbol: Symbol| Param {
             name,
             role: Role::Read {
@@ -179,9 +191,9 @@ impl Kernel for MhaCached {
         let width = Size::constant((self.heads * self.head).into());
         let out = Shape::new([Size::from(Symbol::Tokens), width]);
         let mut all = vec![
-            read("q", self.q.shape(self.heads, self.head)),
-            read("keys", pool(self.stride)),
-            read("values", pool(self.stride)),
+            params::read("q", self.dtype, self.q.shape(self.heads, self.head)),
+            pool("keys"),
+            pool("values"),
         ];
         all.extend(self.by.params(self.heads, self.dtype));
         all.extend([
@@ -234,7 +246,7 @@ impl Kernel for MhaCached {
         let [cu_lens, slots, starts, key_lens] = [0, 1, 2, 3].map(|i| metas[i].index());
         let (tokens, head) = (extents.tokens as usize, self.head as usize);
         let (heads, group) = (self.heads as usize, self.group() as usize);
-        let stride = self.stride as usize;
+        let stride = self.pool.stride as usize;
         let problems: Vec<(usize, usize)> = (0..key_lens.len())
             .flat_map(|b| (0..heads).map(move |h| (b, h)))
             .collect();
@@ -329,10 +341,10 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 },
                 keys,
                 by: PositionBias::default(),
-                // Keys and values of one layer.
-                stride: u64::from(2 * kv_heads * head * BLOCK),
+                pool: Pool::of_layer(kv_heads, head, dtype),
                 dtype,
             };
+            all.push(kernel.in_e4m3().into());
             if keys == Keys::Own && heads == 12 {
                 all.extend(kernel.by_distance().map(KernelSpec::from));
             }

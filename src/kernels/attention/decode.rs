@@ -6,7 +6,9 @@ use super::{AttentionError, Keys, MhaCached, storage};
 use crate::{
     kernels::{
         Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
-        Tolerance, attention::position_bias::PositionBiasCode, cache::BLOCK,
+        Tolerance,
+        attention::position_bias::PositionBiasCode,
+        cache::{BLOCK, Pool},
     },
     machine::Machine,
     ops::{HeadView, PositionBias, default_scale},
@@ -61,6 +63,11 @@ impl MhaDecode {
         if q == HeadView::HeadMajor {
             return Err(AttentionError::DecodeView);
         }
+        if self.plain.pool.is_e4m3() && !self.plain.dtype.has_mma() {
+            return Err(AttentionError::DecodeE4m3 {
+                dtype: self.plain.dtype,
+            });
+        }
         match self.ctas {
             DecodeCtas::Cluster(splits) if !(2..=Self::MOST_SPLITS).contains(&splits) => {
                 Err(AttentionError::DecodeSplits { splits })
@@ -99,7 +106,7 @@ impl MhaDecode {
         group.div_ceil(group.div_ceil(most))
     }
 
-    /// 16-byte packs of a row per lane. A lane holds every fourth pack of keys, and every eighth pack of values.
+    /// Packs of a row per lane. A lane holds every fourth pack of keys, and every eighth pack of values.
     fn key_packs(&self) -> u32 {
         self.packs().div_ceil(4)
     }
@@ -108,13 +115,20 @@ impl MhaDecode {
         self.packs().div_ceil(8)
     }
 
+    /// Number of packs of a row. In registers, a pack has 16 bytes.
     fn packs(&self) -> u32 {
         self.plain.head * self.plain.dtype.bytes() as u32 / 16
     }
 
+    /// Bytes of a pack in the cache.
+    fn pack_bytes(&self) -> u32 {
+        let MhaCached { pool, dtype, .. } = self.plain;
+        16 * pool.element().bytes() as u32 / dtype.bytes() as u32
+    }
+
     /// Bytes of 16 keys and 16 values as the lanes of a warp hold them.
     fn stage_bytes(&self) -> u32 {
-        (2 * self.key_packs() + 4 * self.value_packs()) * 512
+        (2 * self.key_packs() + 4 * self.value_packs()) * 32 * self.pack_bytes()
     }
 
     /// Bytes of shared memory for tiles in flight, and max number of warps. With several query heads per warp, eight warps of a large
@@ -200,7 +214,8 @@ impl Kernel for MhaDecode {
             ("rows", self.rows().into()),
             ("head", plain.head.into()),
             ("block", BLOCK.into()),
-            ("stride", plain.stride.into()),
+            ("stride", plain.pool.stride.into()),
+            ("e4m3", plain.pool.is_e4m3().into()),
             ("warps", self.warps().into()),
             ("stages", self.stages().into()),
             ("splits", self.splits().into()),
@@ -336,8 +351,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 },
                 keys: Keys::Own,
                 by: PositionBias::default(),
-                // Keys and values of one layer.
-                stride: u64::from(2 * kv_heads * head * BLOCK),
+                pool: Pool::of_layer(kv_heads, head, dtype),
                 dtype,
             };
             if head == 96 || (heads, ctas) == (32, Large) || (head, ctas) == (64, Cluster(8)) {
@@ -347,6 +361,22 @@ pub(super) fn representative() -> Vec<KernelSpec> {
             if (head, ctas) == (256, Large) {
                 let capped = plain.by_distance().filter(|plain| plain.by.cap.is_some());
                 all.extend(capped.map(|plain| MhaDecode { plain, ctas }.into()));
+            }
+            // Biases and caps in one tiling only.
+            if dtype.has_mma() {
+                let plain = plain.in_e4m3();
+                if (head, ctas) == (96, Small) {
+                    let all_by = plain.by_distance();
+                    all.extend(all_by.map(|plain| MhaDecode { plain, ctas }.into()));
+                }
+                if (head, ctas) == (64, Cluster(8)) && heads == 12 {
+                    let plain = MhaCached {
+                        keys: Keys::Source,
+                        ..plain.clone()
+                    };
+                    all.push(MhaDecode { plain, ctas }.into());
+                }
+                all.push(MhaDecode { plain, ctas }.into());
             }
             if kv_heads == heads {
                 let plain = MhaCached {

@@ -7,7 +7,7 @@ use crate::{
     kernels::{
         Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
         Tolerance,
-        cache::{AppendCache, index, pool},
+        cache::{AppendCache, index},
         rows::read_meta,
     },
     machine::Machine,
@@ -18,7 +18,8 @@ use crate::{
 /// [`MhaDecode`]'s parameters, then `x [tokens, x.stride]` and `token_slots [tokens]` → `cache [blocks, stride]` as written by
 /// [`AppendCache`], and `out`. Replaces a launch of `AppendCache` and one of attention for sequences of one token.
 ///
-/// Attention reads the newest key and value from the projection's output, so that no CTA waits for another one's store.
+/// Attention reads the newest key and value from the projection's output, so that no CTA waits for another one's store. It rounds
+/// them to the format of the cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaDecodeAppend {
     pub decode: MhaDecode,
@@ -62,7 +63,7 @@ impl MhaDecodeAppend {
             head: plain.head,
             x: self.x,
             of_sequence: false,
-            stride: plain.stride,
+            pool: plain.pool,
             dtype: plain.dtype,
         }
     }
@@ -107,7 +108,7 @@ impl Kernel for MhaDecodeAppend {
         let added = [
             params::read("x", plain.dtype, x),
             read_meta("token_slots", BatchInput::TokenSlots, slots),
-            params::write("cache", plain.dtype, pool(plain.stride)),
+            params::write("cache", plain.pool.element(), plain.pool.shape()),
         ];
         all.splice(at..at, added);
         all
@@ -149,7 +150,7 @@ impl Kernel for MhaDecodeAppend {
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let plain = &self.decode.plain;
         let (of_attention, of_append) = reads.split_at(reads.len() - 2);
-        let (heads, head, stride) = (plain.kv_heads, plain.head as usize, plain.stride as usize);
+        let (heads, head, pool) = (plain.kv_heads, plain.head as usize, plain.pool);
         let (x, slots) = (of_append[0].real(), of_append[1].index());
         // Cache contents that attention reads, including the new rows.
         let [keys, values] = [0, 1].map(|nth: u32| {
@@ -159,8 +160,9 @@ impl Kernel for MhaDecodeAppend {
                     let from =
                         self.x
                             .index(slots.len(), token, (nth * heads + h) as usize, plain.head);
-                    let to = index(slot as usize, h as usize, head, stride);
-                    rows[to..to + head].copy_from_slice(&x[from..from + head]);
+                    let to = index(slot as usize, h as usize, head, pool.stride as usize);
+                    let stored = x[from..from + head].iter().map(|&v| pool.round(v));
+                    rows.splice(to..to + head, stored);
                 }
             }
             HostTensor::Real(rows)

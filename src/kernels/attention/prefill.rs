@@ -6,7 +6,8 @@ use super::{AttentionError, Keys, MhaCached, MhaOnline, MhaTile, MhaWgmma, wgmma
 use crate::{
     kernels::{
         Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
-        TensorMap, Tolerance, cache::BLOCK,
+        TensorMap, Tolerance,
+        cache::{BLOCK, Pool},
     },
     machine::Machine,
     ops::{AttentionProblem, HeadView, PositionBias, default_scale},
@@ -35,6 +36,7 @@ impl MhaPrefill {
             dtype => return Err(AttentionError::PrefillStorage { dtype }),
         }
         match self.tile {
+            Some(_) if self.plain.pool.is_e4m3() => Err(AttentionError::PrefillE4m3),
             Some(tile) => {
                 let tiles = MhaTile::gathering(self.plain.head);
                 MhaWgmma::check_tile(&self.attending(), tile, tiles)
@@ -117,7 +119,7 @@ impl Kernel for MhaPrefill {
             let mut constants = tile.constants(&self.attending(), self.plain.dtype, Origin::Cache);
             constants.extend([
                 ("block", BLOCK.into()),
-                ("stride", self.plain.stride.into()),
+                ("stride", self.plain.pool.stride.into()),
             ]);
             return constants;
         }
@@ -129,7 +131,8 @@ impl Kernel for MhaPrefill {
             ("v_aligned", true.into()),
             ("group", (self.plain.heads / self.plain.kv_heads).into()),
             ("block", BLOCK.into()),
-            ("stride", self.plain.stride.into()),
+            ("stride", self.plain.pool.stride.into()),
+            ("e4m3", self.plain.pool.is_e4m3().into()),
         ]));
         constants
     }
@@ -208,7 +211,11 @@ impl Kernel for MhaPrefill {
 
 /// The kernel for any GPU, and those for Hopper.
 fn of_tiles(plain: MhaCached) -> impl Iterator<Item = KernelSpec> {
-    let tiles = MhaTile::gathering(plain.head).iter().copied().map(Some);
+    let tiles = match plain.pool.is_e4m3() {
+        true => &[][..],
+        false => MhaTile::gathering(plain.head),
+    };
+    let tiles = tiles.iter().copied().map(Some);
     let with = move |tile| MhaPrefill {
         plain: plain.clone(),
         tile,
@@ -243,8 +250,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 },
                 keys: Keys::Own,
                 by: PositionBias::default(),
-                // Keys and values of one layer.
-                stride: u64::from(2 * kv_heads * head * BLOCK),
+                pool: Pool::of_layer(kv_heads, head, dtype),
                 dtype,
             };
             if [64, 80].contains(&head) {
@@ -255,13 +261,20 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 let capped = plain.by_distance().filter(|plain| plain.by.cap.is_some());
                 all.extend(capped.map(|plain| MhaPrefill { plain, tile: None }.into()));
             }
+            let e4m3 = plain.in_e4m3();
+            if head == 80 {
+                let all_by = e4m3.by_distance();
+                all.extend(all_by.map(|plain| MhaPrefill { plain, tile: None }.into()));
+            }
             if kv_heads == heads {
-                let plain = MhaCached {
+                let source = |plain: &MhaCached| MhaCached {
                     keys: Keys::Source,
                     ..plain.clone()
                 };
-                all.extend(of_tiles(plain));
+                all.extend(of_tiles(source(&plain)));
+                all.extend(of_tiles(source(&e4m3)));
             }
+            all.extend(of_tiles(e4m3));
             all.extend(of_tiles(plain));
         }
     }

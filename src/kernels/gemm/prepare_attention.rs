@@ -49,7 +49,7 @@ impl GemmPrepareAttention {
         let are_slow = frequencies.into_iter().all(|f| f.abs() <= 1.0);
         prepare.norm.is_none()
             && are_slow
-            && prepare.stride.is_none()
+            && prepare.pool.is_none()
             && tile.stores_directly(prepare.row)
             && tile.outputs_of_warpgroup() <= Self::MAX_OUTPUTS
             && tile.n
@@ -283,7 +283,7 @@ pub fn representative() -> Vec<KernelSpec> {
                 frequencies: frequencies(pairs, 1e4),
                 factor: if pairs * 2 < head { 1.25 } else { 1.0 },
             }),
-            stride: None,
+            pool: None,
             dtype,
         };
         let k = match (fp8, bias) {

@@ -206,6 +206,7 @@ impl Builder<'_> {
                     from: 0,
                     heads,
                     head,
+                    format: None,
                 };
                 (op, vec![x])
             }

@@ -195,6 +195,7 @@ fn the_countable_names_are_the_names_of_operators() {
             from: 0,
             heads,
             head,
+            format: None,
         },
         Op::MergeHeads,
         Op::RelativeScores {

@@ -362,9 +362,18 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
         }
         Op::LayerNorm { eps } => layer_norm(reads[0], reads[1], reads[2], *eps),
         Op::Cache {
-            from, heads, head, ..
+            from,
+            heads,
+            head,
+            format,
+            ..
         } => rows(reads[0], widths[0], |row| {
-            row[*from as usize..][..(heads * head) as usize].to_vec()
+            let kept = row[*from as usize..][..(heads * head) as usize].iter();
+            let stored = |&v: &f64| match format {
+                Some(format) => Element::from(*format).round(v as f32).into(),
+                None => v,
+            };
+            kept.map(stored).collect()
         }),
         Op::SplitHeads { heads } => {
             let shape = of(*heads, widths[0] as u32 / heads);

@@ -337,6 +337,7 @@ impl Decoder {
                 from: 0,
                 heads: self.kv_heads,
                 head: self.head,
+                format: None,
             };
             b.add(&name(stem), op, &[x])
         });

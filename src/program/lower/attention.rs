@@ -202,7 +202,7 @@ impl Lowering<'_> {
                 false => Keys::Own,
             },
             by: of.by,
-            stride: self.program.block_elements(),
+            pool: self.program.pool(),
             dtype: self.dtype,
         }))
     }

@@ -7,7 +7,7 @@ use crate::{
     ops::HeadView,
     program::{Cache, Storage, TensorIndex},
     select::Dispatch,
-    tensor::{Shape, Symbol},
+    tensor::{DType, Shape, Symbol},
 };
 
 impl Lowering<'_> {
@@ -45,7 +45,6 @@ impl Lowering<'_> {
         }
         let x = self.graph.operands(id)[0];
         let stride = width(self.graph.shape(x)).map_err(wrong)?;
-        let elements = self.program.block_elements();
         let kernel = AppendCache {
             heads,
             head,
@@ -54,7 +53,7 @@ impl Lowering<'_> {
                 stride,
             },
             of_sequence: is_one_position(self.graph, id),
-            stride: elements,
+            pool: self.program.pool(),
             dtype: self.dtype,
         };
         let cache = self.cache_tensor(id);
@@ -71,9 +70,9 @@ impl Lowering<'_> {
         let is_own = |c: &Cache| matches!(&node.op, Op::Cache { name, .. } if *name == c.name);
         let index = self.program.caches.iter().position(is_own);
         let index = index.expect("all caches of the graph were listed") as u32;
-        let elements = self.program.block_elements();
-        let shape = Shape::new([Symbol::Blocks.into(), elements.into()]);
-        self.tensor(&node.name, self.dtype, shape, Storage::Cached(index))
+        let pool = self.program.pool();
+        let shape = Shape::new([Symbol::Blocks.into(), pool.stride.into()]);
+        self.tensor(&node.name, pool.format, shape, Storage::Cached(index))
     }
 
     /// Rejects a cache that an operator other than attention reads.
@@ -113,18 +112,23 @@ impl Lowering<'_> {
     }
 }
 
-/// Returns the caches that a graph's nodes append to, in order.
-pub(super) fn caches(graph: &Graph) -> Vec<Cache> {
+/// Returns the caches that a graph's nodes append to, in order, with activations in `dtype`.
+pub(super) fn caches(graph: &Graph, dtype: DType) -> Vec<Cache> {
     let nodes = graph.topological().into_iter();
     let of = |id| match graph.op(id) {
         Op::Cache {
-            name, heads, head, ..
+            name,
+            heads,
+            head,
+            format,
+            ..
         } => Some(Cache {
             name: name.clone(),
             heads: *heads,
             head: *head,
             part: graph.node(id).part,
             one_position: is_one_position(graph, id),
+            format: format.unwrap_or(dtype.into()),
         }),
         _ => None,
     };

@@ -6,7 +6,11 @@ use std::collections::{HashMap, HashSet};
 use super::{LowerOptions, Lowering, UNPLACED, width};
 use crate::{
     graph::{Graph, NodeId, Op},
-    kernels::{KernelSpec, cache::AppendCache, prepare_attention::PrepareAttention},
+    kernels::{
+        KernelSpec,
+        cache::{AppendCache, Pool},
+        prepare_attention::PrepareAttention,
+    },
     ops::{AttentionProblem, HeadView, Rotation},
     program::{Cache, Program},
     select::{Dispatch, Site},
@@ -137,7 +141,7 @@ impl Preparation {
             .consumers(x)
             .into_iter()
             .filter(|c| !nodes.contains(c));
-        kernel.stride.is_none()
+        kernel.pool.is_none()
             && others.eq([attention])
             && as_values
             && stride == kernel.row
@@ -263,10 +267,10 @@ fn find(
     }
     let value_rows = graph.operands(values)[0];
     let rows = graph.operands(keys)[0];
-    let (stride, dtype) = (program.block_elements(), program.dtype);
+    let (pool, dtype) = (program.pool(), program.dtype);
     let key = Heads::of(graph, rows, of.kv_heads, of.head)?;
     if key.nodes.is_empty() {
-        let kernel = append(of, rows, [key_from, value_from], graph, stride, dtype)?;
+        let kernel = append(of, rows, [key_from, value_from], graph, pool, dtype)?;
         let launch = Preparation {
             kernel: kernel.into(),
             reads: vec![("x", rows)],
@@ -284,7 +288,7 @@ fn find(
     let queries = together(graph, query, [rows, keys], &key, of).filter(|_| serves)?;
     let kernel = PrepareAttention {
         columns: [queries.from, key.from, value_from],
-        stride: Some(stride),
+        pool: Some(pool),
         ..kernel_of(graph, &queries, &key, of, dtype)?
     };
     let mut launch = preparation(kernel, &queries, &key)?;
@@ -364,7 +368,7 @@ fn kernel_of(
         row: width(graph.shape(key.x)).ok()?,
         norm: key.norm.map(|(eps, _)| eps),
         rotation: queries.rotation.cloned(),
-        stride: None,
+        pool: None,
         dtype,
     })
 }
@@ -402,6 +406,7 @@ fn cached(
         from,
         heads,
         head,
+        ..
     } = graph.op(cache)
     else {
         return None;
@@ -421,7 +426,7 @@ fn append(
     rows: NodeId,
     [keys, values]: [u32; 2],
     graph: &Graph,
-    stride: u64,
+    pool: Pool,
     dtype: DType,
 ) -> Option<AppendCache> {
     let x = HeadView::TokenMajor {
@@ -433,7 +438,7 @@ fn append(
         head: of.head,
         x,
         of_sequence: false,
-        stride,
+        pool,
         dtype,
     })
 }

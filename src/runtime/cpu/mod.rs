@@ -238,7 +238,46 @@ impl BatchData {
 
 /// Host memory of a KV cache: the blocks of all caches of a program.
 pub struct CpuCache {
-    memory: Vec<f32>,
+    memory: CacheMemory,
+}
+
+/// Elements of a KV cache.
+enum CacheMemory {
+    Real(Vec<f32>),
+    /// Codes of E4M3.
+    E4m3(Vec<u8>),
+}
+
+/// Addresses of a KV cache.
+#[derive(Clone, Copy)]
+enum CachePointer {
+    Real(*mut f32, usize),
+    E4m3(*mut u8, usize),
+}
+
+impl CacheMemory {
+    /// Returns the memory of no cache.
+    fn none() -> Self {
+        Self::Real(Vec::new())
+    }
+
+    fn pointer(&mut self) -> CachePointer {
+        match self {
+            Self::Real(values) => CachePointer::Real(values.as_mut_ptr(), values.len()),
+            Self::E4m3(codes) => CachePointer::E4m3(codes.as_mut_ptr(), codes.len()),
+        }
+    }
+}
+
+/// Allocates `n` elements.
+fn allocated<T: Clone>(n: u64, zero: T) -> Result<Vec<T>, CpuError> {
+    let bytes = n.saturating_mul(size_of::<T>() as u64);
+    let error = || CpuError::CacheMemory { bytes };
+    let room = usize::try_from(n).map_err(|_| error())?;
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(room).map_err(|_| error())?;
+    memory.resize(room, zero);
+    Ok(memory)
 }
 
 impl CpuCache {
@@ -248,13 +287,10 @@ impl CpuCache {
     /// Returns an error if the allocation fails.
     pub fn new(program: &Program, blocks: u64) -> Result<Self, CpuError> {
         let elements = blocks.saturating_mul(program.block_elements());
-        let bytes = elements.saturating_mul(DType::F32.bytes());
-        let mut memory = Vec::new();
-        let room = usize::try_from(elements).map_err(|_| CpuError::CacheMemory { bytes })?;
-        memory
-            .try_reserve_exact(room)
-            .map_err(|_| CpuError::CacheMemory { bytes })?;
-        memory.resize(room, 0.0);
+        let memory = match program.pool().is_e4m3() {
+            true => CacheMemory::E4m3(allocated(elements, 0)?),
+            false => CacheMemory::Real(allocated(elements, 0.0)?),
+        };
         Ok(Self { memory })
     }
 }
@@ -272,7 +308,7 @@ impl CpuSession {
 
     /// Runs a batch. The caller must have checked it against the model's limits.
     pub fn run(&mut self, batch: &Batch) -> Result<Vec<Output>, CpuError> {
-        self.run_on(batch, &mut [], |_, _| ())
+        self.run_on(batch, &mut CacheMemory::none(), |_, _| ())
     }
 
     /// Runs the next tokens of sequences in `cache` and appends them to it.
@@ -292,14 +328,16 @@ impl CpuSession {
         cache: Option<&mut CpuCache>,
         observe: impl FnMut(&KernelSpec, Duration) + Send,
     ) -> Result<Vec<Output>, CpuError> {
-        let memory = cache.map_or(&mut [][..], |cache| &mut cache.memory);
-        self.run_on(batch, memory, observe)
+        match cache {
+            Some(cache) => self.run_on(batch, &mut cache.memory, observe),
+            None => self.run_on(batch, &mut CacheMemory::none(), observe),
+        }
     }
 
     fn run_on(
         &mut self,
         batch: &Batch,
-        cache: &mut [f32],
+        cache: &mut CacheMemory,
         observe: impl FnMut(&KernelSpec, Duration) + Send,
     ) -> Result<Vec<Output>, CpuError> {
         let threads = self.model.threads.clone();
@@ -310,7 +348,7 @@ impl CpuSession {
     fn run_here(
         &mut self,
         batch: &Batch,
-        cache: &mut [f32],
+        cache: &mut CacheMemory,
         mut observe: impl FnMut(&KernelSpec, Duration),
     ) -> Result<Vec<Output>, CpuError> {
         let model = Arc::clone(&self.model);
@@ -323,14 +361,13 @@ impl CpuSession {
         })?;
         let data = BatchData::of(program, batch);
         self.batch_data = self.batch_data.max(data.bytes());
-        let cache = (cache.as_mut_ptr(), cache.len());
         let run = Run::new(
             &model,
             self.workspace.chunks(),
             &plan,
             extents,
             &data,
-            cache,
+            cache.pointer(),
         )?;
         for step in &program.steps {
             let began = Instant::now();
@@ -386,6 +423,8 @@ struct Run<'a> {
     data: &'a BatchData,
     /// Start and number of elements of planned tensors and of caches, by tensor index.
     planned: Vec<Option<(*mut f32, usize)>>,
+    /// The same of caches in E4M3.
+    codes: Vec<Option<(*mut u8, usize)>>,
 }
 
 impl<'a> Run<'a> {
@@ -395,21 +434,30 @@ impl<'a> Run<'a> {
         plan: &Plan,
         extents: Extents,
         data: &'a BatchData,
-        cache: (*mut f32, usize),
+        cache: CachePointer,
     ) -> Result<Self, CpuError> {
         let mut planned = vec![None; model.program.tensors.len()];
         for ((index, tensor), place) in model.program.planned().zip(&plan.placements) {
             let n = model.program.bytes(tensor, &extents)? / DType::F32.bytes();
             planned[index] = Some((chunks.at(place.chunk as usize, place.offset), n as usize));
         }
-        let (start, elements) = cache;
-        for (place, tensor) in planned.iter_mut().zip(&model.program.tensors) {
-            if let Storage::Cached(cache) = tensor.place {
-                let offset = model.program.cache_offset(cache) as usize;
-                // A pool without blocks contains no element of any cache.
-                let offset = offset.min(elements);
-                // SAFETY: within the pool, or its end.
-                *place = Some((unsafe { start.add(offset) }, elements - offset));
+        let mut codes = vec![None; planned.len()];
+        for (index, tensor) in model.program.tensors.iter().enumerate() {
+            let Storage::Cached(of) = tensor.place else {
+                continue;
+            };
+            // A pool without blocks contains no element of any cache.
+            let offset = model.program.cache_offset(of) as usize;
+            // SAFETY: the offsets are within the pool, or its end.
+            match cache {
+                CachePointer::Real(start, n) => {
+                    let offset = offset.min(n);
+                    planned[index] = Some((unsafe { start.add(offset) }, n - offset));
+                }
+                CachePointer::E4m3(start, n) => {
+                    let offset = offset.min(n);
+                    codes[index] = Some((unsafe { start.add(offset) }, n - offset));
+                }
             }
         }
         Ok(Self {
@@ -417,6 +465,7 @@ impl<'a> Run<'a> {
             extents,
             data,
             planned,
+            codes,
         })
     }
 
@@ -476,17 +525,25 @@ impl<'a> Run<'a> {
                 Storage::Weight(_) => self.model.weights.read(operand, roles.weight == Some(at)),
                 // SAFETY: the kernel writes only `writes`, whose bytes no other operand shares. A kernel reads the cache or
                 // appends to it, never both.
-                Storage::Planned { .. } | Storage::Cached(_) => {
-                    Read::Real(unsafe { self.slice(operand) })
-                }
+                Storage::Planned { .. } | Storage::Cached(_) => match self.codes[operand] {
+                    Some((start, n)) => Read::E4m3(unsafe { std::slice::from_raw_parts(start, n) }),
+                    None => Read::Real(unsafe { self.slice(operand) }),
+                },
             })
             .collect();
+        // A kernel writes at most one cache.
+        let codes = writes.iter().find_map(|&operand| self.codes[operand]);
         let mut writes: Vec<&mut [f32]> = writes
             .iter()
             .filter_map(|&operand| self.planned[operand])
             // SAFETY: inside its chunk and aligned, as planned; no other operand shares its bytes.
             .map(|(start, n)| unsafe { std::slice::from_raw_parts_mut(start, n) })
             .collect();
+        if let Some((start, n)) = codes {
+            // SAFETY: within the pool; no other operand shares its bytes.
+            let codes = unsafe { std::slice::from_raw_parts_mut(start, n) };
+            return ops::run_appending(kernel, extents, &reads, &mut writes, codes);
+        }
         let run = match program.invariant {
             true => ops::run_invariant,
             false => ops::run,

@@ -181,7 +181,11 @@ mod tests {
         super::tests::{shown, tile},
         *,
     };
-    use crate::{kernels::attention::Keys, machine::testing, tensor::DType};
+    use crate::{
+        kernels::{attention::Keys, cache::Pool},
+        machine::testing,
+        tensor::{DType, Format},
+    };
 
     fn cached(head: u32, dtype: DType) -> CachedAttention {
         CachedAttention(MhaCached {
@@ -195,7 +199,7 @@ mod tests {
                 offset: 0,
                 stride: 20 * head,
             },
-            stride: u64::from(8 * head * 32),
+            pool: Pool::of_layer(4, head, dtype),
             dtype,
         })
     }
@@ -287,6 +291,31 @@ mod tests {
                 .appending(&usual, unaligned)
                 .is_none()
         );
+    }
+
+    #[test]
+    fn a_cache_in_e4m3_is_read_by_the_kernels_that_convert_it() {
+        let stored = |head, dtype| {
+            let mut problem = cached(head, dtype);
+            problem.0.pool.format = Format::E4m3;
+            problem
+        };
+        let hopper = testing::hopper();
+        let all = shown(&stored(64, DType::F16).by_length(&hopper));
+        assert_eq!(all.len(), 5, "{all:?}");
+        assert!(all[..4].iter().all(|line| line.ends_with(": mha_decode")));
+        assert_eq!(all[4], "longest above 1: mha_prefill");
+        let x = HeadView::TokenMajor {
+            offset: 12 * 64,
+            stride: 20 * 64,
+        };
+        let [steps, pieces] = stored(64, DType::BF16)
+            .appending(&testing::usual(), x)
+            .expect("both");
+        assert_eq!(shown(&steps), ["longest up to 1: mha_decode"]);
+        assert_eq!(shown(&pieces), ["longest above 1: mha_prefill"]);
+        let f32 = stored(64, DType::F32).by_length(&hopper);
+        assert_eq!(shown(&f32), ["any batch: mha_cached"]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     Batch, DType, DeviceChoice, Engine, EngineError,
     cli::simulate::Chosen,
-    engine::{Builder, Pipeline},
+    engine::{Builder, KvCacheChoice, Pipeline},
     files::{self, Kind as File},
     generate::{SamplingParams, generation_config_of},
     schedule::{CostTable, scheduler},
@@ -109,6 +109,7 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, Offline), Report> {
         folder,
         devices: vec![inside.device],
         dtype: inside.dtype,
+        kv_dtype: KvCacheChoice::Auto,
         invariant: false,
         scheduler: scheduler(&inside.scheduler, &settings).into_diagnostic()?,
         costs,

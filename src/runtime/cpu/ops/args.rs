@@ -4,7 +4,7 @@ use gemmule_cpu::linear::Weight;
 
 use super::{OpError, Read};
 use crate::ops::HeadView;
-use crate::tensor::Extents;
+use crate::tensor::{Extents, e4m3};
 
 /// Arguments of one launch, taken from the front.
 pub(super) struct Args<'r, 'w> {
@@ -117,10 +117,11 @@ impl<'r, 'w> Args<'r, 'w> {
     }
 
     /// Takes the next argument: a pool, starting at the first element of one cache.
-    pub fn pool(&mut self, param: &'static str) -> Result<&'r [f32], OpError> {
+    pub fn pool(&mut self, param: &'static str) -> Result<Cached<'r>, OpError> {
         match self.next(param)? {
-            Read::Real(x) => Ok(x),
-            other => Err(self.wrong_type(param, "f32", other)),
+            Read::Real(x) => Ok(Cached::Real(x)),
+            Read::E4m3(codes) => Ok(Cached::E4m3(codes)),
+            other => Err(self.wrong_type(param, "f32 or e4m3", other)),
         }
     }
 
@@ -251,7 +252,8 @@ impl<'r, 'w> Args<'r, 'w> {
         })
     }
 
-    fn all_taken(&self) -> Result<(), OpError> {
+    /// Checks that all arguments have been taken.
+    pub fn all_taken(&self) -> Result<(), OpError> {
         match self.taken == self.reads.len() {
             true => Ok(()),
             false => Err(OpError::SurplusReads {
@@ -262,17 +264,35 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
-    /// Takes the pool to write, starting at the first element of one cache, after all arguments have been taken.
-    pub fn out_pool(self) -> Result<&'w mut [f32], OpError> {
-        self.all_taken()?;
-        Ok(self.out)
-    }
-
     /// Takes the tensor to write, after all arguments have been taken. Returns an error if there are surplus arguments.
     pub fn out(self, shape: &[u64]) -> Result<&'w mut [f32], OpError> {
         self.all_taken()?;
         self.check_len("out", elements(shape), self.out.len())?;
         Ok(self.out)
+    }
+}
+
+/// Elements of a cache that are read.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Cached<'a> {
+    Real(&'a [f32]),
+    E4m3(&'a [u8]),
+}
+
+impl Cached<'_> {
+    pub fn len(self) -> usize {
+        match self {
+            Self::Real(values) => values.len(),
+            Self::E4m3(codes) => codes.len(),
+        }
+    }
+
+    /// Appends a range of elements to `to`.
+    pub fn extend(self, to: &mut Vec<f32>, range: std::ops::Range<usize>) {
+        match self {
+            Self::Real(values) => to.extend_from_slice(&values[range]),
+            Self::E4m3(codes) => to.extend(codes[range].iter().map(|&code| e4m3::decode(code))),
+        }
     }
 }
 

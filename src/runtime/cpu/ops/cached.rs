@@ -9,14 +9,53 @@ use gemmule_cpu::{
 };
 
 use super::OpError;
-use super::args::{Args, Sequence};
+use super::args::{Args, Cached, Sequence};
 use super::attention::{Distances, biases, blocks_of, rows_of};
 use super::rotary::rotate;
 use crate::kernels::attention::{Keys as Whose, MhaCached};
-use crate::kernels::cache::{AppendCache, BLOCK, index};
+use crate::kernels::cache::{AppendCache, BLOCK, Pool, index};
 use crate::kernels::prepare_attention::PrepareAttention;
+use crate::tensor::e4m3;
 
-pub(super) fn append_cache(spec: &AppendCache, mut args: Args<'_, '_>) -> Result<(), OpError> {
+/// Elements of a cache, or of other rows, that a kernel writes.
+pub(super) enum Stored<'a> {
+    /// Values that are rounded to the format of the cache.
+    Real(&'a mut [f32]),
+    /// Codes of E4M3.
+    E4m3(&'a mut [u8]),
+}
+
+impl Stored<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Real(values) => values.len(),
+            Self::E4m3(codes) => codes.len(),
+        }
+    }
+
+    /// Stores a row from element `at` on, in the format of `pool`.
+    fn store(&mut self, pool: Pool, at: usize, row: &[f32]) {
+        match self {
+            Self::Real(values) if pool.is_e4m3() => {
+                for (to, &value) in values[at..].iter_mut().zip(row) {
+                    *to = e4m3::round(value);
+                }
+            }
+            Self::Real(values) => values[at..at + row.len()].copy_from_slice(row),
+            Self::E4m3(codes) => {
+                for (to, &value) in codes[at..].iter_mut().zip(row) {
+                    *to = e4m3::encode(value);
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn append_cache(
+    spec: &AppendCache,
+    mut args: Args<'_, '_>,
+    mut cache: Stored<'_>,
+) -> Result<(), OpError> {
     let (op, tokens, batch) = (args.op(), args.extents.tokens, args.extents.batch);
     let heads = args.heads("the heads of `x`", spec.x, spec.heads, spec.head)?;
     let own;
@@ -43,11 +82,11 @@ pub(super) fn append_cache(spec: &AppendCache, mut args: Args<'_, '_>) -> Result
             (x, args.i32s("token_slots", tokens)?)
         }
     };
-    let cache = args.out_pool()?;
+    args.all_taken()?;
     let (n, head, stride) = (
         spec.heads as usize,
         spec.head as usize,
-        spec.stride as usize,
+        spec.pool.stride as usize,
     );
     let room = Room::of(cache.len(), n, head, stride);
     room.check(op, "token_slots", slots)?;
@@ -55,7 +94,7 @@ pub(super) fn append_cache(spec: &AppendCache, mut args: Args<'_, '_>) -> Result
         for h in 0..n {
             let from = heads.at(h, token);
             let to = index(slot as usize, h, head, stride);
-            cache[to..to + head].copy_from_slice(&x[from..from + head]);
+            cache.store(spec.pool, to, &x[from..from + head]);
         }
     }
     Ok(())
@@ -65,6 +104,7 @@ pub(super) fn prepare_attention(
     spec: &PrepareAttention,
     mut args: Args<'_, '_>,
     queries: &mut [f32],
+    keys: Stored<'_>,
 ) -> Result<(), OpError> {
     let (op, tokens) = (args.op(), args.extents.tokens);
     let (head_size, row) = (u64::from(spec.head), u64::from(spec.row));
@@ -78,13 +118,14 @@ pub(super) fn prepare_attention(
         Some(_) => args.i32s("positions", tokens)?,
         None => &[],
     };
-    let slots = match spec.stride {
+    let slots = match spec.pool {
         Some(_) => args.i32s("token_slots", tokens)?,
         None => &[],
     };
     let (n, kv) = (spec.heads as usize, spec.kv_heads as usize);
     let (head, row) = (spec.head as usize, row as usize);
     args.check_shape("queries", &[tokens, n as u64, head_size], queries.len())?;
+    args.all_taken()?;
     // Normalizes and rotates the heads of queries (0) or keys (1) of a token.
     let prepare = |part: usize, token: usize, out: &mut [f32]| {
         let from = token * row + spec.columns[part] as usize;
@@ -108,16 +149,26 @@ pub(super) fn prepare_attention(
             prepare(0, first + i, out);
         }
     });
-    let Some(stride) = spec.stride else {
-        let keys = args.out(&[tokens, kv as u64, head_size])?;
-        for_row_blocks(keys, kv * head, &|first, out| {
-            for (i, out) in out.chunks_exact_mut(kv * head).enumerate() {
-                prepare(1, first + i, out);
-            }
-        });
-        return Ok(());
+    let (pool, mut cache) = match (spec.pool, keys) {
+        (Some(pool), cache) => (pool, cache),
+        (None, Stored::Real(keys)) => {
+            args.check_shape("keys", &[tokens, kv as u64, head_size], keys.len())?;
+            for_row_blocks(keys, kv * head, &|first, out| {
+                for (i, out) in out.chunks_exact_mut(kv * head).enumerate() {
+                    prepare(1, first + i, out);
+                }
+            });
+            return Ok(());
+        }
+        (None, Stored::E4m3(_)) => {
+            return Err(OpError::Writes {
+                op,
+                expected: "its tensors and no KV cache in E4M3",
+                found: 2,
+            });
+        }
     };
-    let (cache, stride) = (args.out_pool()?, stride as usize);
+    let stride = pool.stride as usize;
     Room::of(cache.len(), 2 * kv, head, stride).check(op, "token_slots", slots)?;
     let mut keys = vec![0.0; kv * head];
     for (token, &slot) in slots.iter().enumerate() {
@@ -126,7 +177,7 @@ pub(super) fn prepare_attention(
         let rows = keys.chunks_exact(head).chain(values.chunks_exact(head));
         for (nth, row) in rows.enumerate() {
             let to = index(slot as usize, nth, head, stride);
-            cache[to..to + head].copy_from_slice(row);
+            cache.store(pool, to, row);
         }
     }
     Ok(())
@@ -242,7 +293,7 @@ pub(super) fn mha_cached(
     let lens = args.i32s("key_lens", batch)?;
     let all = keys_of(spec.keys, op, &sequences, slots, starts, lens)?;
     let (heads, kv_heads) = (spec.heads as usize, spec.kv_heads as usize);
-    let (head, stride) = (spec.head as usize, spec.stride as usize);
+    let (head, stride) = (spec.head as usize, spec.pool.stride as usize);
     let room = Room::of(keys.len().min(values.len()), kv_heads, head, stride);
     room.check(op, "slots", slots)?;
     let out = args.out(&[tokens, u64::from(spec.heads), u64::from(spec.head)])?;
@@ -268,12 +319,12 @@ pub(super) fn mha_cached(
         let token = block.sequence.start + block.query;
         for key in (first_key..n_keys).step_by(MAX_KEYS) {
             let tile = &own.slots[key..n_keys.min(key + MAX_KEYS)];
-            let gather = |to: &mut Vec<f32>, from: &[f32]| {
+            let gather = |to: &mut Vec<f32>, from: Cached<'_>| {
                 to.clear();
                 // Adjacent slots of a block are adjacent rows.
                 for run in tile.chunk_by(|&a, &b| b == a + 1 && !(b as u32).is_multiple_of(BLOCK)) {
                     let at = index(run[0] as usize, kv, head, stride);
-                    to.extend_from_slice(&from[at..at + run.len() * head]);
+                    from.extend(to, at..at + run.len() * head);
                 }
             };
             gather(&mut scratch.keys, keys);

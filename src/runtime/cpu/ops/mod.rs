@@ -18,6 +18,7 @@ mod rows;
 mod tests;
 
 use args::Args;
+use cached::Stored;
 use gemmule_cpu::attention::MAX_QUERIES;
 
 pub use gemmule_cpu::linear::{MatmulPrecision, PackedWeight};
@@ -36,6 +37,8 @@ pub enum Read<'a> {
     I32(&'a [i32]),
     /// Pair offsets.
     I64(&'a [i64]),
+    /// A KV cache in E4M3, as its codes.
+    E4m3(&'a [u8]),
 }
 
 impl Read<'_> {
@@ -45,6 +48,7 @@ impl Read<'_> {
             Read::Packed(_) => "a packed weight",
             Read::I32(_) => "i32",
             Read::I64(_) => "i64",
+            Read::E4m3(_) => "e4m3",
         }
     }
 }
@@ -222,7 +226,15 @@ pub fn run(
         let [queries, keys] = writes else {
             return Err(wrong("two tensors"));
         };
-        return cached::prepare_attention(k, Args::new(op, extents, reads, keys), queries);
+        let args = Args::new(op, extents, reads, &mut []);
+        return cached::prepare_attention(k, args, queries, Stored::Real(keys));
+    }
+    if let KernelSpec::AppendCache(k) = spec {
+        let [cache] = writes else {
+            return Err(wrong("one tensor"));
+        };
+        let args = Args::new(op, extents, reads, &mut []);
+        return cached::append_cache(k, args, Stored::Real(cache));
     }
     if let KernelSpec::GemmPrepareAttention(k) = spec {
         return gemm_prepare_attention(k, extents, reads, writes);
@@ -288,9 +300,9 @@ pub fn run(
         KernelSpec::MhaCached(k) => cached::mha_cached(k, MAX_QUERIES, args),
         KernelSpec::MhaDecode(k) => cached::mha_cached(&k.plain, MAX_QUERIES, args),
         KernelSpec::MhaPrefill(k) => cached::mha_cached(&k.plain, MAX_QUERIES, args),
-        KernelSpec::AppendCache(k) => cached::append_cache(k, args),
         KernelSpec::MhaWgmma(k) => fused_attention::mha_online(&k.plain(), args),
         KernelSpec::MhaLongScores(_)
+        | KernelSpec::AppendCache(_)
         | KernelSpec::GemmResidualRowStats(_)
         | KernelSpec::DeferredLayerNormGemm(_)
         | KernelSpec::GemmStream(_)
@@ -310,6 +322,33 @@ pub fn run(
         | KernelSpec::Candidates(_)
         | KernelSpec::BeamStep(_)
         | KernelSpec::Advance(_) => Err(OpError::Packing { op }),
+    }
+}
+
+/// Runs a kernel that appends to a KV cache in E4M3: its codes are `cache`, and `writes` has the other tensors that the kernel writes.
+///
+/// # Errors
+///
+/// Returns an [`OpError`] if the arguments do not match the kernel and the extents, or if the kernel writes no cache.
+pub fn run_appending(
+    spec: &KernelSpec,
+    extents: &Extents,
+    reads: &[Read<'_>],
+    writes: &mut [&mut [f32]],
+    cache: &mut [u8],
+) -> Result<(), OpError> {
+    let op = spec.as_kernel().template();
+    let args = Args::new(op, extents, reads, &mut []);
+    match (spec, writes) {
+        (KernelSpec::AppendCache(k), []) => cached::append_cache(k, args, Stored::E4m3(cache)),
+        (KernelSpec::PrepareAttention(k), [queries]) => {
+            cached::prepare_attention(k, args, queries, Stored::E4m3(cache))
+        }
+        (_, writes) => Err(OpError::Writes {
+            op,
+            expected: "its tensors and no KV cache in E4M3",
+            found: writes.len() + 1,
+        }),
     }
 }
 

@@ -62,9 +62,7 @@ impl Launcher {
                     Storage::Batch(meta) => bound.data.at(*meta),
                     Storage::Weight(_) => self.model.weights[operand],
                     Storage::Planned { .. } => places[operand],
-                    Storage::Cached(cache) => {
-                        bound.cache + program.cache_offset(*cache) * program.dtype.bytes()
-                    }
+                    Storage::Cached(cache) => bound.cache + program.cache_offset_bytes(*cache),
                 }
             }));
             if !wanted(&program.kernels[kernel]) {

@@ -249,7 +249,7 @@ fn a_projection_prepared_for_attention_agrees_with_the_reference() {
             frequencies: vec![1.0, 0.1],
             factor: 1.0,
         }),
-        stride: None,
+        pool: None,
         dtype: F32,
     };
     let spec = KernelSpec::GemmPrepareAttention(GemmPrepareAttention {
