@@ -209,7 +209,7 @@ macro_rules! as_published {
         fn every_folder_has_a_test() {
             // Those that write are in `tests/writer.rs` and `tests/translator.rs`, late interaction is in `late`.
             let refused = [
-                "st-default-prompt", "translator", "writer", "hf-marian", "hf-m2m", "hf-t5",
+                "translator", "writer", "hf-marian", "hf-m2m", "hf-t5",
                 "late-bert", "late-modernbert", "late-attend", "late-plain", "late-stanford",
             ];
             let tested = [$($folder),*];
@@ -225,6 +225,8 @@ macro_rules! as_published {
 
 as_published! {
     mean_pooling_with_prompts_and_a_limit: "st-mean", 6 runs;
+    means_without_the_tokens_of_a_prompt: "st-default-prompt", 6 runs;
+    poolings_without_the_tokens_of_a_prompt: "st-instructor", 3 runs;
     the_oldest_form_of_a_folder: "st-cls", 4 runs;
     max_pooling: "st-max", 4 runs;
     the_last_token: "st-last", 3 runs;
@@ -245,6 +247,8 @@ as_published! {
     a_decoder_that_embeds_by_its_last_token: "st-qwen", 4 runs;
     windows_in_both_directions_and_two_projections: "st-gemma", 4 runs;
     dense_sparse_and_vectors_of_tokens: "st-m3", 3 runs;
+    a_table_with_a_vector_for_each_token: "st-static", 4 runs;
+    a_table_with_a_row_and_a_factor_for_each_token: "st-potion", 3 runs;
     weights_of_the_vocabulary: "st-splade", 2 runs;
     a_ranker_by_the_logits_of_two_tokens: "ce-qwen", 4 runs;
     a_cross_encoder_of_one_label: "ce-one", 2 runs;

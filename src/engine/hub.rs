@@ -308,7 +308,7 @@ fn modules(folder: &Path) -> Vec<String> {
     let paths = paths.filter_map(|module| module.get("path")?.as_str());
     paths
         .map(|path| match path {
-            "" => String::new(),
+            "" | "." => String::new(),
             path => format!("{path}/"),
         })
         .collect()

@@ -21,8 +21,12 @@ pub(super) const NEXT_LOGITS: &str = "next_token_logits";
 /// An entry of `modules.json` with the config.json of its folder. `folder` prefixes the names of graph values and of weights.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Module {
-    /// `[tokens, width]` → `[batch, modes · width]`.
-    Pooling { folder: String, modes: Vec<Pooling> },
+    /// `[tokens, width]` → `[batch, modes · width]`. With `after_prompt`, the tokens of a prompt are left out.
+    Pooling {
+        folder: String,
+        modes: Vec<Pooling>,
+        after_prompt: bool,
+    },
     /// `[batch, inputs]` → `[batch, outputs]`, with `linear.weight` and `linear.bias` of its folder, or of the checkpoint itself if the
     /// folder is empty. Without a Pooling before it, the rows are tokens.
     Dense {

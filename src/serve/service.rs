@@ -36,6 +36,7 @@ use crate::{
     heads::{MASK_LOGITS, TOKEN_LOGITS},
     model::{EMBEDDING, TOKEN_VECTORS},
     schedule::{CostTable, Scheduler, SchedulerState},
+    tensor::SequenceEnd,
     text::{ClassScore, Prompt, TextEncoder, TextRole},
 };
 
@@ -142,7 +143,8 @@ impl Service {
         let ids = (0..N)
             .map(|i| engine.limits().token_id(u64::from(i) + 1))
             .collect();
-        let outputs = session.run(&Batch::from_packed(ids, &[N])?)?;
+        let batch = Batch::from_packed(ids, &[N])?.with_required_ends(&engine.limits());
+        let outputs = session.run(&batch)?;
         let token_width = outputs.get(TOKEN_VECTORS).map_or(0, |all| all.values.len()) / N as usize;
         let width = match HEADS.contains(&output) || output == TOKEN_VECTORS {
             true => outputs.get(output)?.values.len() / N as usize,
@@ -527,9 +529,16 @@ impl Service {
                 format!("{}, but the model has {vocabulary} tokens", ids[at]),
             );
         }
-        match ids.iter().position(|&id| Some(id) == limits.skipped) {
-            Some(at) => wrong(at, "the model's padding token".to_owned()),
-            None => Ok(()),
+        if let Some(at) = ids.iter().position(|&id| Some(id) == limits.skipped) {
+            return wrong(at, "the model's padding token".to_owned());
+        }
+        let required = limits.end.and_then(SequenceEnd::required);
+        match (required, ids.last()) {
+            (Some(id), Some(&last)) if id != last => wrong(
+                ids.len() - 1,
+                format!("{last}, but the model requires the last token to be {id}"),
+            ),
+            _ => Ok(()),
         }
     }
 

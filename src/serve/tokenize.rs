@@ -234,6 +234,7 @@ fn encoded(
                 types: None,
                 is_cut,
                 attended: None,
+                left_out: 0,
             })
         }
     }

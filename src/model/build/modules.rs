@@ -32,7 +32,15 @@ impl Builder<'_> {
         let mut x = self.value(states)?;
         for module in modules {
             x = match module {
-                Module::Pooling { folder, modes } => {
+                Module::Pooling {
+                    folder,
+                    modes,
+                    after_prompt,
+                } => {
+                    if *after_prompt {
+                        let name = format!("{folder}.after_prompt");
+                        x = self.add(name, Op::AfterPrompt, &[x], place)?;
+                    }
                     let mut pooled = Vec::new();
                     for mode in modes {
                         let (name, op) = match mode {

@@ -76,6 +76,8 @@ pub enum CheckpointError {
         "`{file}`: the tensor `{tensor}` is quantized as the weight of a linear layer, but this model stores it transposed (`Conv1D` in transformers), which is not read; use a checkpoint in which it is not quantized"
     )]
     QuantizedTranspose { file: PathBuf, tensor: String },
+    #[error("`{file}`: {problem}, as in a static embedding of model2vec; download it again")]
+    StaticTable { file: PathBuf, problem: String },
     #[error("`{file}` is not JSON: {problem}; use the published file")]
     Config { file: PathBuf, problem: String },
     #[error(

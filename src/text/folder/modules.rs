@@ -14,6 +14,9 @@ use crate::{
 /// Maximum width of an embedding.
 pub(super) const MAX_WIDTH: u32 = 1 << 20;
 
+/// Class of a table with a vector for each token, whose mean is the embedding of a text.
+pub(super) const STATIC: &str = "StaticEmbedding";
+
 /// An entry of `modules.json`.
 pub(super) struct Entry {
     pub(super) folder: String,
@@ -47,12 +50,17 @@ pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, TextError> {
             (parts.next(), parts.next()),
             (Some(Component::Normal(_)), None)
         );
-        let is_root = folder.is_empty() && entries.is_empty();
+        // model2vec writes a dot.
+        let is_root = ["", "."].contains(&folder) && entries.is_empty();
         if !(plain || is_root) {
             return Err(json.problem(format!("`{folder}` is not a folder next to it")));
         }
         entries.push(Entry {
-            folder: folder.to_owned(),
+            folder: if is_root {
+                String::new()
+            } else {
+                folder.to_owned()
+            },
             // A class of the same name from another package may be another module.
             class: match class.starts_with("sentence_transformers.") {
                 true => class.rsplit('.').next().unwrap_or(class).to_owned(),
@@ -62,19 +70,33 @@ pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, TextError> {
     }
     match entries.first() {
         // Older versions use the second name for a transformer with the head of a masked language model.
-        Some(first) if ["Transformer", "MLMTransformer"].contains(&first.class.as_str()) => {
+        Some(first)
+            if ["Transformer", "MLMTransformer", STATIC].contains(&first.class.as_str()) =>
+        {
             Ok(entries)
         }
         Some(first) => Err(json.problem(format!(
-            "the first module is `{}`; expected a Transformer",
+            "the first module is `{}`; expected a Transformer or a StaticEmbedding",
             first.class
         ))),
         None => Err(json.problem("it lists no module")),
     }
 }
 
-/// Returns the pooling modes of a Pooling's config.json, in the order in which their results are concatenated.
-pub(super) fn pooling(json: &Json) -> Result<Vec<Pooling>, TextError> {
+/// Returns the pooling modes of a Pooling's config.json, in the order in which their results are concatenated, and whether the tokens of
+/// a prompt are left out.
+pub(super) fn pooling(json: &Json) -> Result<(Vec<Pooling>, bool), TextError> {
+    let modes = modes(json)?;
+    let after_prompt = !json.flag("include_prompt", true)?;
+    let by_position = Pooling::Weighted(PoolWeights::Position);
+    match after_prompt && modes.contains(&by_position) {
+        // The weights count the tokens of the prompt.
+        true => Err(json.wrong("include_prompt", "true with pooling by `weightedmean`")),
+        false => Ok((modes, after_prompt)),
+    }
+}
+
+fn modes(json: &Json) -> Result<Vec<Pooling>, TextError> {
     // Order of the results, independent of the order in the file.
     const FLAGS: [&str; 6] = [
         "cls_token",
