@@ -47,7 +47,7 @@ import sentence_transformers as st
 import compact_json
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
-from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling, StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling, StaticEmbedding, WeightedLayerPooling
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 from sentence_transformers.cross_encoder.modules import LogitScore
 from model2vec import StaticModel
@@ -515,6 +515,16 @@ def st_residual(folder):
     encode(folder, SIMPLE)
 
 
+def st_layers(folder):
+    """A mean of the states of the first and the second layer."""
+    tok = bert_tokenizer()
+    layers = WeightedLayerPooling(HIDDEN, num_hidden_layers=2, layer_start=1)
+    sentence(folder, tok, tf.BertModel(bert(tok, output_hidden_states=True)), layers, Pooling(HIDDEN, "mean"), Normalize())
+    weights = os.path.join(folder, "1_WeightedLayerPooling")
+    retensor(weights, lambda t: {"layer_weights": torch.tensor([0.5, 1.75])})
+    encode(folder, SIMPLE)
+
+
 def st_sqrt(folder):
     tok = bert_tokenizer()
     sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "mean_sqrt_len_tokens"))
@@ -894,6 +904,17 @@ def hf_deberta(folder):
                                         position_buckets=8, position_biased_input=False, type_vocab_size=0, num_labels=3))
     save(folder, tok, tf.DebertaV2ForSequenceClassification(config))
     run(folder, (tf.DebertaV2ForSequenceClassification, "sequence_logits"), (tf.DebertaV2Model, "last_hidden_state"))
+
+
+def hf_deberta_first(folder):
+    """The first DeBERTa, with the tokenizer of GPT-2 and types for pairs."""
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
+    merges = merged([w for line in CORPUS for w, _ in split(line)], 80)
+    pieces = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"] + sorted(pre_tokenizers.ByteLevel.alphabet()) + ["".join(m) for m in merges] + ["[MASK]"]
+    tok = tf.DebertaTokenizer(vocab={piece: i for i, piece in enumerate(pieces)}, merges=merges, model_max_length=POSITIONS)
+    config = tf.DebertaConfig(**sizes(tok, relative_attention=True, pos_att_type=["c2p", "p2c"], position_biased_input=False, type_vocab_size=2, num_labels=3))
+    save(folder, tok, tf.DebertaForSequenceClassification(config))
+    run(folder, (tf.DebertaForSequenceClassification, "sequence_logits"), (tf.DebertaModel, "last_hidden_state"))
 
 
 def hf_clip(folder):

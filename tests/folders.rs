@@ -234,6 +234,7 @@ as_published! {
     several_poolings_joined_by_a_list: "st-joined-list", 3 runs;
     dense_modules_with_weights_of_their_own: "st-dense", 3 runs;
     residuals_of_dense_modules_and_a_norm: "st-residual", 3 runs;
+    a_mean_of_the_states_of_layers: "st-layers", 3 runs;
     sums_by_the_root_of_the_length: "st-sqrt", 3 runs;
     means_by_position: "st-weighted", 3 runs;
     a_trunk_without_prefix_whose_positions_start_late: "st-xlmr", 3 runs;
@@ -271,6 +272,7 @@ as_published! {
     biases_by_distance_and_normalised_queries: "hf-jina-later", 1 runs;
     one_projection_of_queries_keys_and_values: "hf-gte", 3 runs;
     disentangled_attention: "hf-deberta", 3 runs;
+    disentangled_attention_of_the_first_version: "hf-deberta-first", 3 runs;
     the_text_tower_of_a_whole: "hf-clip", 3 runs;
     a_classifier_by_distilbert: "hf-distil-seq", 3 runs;
 }

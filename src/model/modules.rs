@@ -27,6 +27,12 @@ pub enum Module {
         modes: Vec<Pooling>,
         after_prompt: bool,
     },
+    /// Sum of the states of layers, each times its weight. The first is the embeddings before the first layer, if `from` is 0.
+    WeightedLayers {
+        folder: String,
+        from: u32,
+        weights: Vec<f32>,
+    },
     /// `[batch, inputs]` → `[batch, outputs]`, with `linear.weight` and `linear.bias` of its folder, or of the checkpoint itself if the
     /// folder is empty. Without a Pooling before it, the rows are tokens.
     Dense {
@@ -75,6 +81,7 @@ impl Module {
                 Some(folder.as_str()).filter(|folder| !folder.is_empty())
             }
             Module::Pooling { .. }
+            | Module::WeightedLayers { .. }
             | Module::Normalize { .. }
             | Module::NormalizeTokens { .. }
             | Module::Truncate { .. }
@@ -99,6 +106,7 @@ pub fn normalizes_tokens(modules: &[Module]) -> Option<bool> {
     modules.iter().find_map(|module| match module {
         Module::NormalizeTokens { hides_expansion } => Some(*hides_expansion),
         Module::Pooling { .. }
+        | Module::WeightedLayers { .. }
         | Module::Dense { .. }
         | Module::LayerNorm { .. }
         | Module::Normalize { .. }

@@ -84,6 +84,15 @@ impl Step {
         kernels
     }
 
+    /// Returns a size of its kernels' parameters in the symbols of the batch.
+    pub(super) fn bind(&self, size: &Size) -> Size {
+        let size = size.bind(Symbol::Rows, &self.rows);
+        match self.by_token {
+            true => size.bind(Symbol::Batch, &Symbol::Tokens.into()),
+            false => size,
+        }
+    }
+
     /// Returns whether its rows are the tokens of the batch.
     pub(super) fn is_over_tokens(&self) -> bool {
         self.rows.as_symbol() == Some(Symbol::Tokens)

@@ -260,10 +260,7 @@ impl Program {
                 Role::Write { element, shape } => (*element, shape, true),
                 Role::Count(_) => continue,
             };
-            let mut needed = shape.elements().bind(Symbol::Rows, &step.rows);
-            if step.by_token {
-                needed = needed.bind(Symbol::Batch, &Symbol::Tokens.into());
-            }
+            let needed = step.bind(&shape.elements());
             if tensor.element != element || tensor.shape.elements() != needed {
                 return Err(format!(
                     "binds `{}`, {} {}, to `{}`, {element} of {needed} elements",

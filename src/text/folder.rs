@@ -33,7 +33,7 @@ use json::Json;
 pub use late::{LateInteraction, LateScore, TextRole};
 use modules::{
     Entry, MAX_WIDTH, STATIC, dense, dropout, entries, layer_norm, logit_score, normalize, pooling,
-    splade,
+    splade, weighted_layers,
 };
 pub use prompts::Prompt;
 pub use score::ClassScore;
@@ -401,6 +401,20 @@ impl Folder {
                         after_prompt,
                     }
                 }
+                "WeightedLayerPooling" if !modules.is_empty() => {
+                    let file = self.root.name("modules.json");
+                    let problem = "the module `WeightedLayerPooling` follows another module than the Transformer; expected it right after that".to_owned();
+                    return Err(TextError::Folder { file, problem });
+                }
+                "WeightedLayerPooling" => {
+                    // Otherwise the Transformer gives the module no states of layers, and it changes nothing.
+                    let key = "output_hidden_states";
+                    let gives = self.config.as_ref().and_then(|config| config.get(key));
+                    if gives != Some(&Value::Bool(true)) {
+                        continue;
+                    }
+                    weighted_layers(&config()?, &self.root.below(&folder), folder)?
+                }
                 "Dense" => dense(&config()?, folder, EMBEDDING)?,
                 "LayerNorm" => layer_norm(&config()?, folder)?,
                 "Normalize" => normalize(optional()?.as_ref(), folder)?,
@@ -413,7 +427,7 @@ impl Folder {
                 other => {
                     let file = self.root.name("modules.json");
                     let problem = format!(
-                        "the module `{other}` is not known; gemmule computes Transformer, StaticEmbedding, Pooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore"
+                        "the module `{other}` is not known; gemmule computes Transformer, StaticEmbedding, Pooling, WeightedLayerPooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore"
                     );
                     return Err(TextError::Folder { file, problem });
                 }

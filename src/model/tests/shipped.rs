@@ -238,6 +238,10 @@ fn a_length_dependent_base_limits_the_positions() {
 #[test]
 fn every_family_is_limited_to_the_positions_of_config_json() {
     for name in Description::shipped_names() {
+        // A static embedding has no positions.
+        if *name == "static_embedding" {
+            continue;
+        }
         let positions = build(name, &config(), None).max_positions;
         assert!(positions.is_some_and(|n| n <= 40), "{name}: {positions:?}");
     }

@@ -51,6 +51,14 @@ pub fn static_dims(files: &ModelFiles) -> Result<[u64; 2], CheckpointError> {
     })
 }
 
+/// Reads a vector of a module's weights.
+///
+/// # Errors
+/// Returns an error if there are no weights, or no such vector.
+pub fn vector(files: &ModelFiles, name: &str, n: u64) -> Result<Vec<f32>, CheckpointError> {
+    Checkpoint::of(files, files, WeightNames::default())?.read(name, &[n])
+}
+
 /// Elements that are converted at once.
 const PIECE: usize = 1024;
 

@@ -8,6 +8,7 @@ use super::json::{Json, check_known};
 use crate::{
     model::{EMBEDDING, Module, Pooling},
     ops::{Activation, PoolWeights},
+    runtime::weights::{ModelFiles, vector},
     text::TextError,
 };
 
@@ -16,6 +17,9 @@ pub(super) const MAX_WIDTH: u32 = 1 << 20;
 
 /// Class of a table with a vector for each token, whose mean is the embedding of a text.
 pub(super) const STATIC: &str = "StaticEmbedding";
+
+/// Maximum number of layers of a WeightedLayerPooling.
+const MAX_LAYERS: u32 = 1 << 10;
 
 /// An entry of `modules.json`.
 pub(super) struct Entry {
@@ -152,6 +156,39 @@ fn modes(json: &Json) -> Result<Vec<Pooling>, TextError> {
                 false => modes,
             })
         }
+    }
+}
+
+/// Returns the sum of the states of layers by the weights in `files`, the module's folder, which are divided by their sum.
+pub(super) fn weighted_layers(
+    json: &Json,
+    files: &ModelFiles,
+    folder: String,
+) -> Result<Module, TextError> {
+    let (width, n, start) = ("embedding_dimension", "num_hidden_layers", "layer_start");
+    json.check_keys(&[width, "word_embedding_dimension", n, start])?;
+    let layers = json.count(n, MAX_LAYERS)?.unwrap_or(12);
+    let from = match json.get(start) {
+        None => 4.min(layers),
+        Some(found) => {
+            let from = found.as_u64().and_then(|n| u32::try_from(n).ok());
+            let expected = || json.wrong(start, &format!("a whole number from 0 to {layers}"));
+            from.filter(|&from| from <= layers).ok_or_else(expected)?
+        }
+    };
+    let count = layers + 1 - from;
+    let weights = vector(files, "layer_weights", count.into());
+    let weights = weights.map_err(|error| TextError::Weights(Box::new(error)))?;
+    let sum: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
+    let share = |&weight: &f32| (f64::from(weight) / sum) as f32;
+    let weights: Vec<f32> = weights.iter().map(share).collect();
+    match weights.iter().all(|weight| weight.is_finite()) {
+        true => Ok(Module::WeightedLayers {
+            folder,
+            from,
+            weights,
+        }),
+        false => Err(json.problem("the sum of its `layer_weights` is 0, or not finite")),
     }
 }
 
