@@ -46,9 +46,9 @@ import sentence_transformers as st
 
 import compact_json
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
-from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling, StaticEmbedding, WeightedLayerPooling
-from sentence_transformers.sparse_encoder.modules import SpladePooling
+from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 from sentence_transformers.cross_encoder.modules import LogitScore
 from model2vec import StaticModel
 from tokenizers import Tokenizer, pre_tokenizers
@@ -705,6 +705,26 @@ def st_potion(folder):
         if os.path.exists(os.path.join(folder, name)):
             os.remove(os.path.join(folder, name))
     static_runs(folder, STATIC)
+
+
+def st_router(folder):
+    """As inference-free SPLADE models are published: a route for documents, the default, and a table of weights for queries."""
+    tok = bert_tokenizer()
+    with tempfile.TemporaryDirectory() as temporary:
+        path = os.path.join(temporary, os.path.basename(folder))
+        save(path, tok, tf.BertForMaskedLM(bert(tok)))
+        trunk = Transformer(path, transformer_task="fill-mask", model_kwargs={"dtype": torch.float16})
+        queries = SparseStaticEmbedding(tokenizer=tok, weight=torch.linspace(0, 2, len(tok)))
+        router = Router.for_query_document(query_modules=[queries], document_modules=[trunk, SpladePooling("max", activation_function="log1p_relu")])
+        SparseEncoder(modules=[router], device="cpu").save(folder, create_model_card=False)
+    model = SparseEncoder(folder, device="cpu", model_kwargs={"dtype": torch.float32}).float()
+    runs = []
+    for texts, how in ((TEXTS, {}), (LONG, {"prompt_name": "document"})):
+        values = plain((model.encode_document if how else model.encode)(texts, convert_to_sparse_tensor=False))
+        ids, _ = ids_and_types(model.preprocess(texts, task="document"))
+        check(values)
+        runs.append({"texts": texts, "output": "sparse", "shape": list(values.shape), "values": values, "ids": ids} | how)
+    record(folder, runs)
 
 
 # Cross encoders.

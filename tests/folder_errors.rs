@@ -539,6 +539,28 @@ fn a_prompt_that_pooling_leaves_out_needs_tokens_after_it_and_a_pooling_without_
 }
 
 #[test]
+fn routes_of_a_router_that_are_not_loaded_are_refused() {
+    let encoder = TextEncoder::open(&published("st-router")).expect("a tokenizer");
+    let told = encoder.encode_with(&["a text"], Prompt::Named("query"));
+    let root = published("").display().to_string();
+    let told = told.expect_err("it is for documents").to_string();
+    assert_snapshot!(told.replace(&root, "[checkpoints]/"), @"`query` has a pipeline of its own in the Router of `[checkpoints]/st-router`, and gemmule loads only its default route `document`");
+    let folder = copy("st-router");
+    let with = |change_of: Value| {
+        change(
+            &folder,
+            "router_config.json",
+            json!({"parameters": change_of}),
+        );
+        refused(&folder)
+    };
+    assert_snapshot!(with(json!({"default_route": "documents"})), @r#"`[dir]/router_config.json`: `default_route` is "documents"; expected the name of a route"#);
+    assert_snapshot!(with(json!({"allow_empty_key": true})), @"`[dir]/router_config.json`: `default_route` is null; expected the name of a route");
+    assert_snapshot!(with(json!({"default_route": "document", "route_mappings": {"(None, 'text')": "query"}})), @r#"`[dir]/router_config.json`: `route_mappings` is {"(None, 'text')":"query"}; expected none, as gemmule has one route"#);
+    assert_snapshot!(with(json!({"default_route": "query"})), @"`[dir]/modules.json`: the first module is `SparseStaticEmbedding`; expected a Transformer or a StaticEmbedding");
+}
+
+#[test]
 fn scores_need_logits_and_a_known_activation() {
     let folder = copy("ce-one");
     change(

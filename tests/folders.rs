@@ -251,6 +251,7 @@ as_published! {
     a_table_with_a_vector_for_each_token: "st-static", 4 runs;
     a_table_with_a_row_and_a_factor_for_each_token: "st-potion", 3 runs;
     weights_of_the_vocabulary: "st-splade", 2 runs;
+    documents_of_a_router: "st-router", 2 runs;
     a_ranker_by_the_logits_of_two_tokens: "ce-qwen", 4 runs;
     a_cross_encoder_of_one_label: "ce-one", 2 runs;
     a_cross_encoder_whose_config_has_the_old_key: "ce-identity", 2 runs;

@@ -259,7 +259,7 @@ impl Service {
     /// Returns the index of the first of `names` that is a prompt of the model's folder.
     ///
     /// # Errors
-    /// Returns an error if there is no such prompt, or the model's pooling excludes the prompt. `param` is the field
+    /// Returns an error if there is no such prompt, or if its texts have a pipeline that is not loaded. `param` is the field
     /// that names it.
     pub fn prompt(&self, param: &'static str, names: &[&str]) -> Result<usize, ServeError> {
         let (index, _) = prompt(self.encoder().folder(), param, names)?;
@@ -269,16 +269,6 @@ impl Service {
     /// Returns whether the model's folder defines prompts.
     pub fn has_prompts(&self) -> bool {
         !self.encoder().folder().prompt_names().is_empty()
-    }
-
-    /// Checks that a text may be put before inputs as a prompt.
-    ///
-    /// # Errors
-    /// Returns an error if the model's pooling excludes prompts. `param` is the field that has the prompt.
-    pub fn check_prompt(&self, param: &'static str, prompt: &str) -> Result<(), ServeError> {
-        let checked = self.encoder().folder().prompt(Prompt::Text(prompt));
-        let checked = checked.map_err(|error| ServeError::invalid(param, error.to_string()));
-        checked.map(drop)
     }
 
     /// Max number of tokens of a text: the minimum of the model's positions and the folder's limit; `None` without either.

@@ -59,6 +59,15 @@ pub enum TextError {
         known: String,
     },
     #[error(
+        "`{name}` has a pipeline of its own in the Router of `{}`, and gemmule loads only its default route `{loaded}`",
+        .folder.display()
+    )]
+    OtherRoute {
+        folder: PathBuf,
+        name: String,
+        loaded: String,
+    },
+    #[error(
         "text {index}: pooling leaves out the {left_out} tokens of the prompt, and the text has no others, of {tokens} tokens in all; shorten the prompt"
     )]
     OnlyPrompt {

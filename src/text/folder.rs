@@ -10,6 +10,7 @@ mod json;
 mod late;
 mod modules;
 mod prompts;
+mod router;
 mod score;
 mod tokenizer;
 mod transformer;
@@ -32,10 +33,11 @@ use config::{check_own, parsed, static_config};
 use json::Json;
 pub use late::{LateInteraction, LateScore, TextRole};
 use modules::{
-    Entry, MAX_WIDTH, STATIC, dense, dropout, entries, layer_norm, logit_score, normalize, pooling,
-    splade, weighted_layers,
+    Entry, MAX_WIDTH, STATIC, check_first, dense, dropout, entries, layer_norm, logit_score,
+    normalize, pooling, splade, weighted_layers,
 };
 pub use prompts::Prompt;
+use router::{Route, routed};
 pub use score::ClassScore;
 use transformer::{MAX_TOKENS, Transformer};
 
@@ -56,6 +58,8 @@ pub struct Folder {
     config: Option<Value>,
     /// `None` in a folder without `modules.json`, or with the transformer as its only module.
     modules: Option<Vec<Module>>,
+    /// The pipeline of a Router that is loaded.
+    route: Option<Route>,
     /// Whether the model is a table with a vector for each token. Its tokenizer adds no special tokens, and only tokenizer.json has
     /// settings of it.
     is_static: bool,
@@ -140,11 +144,14 @@ impl Folder {
     /// Returns the errors of [`open`](Self::open).
     pub fn of(root: ModelFiles) -> Result<Self, TextError> {
         let listed = Json::optional(&root, "modules.json")?;
-        let listed = listed
-            .as_ref()
-            .map(entries)
-            .transpose()?
-            .unwrap_or_default();
+        let (listed, route) = match listed.as_ref().map(entries).transpose()? {
+            None => (Vec::new(), None),
+            Some(listed) => {
+                let (listed, route) = routed(&root, listed)?;
+                check_first(root.name("modules.json"), &listed)?;
+                (listed, route)
+            }
+        };
         let trunk = match listed.first() {
             Some(entry) => root.below(&entry.folder),
             None => root.clone(),
@@ -163,6 +170,7 @@ impl Folder {
             trunk,
             config: config.transpose()?,
             modules: None,
+            route,
             is_static,
             pools_prompt: true,
             lower_case: false,

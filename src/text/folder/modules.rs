@@ -1,6 +1,6 @@
 //! Entries of `modules.json`, and the configuration files of the modules.
 
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 
@@ -27,7 +27,7 @@ pub(super) struct Entry {
     pub(super) class: String,
 }
 
-/// Returns the entries of `modules.json`; the first is the transformer.
+/// Returns the entries of `modules.json`.
 pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, TextError> {
     let list = json.value.as_array();
     let list = list.ok_or_else(|| json.problem("expected a list of modules"))?;
@@ -48,43 +48,61 @@ pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, TextError> {
                 "`kwargs` of the module `{class}` is {kwargs}; gemmule gives modules no arguments, so expected none"
             )));
         }
-        // The file is not trusted: it may only name direct subfolders.
-        let mut parts = Path::new(folder).components();
-        let plain = matches!(
-            (parts.next(), parts.next()),
-            (Some(Component::Normal(_)), None)
-        );
-        // model2vec writes a dot.
-        let is_root = ["", "."].contains(&folder) && entries.is_empty();
-        if !(plain || is_root) {
-            return Err(json.problem(format!("`{folder}` is not a folder next to it")));
-        }
-        entries.push(Entry {
-            folder: if is_root {
-                String::new()
-            } else {
-                folder.to_owned()
-            },
-            // A class of the same name from another package may be another module.
-            class: match class.starts_with("sentence_transformers.") {
-                true => class.rsplit('.').next().unwrap_or(class).to_owned(),
-                false => class.to_owned(),
-            },
-        });
+        entries.push(entry(json, folder, class, entries.is_empty())?);
     }
-    match entries.first() {
+    match entries.is_empty() {
+        true => Err(json.problem("it lists no module")),
+        false => Ok(entries),
+    }
+}
+
+/// Returns an entry of a file, which is not trusted: it may only name direct subfolders, or the folder itself.
+pub(super) fn entry(
+    json: &Json,
+    folder: &str,
+    class: &str,
+    may_be_root: bool,
+) -> Result<Entry, TextError> {
+    let mut parts = Path::new(folder).components();
+    let plain = matches!(
+        (parts.next(), parts.next()),
+        (Some(Component::Normal(_)), None)
+    );
+    // model2vec writes a dot.
+    let is_root = ["", "."].contains(&folder) && may_be_root;
+    if !(plain || is_root) {
+        return Err(json.problem(format!("`{folder}` is not a folder next to it")));
+    }
+    Ok(Entry {
+        folder: match is_root {
+            true => String::new(),
+            false => folder.to_owned(),
+        },
+        // A class of the same name from another package may be another module.
+        class: match class.starts_with("sentence_transformers.") {
+            true => class.rsplit('.').next().unwrap_or(class).to_owned(),
+            false => class.to_owned(),
+        },
+    })
+}
+
+/// Checks that the first module turns tokens into vectors.
+pub(super) fn check_first(file: PathBuf, entries: &[Entry]) -> Result<(), TextError> {
+    let known = [
         // Older versions use the second name for a transformer with the head of a masked language model.
-        Some(first)
-            if ["Transformer", "MLMTransformer", STATIC].contains(&first.class.as_str()) =>
-        {
-            Ok(entries)
-        }
-        Some(first) => Err(json.problem(format!(
+        "Transformer",
+        "MLMTransformer",
+        STATIC,
+    ];
+    let problem = match entries.first() {
+        Some(first) if known.contains(&first.class.as_str()) => return Ok(()),
+        Some(first) => format!(
             "the first module is `{}`; expected a Transformer or a StaticEmbedding",
             first.class
-        ))),
-        None => Err(json.problem("it lists no module")),
-    }
+        ),
+        None => "the route has no module".to_owned(),
+    };
+    Err(TextError::Folder { file, problem })
 }
 
 /// Returns the pooling modes of a Pooling's config.json, in the order in which their results are concatenated, and whether the tokens of

@@ -33,7 +33,7 @@ impl Folder {
     /// Returns the text of the chosen prompt.
     ///
     /// # Errors
-    /// Returns an error for an unknown name.
+    /// Returns an error for an unknown name, and for the name of a Router's route that is not loaded.
     pub fn prompt<'s>(&'s self, choice: Prompt<'s>) -> Result<&'s str, TextError> {
         let name = match choice {
             Prompt::Text(text) => return Ok(text),
@@ -46,6 +46,16 @@ impl Folder {
         let Some(name) = name else {
             return Ok("");
         };
+        if let Some(route) = &self.route
+            && choice != Prompt::Default
+            && route.others.iter().any(|other| other == name)
+        {
+            return Err(TextError::OtherRoute {
+                folder: self.root.path().to_owned(),
+                name: name.to_owned(),
+                loaded: route.name.clone(),
+            });
+        }
         match self.prompts.iter().find(|(n, _)| n == name) {
             Some((_, text)) => Ok(text),
             None => {
