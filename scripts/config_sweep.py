@@ -30,10 +30,10 @@ WRITES = ("next_token_logits", "ForCausalLM"), ("sequence_logits", "ForSequenceC
 TRANSLATES = (("written", "ForConditionalGeneration"),)
 
 
-def family(description, name, sizes, *heads, trunk="Model", states="last_hidden_state", keys=None):
-    """One family; of `keys` alone, where they are given, with the head's class under `architectures`."""
+def family(description, name, sizes, *heads, trunk="Model", states="last_hidden_state", keys=None, named=False):
+    """One family; of `keys` alone, where they are given. With them, or where it is `named`, `architectures` has the head's class."""
     outputs = {states: trunk} | dict(heads)
-    return dict(description=description, config=f"{name}Config", sizes=BASE | sizes, outputs={o: f"{name}{c}" for o, c in outputs.items()}, keys=keys)
+    return dict(description=description, config=f"{name}Config", sizes=BASE | sizes, outputs={o: f"{name}{c}" for o, c in outputs.items()}, keys=keys, named=named or bool(keys))
 
 
 FAMILIES = {
@@ -48,6 +48,8 @@ FAMILIES = {
     "mpnet": family("mpnet", "MPNet", USUAL, *CLASSIFIES),
     "deberta_v2": family("deberta_v2", "DebertaV2", dict(USUAL, relative_attention=True, share_att_key=True, norm_rel_ebd="layer_norm", pos_att_type=["c2p", "p2c"],
                                                          position_buckets=8, position_biased_input=False, type_vocab_size=0), *CLASSIFIES[:2]),
+    "deberta": family("deberta", "Deberta", dict(USUAL, relative_attention=True, pos_att_type=["c2p", "p2c"], position_biased_input=False), *CLASSIFIES[:2]),
+    "roformer": family("roformer", "RoFormer", dict(USUAL, embedding_size=16), *CLASSIFIES),
     "modernbert": family("modernbert", "ModernBert", dict(USUAL, num_hidden_layers=4, local_attention=6, **SPECIALS), *CLASSIFIES),
     "gemma3_text": family("gemma3_text", "Gemma3Text", dict(ROTARY, num_hidden_layers=4, sliding_window=4, query_pre_attn_scalar=8,
                                                             layer_types=["sliding_attention", "full_attention"] * 2), trunk="Model"),
@@ -96,6 +98,7 @@ FAMILIES = {
     "opt": family("opt", "OPT", dict(hidden_size=24, num_attention_heads=3, num_hidden_layers=2, ffn_dim=20, num_labels=3, pad_token_id=0), *WRITES),
     "marian": family("marian", "Marian", TRANSLATOR, ("written", "MTModel"), trunk="MTModel", states="encoder_last_hidden_state"),
     "bart": family("bart", "Bart", TRANSLATOR, *TRANSLATES, trunk="ForConditionalGeneration", states="encoder_last_hidden_state"),
+    "bart_classifier": family("bart_classifier", "Bart", dict(TRANSLATOR, num_labels=3), CLASSIFIES[0], named=True),
     "mbart": family("mbart", "MBart", TRANSLATOR, *TRANSLATES, trunk="ForConditionalGeneration", states="encoder_last_hidden_state"),
     "m2m_100": family("m2m_100", "M2M100", TRANSLATOR, *TRANSLATES, trunk="ForConditionalGeneration", states="encoder_last_hidden_state"),
     "pegasus": family("pegasus", "Pegasus", TRANSLATOR | dict(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0), *TRANSLATES,
@@ -204,7 +207,9 @@ def outputs_of(own, config):
 def sequences(own):
     ids = np.random.default_rng(SEED).integers(5, 40, sum(LENS))
     own_ids = [part.tolist() for part in np.split(ids, np.cumsum(LENS)[:-1])]
-    return [part[:-1] + [50] for part in own_ids] if own["description"] == "clip_text" else own_ids
+    ends = {"clip_text": 50, "bart_classifier": 2}
+    end = ends.get(own["description"])
+    return [part[:-1] + [end] for part in own_ids] if end else own_ids
 
 
 def is_equal(a, b):
@@ -220,7 +225,7 @@ def sweep(name):
     cfg = getattr(tf, own["config"])(**own["sizes"])
     config = json.loads(cfg.to_json_string(use_diff=False))
     config = {k: v for k, v in config.items() if k not in SKIPPED or k in ("model_type",)}
-    if own["keys"]:
+    if own["named"]:
         config["architectures"] = list(own["outputs"].values())[-1:]
     base, cases, n_refused = outputs_of(own, config), [], 0
     for key in own["keys"] or list(config) + [k for k in EXTRA if k not in config]:

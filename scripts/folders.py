@@ -5,7 +5,7 @@ or sentence-transformers publish one, and an `expected.json` of runs: inputs, to
 of `SentenceTransformer.encode`, `CrossEncoder.predict` or the model itself. Weights are exact in f16
 and stored so; the results are those of f32 arithmetic on the same values.
 
-    pip install torch transformers sentence-transformers
+    pip install torch transformers sentence-transformers model2vec
     python3 scripts/folders.py tests/checkpoints [FOLDER]
 
 Nothing is downloaded. Two runs with the same versions write the same bytes.
@@ -46,10 +46,11 @@ import sentence_transformers as st
 
 import compact_json
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
-from sentence_transformers.base.modules import Dense, Normalize, Transformer
-from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
-from sentence_transformers.sparse_encoder.modules import SpladePooling
+from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
+from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling, StaticEmbedding, WeightedLayerPooling
+from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 from sentence_transformers.cross_encoder.modules import LogitScore
+from model2vec import StaticModel
 from tokenizers import Tokenizer, pre_tokenizers
 
 CORPUS = """
@@ -443,6 +444,14 @@ def st_default_prompt(folder):
     assert np.abs(plain(by_hand) - model.encode(TEXTS)[0]).max() < 1e-5
 
 
+def st_instructor(folder):
+    """Poolings that leave out the prompt, joined; those of a text without a prompt leave out nothing."""
+    tok = roberta_tokenizer()
+    pooling = Pooling(HIDDEN, ["cls", "max", "mean_sqrt_len_tokens", "lasttoken"], include_prompt=False)
+    sentence(folder, tok, tf.RobertaModel(robertas(tf.RobertaConfig, tok)), pooling, Normalize(), prompts=PROMPTS)
+    encode(folder, [(TEXTS, {}), (TEXTS, {"prompt_name": "query"}), (TEXTS + LONG, {"prompt": "letters about bread: "})])
+
+
 def st_cls(folder):
     tok = bert_tokenizer()
     sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "cls"))
@@ -503,6 +512,16 @@ def st_residual(folder):
     pooling = Pooling(HIDDEN, ["weightedmean", "mean_sqrt_len_tokens"])
     half = Dense(2 * HIDDEN, HIDDEN, bias=False, activation_function=torch.nn.Identity())
     sentence(folder, tok, tf.BertModel(bert(tok)), pooling, half, first, second, LayerNorm(24), Normalize())
+    encode(folder, SIMPLE)
+
+
+def st_layers(folder):
+    """A mean of the states of the first and the second layer."""
+    tok = bert_tokenizer()
+    layers = WeightedLayerPooling(HIDDEN, num_hidden_layers=2, layer_start=1)
+    sentence(folder, tok, tf.BertModel(bert(tok, output_hidden_states=True)), layers, Pooling(HIDDEN, "mean"), Normalize())
+    weights = os.path.join(folder, "1_WeightedLayerPooling")
+    retensor(weights, lambda t: {"layer_weights": torch.tensor([0.5, 1.75])})
     encode(folder, SIMPLE)
 
 
@@ -639,6 +658,72 @@ def st_splade(folder):
         check(values)
         check_ids(folder, model.max_seq_length, texts, ids)
         runs.append({"texts": texts, "output": "sparse", "shape": list(values.shape), "values": values, "ids": ids})
+    record(folder, runs)
+
+
+def static_runs(folder, runs):
+    """Runs of a table of static embeddings, which tokenizes with tokenizer.json alone, and adds no special tokens."""
+    model = SentenceTransformer(folder, device="cpu").float()
+    out = []
+    for texts, how in runs:
+        values = plain(model.encode(texts, **how))
+        features = model.preprocess(texts, prompt=model._resolve_prompt(how.get("prompt"), how.get("prompt_name")))
+        ids = [part.tolist() for part in torch.tensor_split(features["input_ids"], features["offsets"][1:])]
+        check(values)
+        out.append({"texts": texts, "prompt_name": how.get("prompt_name"), "prompt": how.get("prompt"), "output": "sentence_embedding",
+                    "shape": list(values.shape), "values": values, "ids": ids})
+    record(folder, out)
+
+
+STATIC = [(TEXTS + ["Café by the SEA: 1824?"], {}), (["Rain"], {}), (LONG, {})]
+
+
+def st_static(folder):
+    """A table as sentence-transformers saved it before 5.4, with prompts; texts are not cut."""
+    tok = bert_tokenizer()
+    module = StaticEmbedding(tok._tokenizer, embedding_dim=HIDDEN)
+    draw(module, os.path.basename(folder))
+    SentenceTransformer(modules=[module, Normalize()], device="cpu", prompts=PROMPTS).save(folder, create_model_card=False)
+    os.mkdir(os.path.join(folder, "0_StaticEmbedding"))
+    for name in ("model.safetensors", "tokenizer.json"):
+        os.rename(os.path.join(folder, name), os.path.join(folder, "0_StaticEmbedding", name))
+    shutil.rmtree(os.path.join(folder, "1_Normalize"))
+    modules = [("0_StaticEmbedding", "StaticEmbedding"), ("1_Normalize", "Normalize")]
+    write([dict(idx=i, name=str(i), path=path, type=f"sentence_transformers.models.{kind}") for i, (path, kind) in enumerate(modules)], folder, "modules.json")
+    static_runs(folder, STATIC + [(TEXTS, {"prompt_name": "query"})])
+
+
+def st_potion(folder):
+    """As model2vec saves a quantized vocabulary: fewer rows than tokens, a factor for each token, and texts that tokenizer.json cuts."""
+    tok = bert_tokenizer()
+    n, random = len(tok), np.random.default_rng(zlib.crc32(os.path.basename(folder).encode()))
+    rows = random.normal(size=(90, 20)).astype(np.float16)
+    model = StaticModel(rows, tok._tokenizer, config={"model_type": "model2vec", "hidden_dim": 20}, normalize=False, weights=random.uniform(0.2, 2, n),
+                        token_mapping=random.integers(0, len(rows), n), max_length=32)
+    model.save_pretrained(folder)
+    for name in ("README.md", "config_sentence_transformers.json"):
+        if os.path.exists(os.path.join(folder, name)):
+            os.remove(os.path.join(folder, name))
+    static_runs(folder, STATIC)
+
+
+def st_router(folder):
+    """As inference-free SPLADE models are published: a route for documents, the default, and a table of weights for queries."""
+    tok = bert_tokenizer()
+    with tempfile.TemporaryDirectory() as temporary:
+        path = os.path.join(temporary, os.path.basename(folder))
+        save(path, tok, tf.BertForMaskedLM(bert(tok)))
+        trunk = Transformer(path, transformer_task="fill-mask", model_kwargs={"dtype": torch.float16})
+        queries = SparseStaticEmbedding(tokenizer=tok, weight=torch.linspace(0, 2, len(tok)))
+        router = Router.for_query_document(query_modules=[queries], document_modules=[trunk, SpladePooling("max", activation_function="log1p_relu")])
+        SparseEncoder(modules=[router], device="cpu").save(folder, create_model_card=False)
+    model = SparseEncoder(folder, device="cpu", model_kwargs={"dtype": torch.float32}).float()
+    runs = []
+    for texts, how in ((TEXTS, {}), (LONG, {"prompt_name": "document"})):
+        values = plain((model.encode_document if how else model.encode)(texts, convert_to_sparse_tensor=False))
+        ids, _ = ids_and_types(model.preprocess(texts, task="document"))
+        check(values)
+        runs.append({"texts": texts, "output": "sparse", "shape": list(values.shape), "values": values, "ids": ids} | how)
     record(folder, runs)
 
 
@@ -839,6 +924,17 @@ def hf_deberta(folder):
                                         position_buckets=8, position_biased_input=False, type_vocab_size=0, num_labels=3))
     save(folder, tok, tf.DebertaV2ForSequenceClassification(config))
     run(folder, (tf.DebertaV2ForSequenceClassification, "sequence_logits"), (tf.DebertaV2Model, "last_hidden_state"))
+
+
+def hf_deberta_first(folder):
+    """The first DeBERTa, with the tokenizer of GPT-2 and types for pairs."""
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
+    merges = merged([w for line in CORPUS for w, _ in split(line)], 80)
+    pieces = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"] + sorted(pre_tokenizers.ByteLevel.alphabet()) + ["".join(m) for m in merges] + ["[MASK]"]
+    tok = tf.DebertaTokenizer(vocab={piece: i for i, piece in enumerate(pieces)}, merges=merges, model_max_length=POSITIONS)
+    config = tf.DebertaConfig(**sizes(tok, relative_attention=True, pos_att_type=["c2p", "p2c"], position_biased_input=False, type_vocab_size=2, num_labels=3))
+    save(folder, tok, tf.DebertaForSequenceClassification(config))
+    run(folder, (tf.DebertaForSequenceClassification, "sequence_logits"), (tf.DebertaModel, "last_hidden_state"))
 
 
 def hf_clip(folder):

@@ -46,7 +46,7 @@ def saved(out, name, model, tokenizer):
     generator = torch.Generator().manual_seed(len(name))
     for own, parameter in model.named_parameters():
         values = torch.randn(parameter.shape, generator=generator)
-        is_head = own.startswith(("classifier", "qa_outputs"))
+        is_head = own.startswith(("classifier", "qa_outputs", "classification_head"))
         scale = (0.6 if is_head else 0.3) if parameter.dim() > 1 else 0.05
         shift = 1.0 if parameter.dim() == 1 and parameter.data.mean() > 0.5 else 0.0
         parameter.data = (values * scale + shift).half().float()
@@ -166,12 +166,17 @@ def main(out, part=None):
         config = tf.RobertaConfig(vocab_size=len(bpe), type_vocab_size=1, pad_token_id=bpe.pad_token_id, bos_token_id=bpe.bos_token_id,
                                   eos_token_id=bpe.eos_token_id, **SIZES | {"max_position_embeddings": 66})
         saved(out, "qa-roberta", tf.RobertaForQuestionAnswering(config), bpe)
+        verdicts = dict(enumerate(["contradiction", "neutral", "entailment"]))
+        config = tf.BartConfig(vocab_size=len(bpe), d_model=32, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=48,
+                               decoder_ffn_dim=40, max_position_embeddings=96, pad_token_id=bpe.pad_token_id, bos_token_id=bpe.bos_token_id, eos_token_id=bpe.eos_token_id,
+                               decoder_start_token_id=bpe.eos_token_id, forced_eos_token_id=None, id2label=verdicts, label2id={label: at for at, label in verdicts.items()})
+        saved(out, "nli-bart", tf.BartForSequenceClassification(config), bpe)
         old = json.load(open(file)) if os.path.exists(file) else {}
         expected = {
             "made_with": {"torch": torch.__version__.split("+")[0], "transformers": tf.__version__},
             "entities": [entities("tests/pipelines/ner"), entities("tests/checkpoints/hf-xlmr-token")],
             "masks": [masks("tests/checkpoints/hf-roberta-mlm"), masks("tests/checkpoints/hf-electra-mlm")],
-            "zero_shot": [zero_shot("tests/checkpoints/ce-nli")],
+            "zero_shot": [zero_shot("tests/checkpoints/ce-nli"), zero_shot("tests/pipelines/nli-bart")],
         } | {key: old[key] for key in ["answers", "answers_made_with"] if key in old}
     with open(file, "w") as out:
         out.write(compact_json.dumps(expected))

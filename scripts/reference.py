@@ -17,7 +17,7 @@ import compact_json
 
 SEED, DEVIATION, TRANSLATOR_DEVIATION = 20, 0.1, 0.3
 LENS = {"one_token": [1], "tiny": [5, 1, 17], "mixed": [512, 1, 100, 33, 64, 65, 129], "long": [4500, 1, 700]}
-PREFIXES = ("deberta.", "bert.", "roberta.", "mpnet.", "distilbert.", "albert.", "model.", "text_model.", "gpt_neox.")
+PREFIXES = ("deberta.", "bert.", "roberta.", "roformer.", "mpnet.", "distilbert.", "albert.", "model.", "text_model.", "gpt_neox.")
 SENTENCES = [
     "A transformer is compiled into kernels written for it.",
     "The model description is turned into CUDA source.",
@@ -99,6 +99,7 @@ FAMILIES = {
     "mpnet": (tf.MPNetConfig, tf.MPNetModel, tf.MPNetForSequenceClassification, tf.MPNetForTokenClassification, tf.MPNetForMaskedLM),
     "modernbert": (tf.ModernBertConfig, tf.ModernBertModel, tf.ModernBertForSequenceClassification, tf.ModernBertForTokenClassification, tf.ModernBertForMaskedLM),
     "xlm_roberta_xl": (tf.XLMRobertaXLConfig, tf.XLMRobertaXLModel, tf.XLMRobertaXLForSequenceClassification, tf.XLMRobertaXLForTokenClassification, tf.XLMRobertaXLForMaskedLM),
+    "roformer": (tf.RoFormerConfig, tf.RoFormerModel, tf.RoFormerForSequenceClassification, tf.RoFormerForTokenClassification, tf.RoFormerForMaskedLM),
     "albert": (tf.AlbertConfig, tf.AlbertModel, tf.AlbertForSequenceClassification, tf.AlbertForTokenClassification, tf.AlbertForMaskedLM),
 }
 
@@ -447,6 +448,34 @@ def translator(out, name, family, lens_names, vocab=503, hidden=64, heads=4, inn
     print(name, {k: v.shape for k, v in tensors.items()}, written["greedy.0.tokens"], written["beams.0.score"])
 
 
+def bart_classifier(out, name, lens_names, hidden, heads, inner, layers=2, decoder_layers=3, vocab=503, **more):
+    """States and logits of the decoder of BART behind the encoder's own tokens, each sequence by itself, ended by the token 2."""
+    cfg = tf.BartConfig(vocab_size=vocab, d_model=hidden, max_position_embeddings=512, encoder_layers=layers, decoder_layers=decoder_layers, encoder_attention_heads=heads,
+                        decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner + 24, num_labels=3, attn_implementation="eager", **more)
+    heads_of = {"last_hidden_state": tf.BartModel, "sequence_logits": tf.BartForSequenceClassification, "token_logits": tf.BartForQuestionAnswering}
+    tensors = {}
+    for output, head in heads_of.items():
+        cfg.num_labels = 2 if output == "token_logits" else 3
+        model = fill(head(cfg))
+        for lens_name in lens_names:
+            lens = LENS[lens_name]
+            ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
+            ids[np.cumsum(lens) - 1] = 2
+            found = []
+            for own in torch.from_numpy(ids).split(lens):
+                o = model(input_ids=own[None])
+                found.append({"last_hidden_state": lambda: o[0][0], "sequence_logits": lambda: o.logits,
+                              "token_logits": lambda: torch.stack([o.start_logits[0], o.end_logits[0]], -1)}[output]())
+            rows = rows_of(lens)
+            tensors[f"{lens_name}.ids"], tensors[f"{lens_name}.lens"], tensors[f"{lens_name}.rows"] = ids.astype(np.int64), np.array(lens, dtype=np.int64), rows
+            found = torch.cat(found)
+            tensors[f"{lens_name}.{output}"] = np.ascontiguousarray((found if output == "sequence_logits" else found[rows]).numpy())
+    save_file(tensors, os.path.join(out, f"{name}.safetensors"))
+    cfg.num_labels = 3
+    write_config(out, name, cfg, architectures=["BartForSequenceClassification"])
+    print(name, {k: v.shape for k, v in tensors.items() if k.startswith("tiny")})
+
+
 def nomic(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503, theta=1000.0):
     """States of NomicBERT, whose weights transformers calls otherwise than they are published."""
     cfg = tf.NomicBertConfig(vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner,
@@ -605,6 +634,49 @@ def jina(out, name, lens_names, hidden, heads, inner, feed_forward="geglu", late
     written(out, name, tensors, published)
 
 
+def neobert(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503):
+    """States and logits of NeoBERT, which transformers does not have: written from the equations of the code that is published with it."""
+    eps, f, head = 1e-5, torch.nn.functional, hidden // heads
+    width = -(-(2 * inner // 3) // 8) * 8
+    norm = lambda x, name: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * drawn(f"{name}.weight", hidden)
+    linear = lambda x, name, n, bias=False: f.linear(x, drawn(f"{name}.weight", n, x.shape[-1]), drawn(f"{name}.bias", n) if bias else None)
+
+    def model(ids):
+        n = len(ids)
+        angles = torch.arange(n).double()[:, None] * 10000.0 ** (-torch.arange(0, head, 2).double() / head)
+        cos, sin = angles.cos().float()[:, None], angles.sin().float()[:, None]
+
+        def turned(x):
+            a, b = x[..., 0::2], x[..., 1::2]
+            return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+        x = f.embedding(ids, drawn("encoder.weight", vocab, hidden))
+        for i in range(layers):
+            at = f"transformer_encoder.{i}."
+            q, k, v = linear(norm(x, at + "attention_norm"), at + "qkv", 3 * hidden).view(n, heads, 3 * head).split(head, -1)
+            q, k, v = (w.transpose(0, 1) for w in (turned(q), turned(k), v))
+            context = torch.softmax(q @ k.transpose(1, 2) / head ** 0.5, -1) @ v
+            x = x + linear(context.transpose(0, 1).reshape(n, hidden), at + "wo", hidden)
+            gate, up = linear(norm(x, at + "ffn_norm"), at + "ffn.w12", 2 * width).split(width, -1)
+            x = x + linear(f.silu(gate) * up, at + "ffn.w3", hidden)
+        return norm(x, "layer_norm")
+
+    tensors = {}
+    for lens_name in lens_names:
+        lens = LENS[lens_name]
+        ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
+        mask = torch.arange(max(lens))[None] < torch.tensor(lens)[:, None]
+        h = torch.zeros(*mask.shape, hidden)
+        h[mask] = torch.cat([model(own) for own in torch.from_numpy(ids).split(lens)])
+        states(tensors, lens_name, ids, lens, h, mask)
+        logits = linear(h, "decoder", vocab, True)
+        tensors[f"{lens_name}.mlm_logits"] = np.ascontiguousarray(logits[mask][rows_of(lens)][:, :64].numpy())
+        tensors[f"{lens_name}.sequence_logits"] = linear(torch.tanh(linear(h[:, 0], "dense", hidden, True)), "classifier", 3, True).numpy()
+    published = dict(model_type="neobert", architectures=["NeoBERTLMHead"], vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_hidden_layers=layers,
+                     intermediate_size=inner, norm_eps=eps, max_length=4096, pad_token_id=0, id2label={str(i): f"LABEL_{i}" for i in range(3)})
+    written(out, name, tensors, published)
+
+
 def clip_text(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503, projection=36, nested=False, **more):
     cfg = tf.CLIPTextConfig(vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_hidden_layers=layers, intermediate_size=inner,
                             max_position_embeddings=512, projection_dim=projection, eos_token_id=vocab - 1, attn_implementation="eager", **more)
@@ -661,10 +733,14 @@ def bge_m3(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503):
     write_config(out, name, cfg)
 
 
-def deberta(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503, **more):
-    cfg = tf.DebertaV2Config(vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_hidden_layers=layers, intermediate_size=inner, num_labels=3,
-                             relative_attention=True, share_att_key=True, norm_rel_ebd="layer_norm", attn_implementation="eager", **more)
-    trunk, sequence, token = (fill(m(cfg)) for m in (tf.DebertaV2Model, tf.DebertaV2ForSequenceClassification, tf.DebertaV2ForTokenClassification))
+def deberta(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503, first=False, **more):
+    """States and logits of the first DeBERTa, or of the second."""
+    more |= {} if first else dict(share_att_key=True, norm_rel_ebd="layer_norm")
+    cfg = (tf.DebertaConfig if first else tf.DebertaV2Config)(vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_hidden_layers=layers,
+                                                              intermediate_size=inner, num_labels=3, relative_attention=True, attn_implementation="eager", **more)
+    classes = (tf.DebertaModel, tf.DebertaForSequenceClassification, tf.DebertaForTokenClassification) if first else (
+        tf.DebertaV2Model, tf.DebertaV2ForSequenceClassification, tf.DebertaV2ForTokenClassification)
+    trunk, sequence, token = (fill(m(cfg)) for m in classes)
     tensors = {}
     for lens_name in lens_names:
         lens = LENS[lens_name]
@@ -854,6 +930,12 @@ if __name__ == "__main__":
             max_position_embeddings=512, position_biased_input=True, type_vocab_size=2, embedding_size=36)
     deberta(a.out, "deberta_v2_near", ["tiny", "mixed"], hidden=60, heads=3, inner=100, pos_att_type=["c2p", "p2c"], position_buckets=15,
             max_position_embeddings=40, position_biased_input=False, type_vocab_size=0)
+    deberta(a.out, "deberta_h320a5", ["one_token", "tiny", "mixed"], hidden=320, heads=5, inner=1000, first=True, pos_att_type="c2p|p2c",
+            max_position_embeddings=512, position_biased_input=False, type_vocab_size=0)
+    deberta(a.out, "deberta_head20", ["tiny"], hidden=60, heads=3, inner=100, first=True, pos_att_type=["p2c", "c2p"], max_position_embeddings=40, type_vocab_size=2)
+    random_model(a.out, "roformer_narrow", "roformer", ["tiny"], hidden=60, heads=3, inner=100, layers=2, embedding_size=36)
+    neobert(a.out, "neobert_h320a5", ["one_token", "tiny", "mixed"], hidden=320, heads=5, inner=1000)
+    neobert(a.out, "neobert_head20", ["tiny"], hidden=60, heads=3, inner=101)
     narrow = dict(vocab_size=103, hidden_size=16, num_attention_heads=2, num_hidden_layers=4, intermediate_size=24, max_position_embeddings=8192, attn_implementation="eager")
     local = dict(local_attention=128, global_attn_every_n_layers=3)
     specials = dict(pad_token_id=0, bos_token_id=1, cls_token_id=1, eos_token_id=2, sep_token_id=2)
@@ -891,6 +973,10 @@ if __name__ == "__main__":
     decoder(a.out, "phi_head24", "phi", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2)
     decoder(a.out, "phi3_part", "phi3", ["tiny"], hidden=96, heads=3, kv_heads=1, head=32, inner=100, layers=2,
             more=dict(rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.75)))
+    # A context that was extended from 128 to 512 tokens, and sequences that are not longer than the original ones.
+    longrope = dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1 + i / 8 for i in range(12)], long_factor=[2.0 + i for i in range(12)])
+    decoder(a.out, "phi3_longrope", "phi3", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2,
+            more=dict(original_max_position_embeddings=128, rope_parameters=longrope))
     decoder(a.out, "smollm3_head24", "smollm3", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=4)
     multipliers = dict(embedding_multiplier=6.0, attention_multiplier=0.3, residual_multiplier=0.25, logits_scaling=4.0)
     decoder(a.out, "granite_head24", "granite", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=multipliers)
@@ -920,5 +1006,7 @@ if __name__ == "__main__":
     translator(a.out, "t5_h60a5", "t5", ["tiny"], hidden=60, heads=5, d_kv=12, inner=100)
     t5_encoder(a.out, "t5_head20", ["tiny", "mixed"], d_model=60, d_kv=20, num_heads=3, num_layers=2, d_ff=100, feed_forward_proj="gated-gelu")
     vae(a.out, "vae_h64a4")
+    bart_classifier(a.out, "bart_classifier_h320a5", ["one_token", "tiny", "mixed"], hidden=320, heads=5, inner=1000)
+    bart_classifier(a.out, "bart_classifier_scaled", ["tiny"], hidden=60, heads=3, inner=100, scale_embedding=True, activation_function="relu", decoder_start_token_id=9)
     if a.minilm:
         minilm(a.out, a.minilm)

@@ -63,7 +63,8 @@ impl Requests {
         let batches = lens.iter().map(|lens| {
             let n_tokens: u32 = lens.iter().sum();
             let ids = (0..n_tokens).map(|_| limits.token_id(uniform(&mut state)));
-            Batch::from_packed(ids.collect(), lens)
+            let batch = Batch::from_packed(ids.collect(), lens)?;
+            Ok(batch.with_required_ends(limits))
         });
         Ok(batches.collect::<Result<_, BatchError>>()?)
     }

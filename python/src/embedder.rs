@@ -1,6 +1,9 @@
 //! `Embedder`: a vector for each text.
 
-use gemmule::{model::EMBEDDING, text::Input};
+use gemmule::{
+    model::EMBEDDING,
+    text::{Input, Prompt},
+};
 use numpy::PyArrayDyn;
 use pyo3::prelude::*;
 
@@ -93,7 +96,7 @@ impl Embedder {
         normalize_embeddings: bool,
         truncate_dim: Option<usize>,
     ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
-        let (normalize, name) = (normalize_embeddings, self.prompt_of(&["query"]));
+        let (normalize, name) = (normalize_embeddings, self.prompt_of(&["query"])?);
         self.encode(
             py,
             sentences,
@@ -118,7 +121,7 @@ impl Embedder {
         normalize_embeddings: bool,
         truncate_dim: Option<usize>,
     ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
-        let (normalize, name) = (normalize_embeddings, self.prompt_of(&DOCUMENT));
+        let (normalize, name) = (normalize_embeddings, self.prompt_of(&DOCUMENT)?);
         self.encode(
             py,
             sentences,
@@ -158,9 +161,14 @@ impl Embedder {
 
 impl Embedder {
     /// Returns the first of the names that is a prompt of the folder.
-    fn prompt_of(&self, names: &[&str]) -> Option<&str> {
+    fn prompt_of(&self, names: &[&str]) -> Result<Option<&str>> {
         let folder = self.model.encoder.folder();
-        folder.prompt_name(folder.prompt_index(names)?)
+        // A folder may have another pipeline for the texts of the first name, which every folder knows.
+        if let Some(&first) = names.first() {
+            folder.prompt(Prompt::Named(first))?;
+        }
+        let index = folder.prompt_index(names);
+        Ok(index.and_then(|index| folder.prompt_name(index)))
     }
 }
 

@@ -208,6 +208,7 @@ impl Artifact {
                 // Without segment ids, every token is in segment 0.
                 BatchInput::TypeIds => Some(segments.unwrap_or(1)),
                 BatchInput::Positions => longest,
+                BatchInput::PreviousIds { first } => Some(vocabulary.max(first.saturating_add(1))),
                 _ => None,
             };
             let fits = |n: u32| u64::from(n) + u64::from(table.offset) <= u64::from(table.rows);

@@ -18,10 +18,12 @@ use crate::{
 pub use gemmule_hub::{ENDPOINT, Event, Hub, HubError, ModelId, Network, Progress, Proxies, Token};
 
 const MODULES: &str = "modules.json";
+const ROUTER: &str = "router_config.json";
 
 /// Files next to `modules.json`.
-const OF_ROOT: [&str; 3] = [
+const OF_ROOT: [&str; 4] = [
     MODULES,
+    ROUTER,
     "config_sentence_transformers.json",
     "1_Pooling/config.json",
 ];
@@ -306,9 +308,20 @@ fn modules(folder: &Path) -> Vec<String> {
     let list = list.as_ref().and_then(Value::as_array);
     let paths = list.into_iter().flatten();
     let paths = paths.filter_map(|module| module.get("path")?.as_str());
+    let mut paths: Vec<&str> = paths.collect();
+    // A Router stands for the modules of its default route.
+    let router = json(&folder.join(ROUTER), Kind::Config);
+    let route = router.as_ref().and_then(|router| {
+        let name = router.get("parameters")?.get("default_route")?.as_str()?;
+        router.get("structure")?.get(name)?.as_array()
+    });
+    if let Some(route) = route {
+        paths.splice(..paths.len().min(1), route.iter().filter_map(Value::as_str));
+    }
     paths
+        .into_iter()
         .map(|path| match path {
-            "" => String::new(),
+            "" | "." => String::new(),
             path => format!("{path}/"),
         })
         .collect()
@@ -391,6 +404,30 @@ mod tests {
         let all = chosen(&names, &[(index, map)], Files::All);
         assert_eq!(all, names[..4]);
         assert_eq!(chosen(&names, &[(index, "{")], Files::All).len(), 2);
+    }
+
+    #[test]
+    fn a_router_has_the_files_of_its_default_route() {
+        let names = [
+            "document_0_MLMTransformer/config.json",
+            "document_0_MLMTransformer/model.safetensors",
+            "document_1_SpladePooling/config.json",
+            "modules.json",
+            "query_0_SparseStaticEmbedding/model.safetensors",
+            "router_config.json",
+        ];
+        let router = r#"{"structure": {"query": ["query_0_SparseStaticEmbedding"],
+            "document": ["document_0_MLMTransformer", "document_1_SpladePooling"]}, "parameters": {"default_route": "document"}}"#;
+        let modules = ("modules.json", r#"[{"path": ""}]"#);
+        let first = chosen(&names, &[modules], Files::All);
+        assert_eq!(first, ["modules.json", "router_config.json"]);
+        let all = chosen(
+            &names,
+            &[modules, ("router_config.json", router)],
+            Files::All,
+        );
+        let expected = [&names[..4], &names[5..]].concat();
+        assert_eq!(all, expected);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use super::{EngineError, Outputs, Padding, Pending, padding};
 use crate::{
+    ops::BatchInput,
     program::Program,
     runtime::{
         GraphUse, MemoryUse, MemoryWork,
@@ -64,6 +65,7 @@ impl Session {
     /// ```
     pub fn submit(&mut self, batch: &Batch) -> Result<Pending, EngineError> {
         batch.check(&self.limits)?;
+        self.check_left_out(batch)?;
         let batch = &*self.ended(batch)?;
         let laid_out = padding::laid_out(batch, self.padding)?;
         let lens = batch.own_lens().to_vec();
@@ -80,6 +82,23 @@ impl Session {
             padding::remove(&mut outputs, self.program(), &laid_out);
         }
         Ok(Pending::done(Outputs { outputs, lens }))
+    }
+
+    /// Returns an error if tokens of a prompt are left out of pooling, but an output pools all tokens.
+    fn check_left_out(&self, batch: &Batch) -> Result<(), BatchError> {
+        let program = self.program();
+        if batch.left_out().is_none() || program.reads(BatchInput::PooledTokens) {
+            return Ok(());
+        }
+        let mut outputs = program.outputs.iter();
+        let pools = outputs.any(|(_, tensor)| {
+            let n = program.tensors[*tensor].shape.elements();
+            !n.depends_on(Symbol::Tokens)
+        });
+        match pools {
+            true => Err(BatchError::PoolsAll),
+            false => Ok(()),
+        }
     }
 
     /// Removes the tokens after the end of each sequence. This is an error if an output has a row for each token.

@@ -251,7 +251,8 @@ fn batch_of(tokens: u64, longest: u64, limits: &Limits) -> Result<Batch, EngineE
         left -= length;
     }
     let id = |_| limits.token_id(uniform(&mut state));
-    Ok(Batch::from_packed((0..tokens).map(id).collect(), &lens)?)
+    let batch = Batch::from_packed((0..tokens).map(id).collect(), &lens)?;
+    Ok(batch.with_required_ends(limits))
 }
 
 #[cfg(test)]

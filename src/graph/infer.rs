@@ -234,6 +234,10 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
                 )),
             }
         }
+        Op::AfterPrompt => {
+            per_token(of[0])?;
+            Ok(of[0].clone())
+        }
         Op::FirstToken
         | Op::LastToken
         | Op::MeanPool

@@ -95,6 +95,8 @@ pub enum Op {
         v: HeadView,
         out: HeadView,
     },
+    /// `x` → the rows after the prompt of each sequence, without gaps; the remaining rows are not used. Only pooling reads it.
+    AfterPrompt,
     /// First token of each sequence: `[tokens, width]` → `[batch, width]`.
     FirstToken,
     /// Last token of each sequence: `[tokens, width]` → `[batch, width]`.
@@ -177,6 +179,7 @@ impl Op {
             Op::RelativeScores { .. } => "relative_scores",
             Op::Softmax { .. } => "softmax",
             Op::Context { .. } => "context",
+            Op::AfterPrompt => "after_prompt",
             Op::FirstToken => "first_token",
             Op::LastToken => "last_token",
             Op::MeanPool => "mean_pool",
@@ -262,6 +265,7 @@ impl Op {
             | Op::SoftCap(_)
             | Op::SplitHeads { .. }
             | Op::MergeHeads
+            | Op::AfterPrompt
             | Op::FirstToken
             | Op::LastToken
             | Op::MeanPool

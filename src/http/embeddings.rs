@@ -189,7 +189,6 @@ pub(super) fn with_prompt(
         (None, text) => (None, text),
     };
     if let Some(text) = text {
-        service.check_prompt(as_text, &text)?;
         check_texts(as_text, &inputs)?;
         let prompt: Arc<str> = text.into();
         for input in &mut inputs {

@@ -20,7 +20,7 @@ use crate::{
 /// An embedding table `[rows, width]`, and the batch data that indexes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Table {
-    /// [`BatchInput::TokenIds`], [`BatchInput::TypeIds`] or [`BatchInput::Positions`].
+    /// [`BatchInput::TokenIds`], [`BatchInput::PreviousIds`], [`BatchInput::TypeIds`] or [`BatchInput::Positions`].
     pub ids: BatchInput,
     /// Offset added to every id. Some models count positions from `padding index + 1`.
     pub offset: u32,
@@ -48,7 +48,7 @@ pub struct EmbeddingLayerNorm {
 }
 
 impl Table {
-    /// Name in symbols: `token1003`, or `position514o2` with an offset of 2.
+    /// Name in symbols: `token1003`, `previous2_1003` with 2 before the first token, or `position514o2` with an offset of 2.
     fn word(&self) -> String {
         let ids = match self.ids {
             BatchInput::TokenIds => "token",
@@ -66,6 +66,9 @@ impl Table {
             BatchInput::SourceStarts => "source_starts",
             BatchInput::SourceLens => "source_lens",
             BatchInput::Seeds => "seeds",
+            BatchInput::PreviousIds { first } => &format!("previous{first}_"),
+            BatchInput::PooledTokens => "pooled_tokens",
+            BatchInput::PooledCuLens => "pooled_cu_lens",
         };
         match self.offset {
             0 => format!("{ids}{}", self.rows),

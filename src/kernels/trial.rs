@@ -219,13 +219,17 @@ impl BatchInput {
         };
         match self {
             BatchInput::TokenIds => (0..n).map(|_| (uniform(state) % 1000) as i64).collect(),
+            BatchInput::PreviousIds { .. } => {
+                (0..n).map(|_| (uniform(state) % 1000) as i64).collect()
+            }
             BatchInput::TypeIds => (0..n).map(|_| (uniform(state) % 2) as i64).collect(),
             BatchInput::Positions => {
                 let past = lens.iter().zip(&case.cached);
                 past.flat_map(|(&len, &cached)| (0..len).map(move |i| i64::from(cached + i)))
                     .collect()
             }
-            BatchInput::CuLens => sums(|len| len),
+            BatchInput::CuLens | BatchInput::PooledCuLens => sums(|len| len),
+            BatchInput::PooledTokens => (0..n as i64).collect(),
             BatchInput::PairOffsets => sums(|len| len * len),
             BatchInput::Mask => {
                 let longest = i64::from(lens.iter().copied().max().unwrap_or(0));

@@ -59,6 +59,7 @@ pub(super) fn model(
         rows: HashMap::new(),
         skipped: None,
         end: None,
+        first: None,
         expectations: Vec::new(),
     };
     // An output that modules compute differs from the description's output of that name.
@@ -159,6 +160,8 @@ pub(super) struct Builder<'a> {
     skipped: Option<u32>,
     /// Token that ends a sequence.
     end: Option<SequenceEnd>,
+    /// Id before the first token of a sequence.
+    first: Option<u32>,
     expectations: Vec<Expectation>,
 }
 
@@ -270,7 +273,11 @@ impl<'a> Builder<'a> {
         if let Some(&id) = self.inputs.get(&(self.part, meta)) {
             return Ok(id);
         }
-        let name = INPUTS.iter().find(|&&(_, m)| m == meta);
+        let named = match meta {
+            BatchInput::PreviousIds { .. } => BatchInput::PreviousIds { first: 0 },
+            meta => meta,
+        };
+        let name = INPUTS.iter().find(|&&(_, m)| m == named);
         let name = name.map_or_else(|| format!("{meta:?}"), |&(n, _)| n.to_owned());
         // Each part has its own batch.
         let name = match self.part {
@@ -419,6 +426,15 @@ impl<'a> Builder<'a> {
         if !ast.parts.iter().any(|part| reads_tokens(&part.body)) {
             let error = self.file.error_elsewhere(Problem::NoTokens);
             return Err(error.help("start from `embedding(ids: \"token_ids\", …)`"));
+        }
+        if let (Some(_), Some(cache)) = (self.first, self.caches.keys().min()) {
+            let problem = Problem::OutOfRange {
+                what: "an embedding of `previous_ids`".to_owned(),
+                found: format!("in a model with the cache `{cache}`"),
+                expected: "a model without `cache`, as the token before a batch is not known"
+                    .to_owned(),
+            };
+            return Err(self.file.error_elsewhere(problem));
         }
         // Outputs that read no tokens accept any token id, since no table has rows for them.
         let vocab = self.rows.get(&BatchInput::TokenIds).copied();

@@ -65,7 +65,7 @@
 //!
 //! | operator | fields (defaults) | result |
 //! |---|---|---|
-//! | `embedding` | `ids` (`token_ids`, `type_ids`, `positions`), `table` or `sinusoid` (`over_width`, `over_half`), `rows`, `width`, `offset` (0), `skips` (none) | rows of the table. `skips` is the padding token of models that count only the positions of other tokens. Batches have no padding, so a sequence that contains it is rejected. A `sinusoid` table is computed: sines in the first half of the columns and cosines in the second, with frequencies `10000^(−2j / width)` or `10000^(−j / (width / 2 − 1))` |
+//! | `embedding` | `ids` (`token_ids`, `previous_ids`, `type_ids`, `positions`), `first` (none), `table` or `sinusoid` (`over_width`, `over_half`), `rows`, `width`, `offset` (0), `skips` (none) | rows of the table. `skips` is the padding token of models that count only the positions of other tokens. Batches have no padding, so a sequence that contains it is rejected. `previous_ids` are the ids of the tokens before each token, and `first` is the id before a sequence's first token. A `sinusoid` table is computed: sines in the first half of the columns and cosines in the second, with frequencies `10000^(−2j / width)` or `10000^(−j / (width / 2 − 1))` |
 //! | `linear` | `x`, `out`, `weight`, `bias` (none), `stored` (`out_in`, `in_out`), `of` and `from` (none), `groups` (1), `interleaved` (none) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the stored matrix and bias have `of` rows in `groups` equal parts, and those from `from` on are read of each part. Of these, the first `interleaved` are read in another order: the first ones of all pairs of neighbours before the second ones (below) |
 //! | `add_bias` | `x`, `bias` | adds a vector to every row |
 //! | `add`, `multiply` | `a`, `b` | sum or product of two values of the same shape, element by element |
@@ -76,7 +76,7 @@
 //! | `activation` | `x`, `kind` (a name of `activations`) | pointwise |
 //! | `layer_norm` | `x`, `weight`, `bias` (none), `eps` | over the width: `(x − mean) / √(variance + eps) · weight + bias` |
 //! | `rms_norm` | `x`, `weight`, `eps`, `heads` (1), `plus_one` (`false`) | over the width, or over each of `heads` equal parts of it: `x / √(mean of x² + eps) · weight`, or `· (1 + weight)` (Gemma), where `1 + weight` is computed once when weights are loaded |
-//! | `rotary` | `x`, `heads`, `width`, `part` (1), `theta`, `scaling` (none), `longest` (none) | rotary positions of each head's first `width` columns, or of the share `part` of them, rounded down, in halves (below). `scaling` is a key of config.json or a list of keys, of which the first one present specifies the frequency scaling: `default`, `linear`, `llama3`, `yarn`, `ntk` (GTE: the base times the factor) or `dynamic`. With `dynamic`, sequences of up to the trained number of positions are not scaled, and longer ones are rejected. Sequences of more than `longest` positions are rejected too |
+//! | `rotary` | `x`, `heads`, `width`, `part` (1), `theta`, `scaling` (none), `longest` (none) | rotary positions of each head's first `width` columns, or of the share `part` of them, rounded down, in halves (below). `scaling` is a key of config.json or a list of keys, of which the first one present specifies the frequency scaling: `default`, `linear`, `llama3`, `yarn`, `ntk` (GTE: the base times the factor), `longrope` (`su`) or `dynamic`. With `longrope` and `dynamic`, sequences of up to the trained number of positions are computed, and longer ones are rejected. Sequences of more than `longest` positions are rejected too |
 //! | `columns` | `x`, `from`, `width` | a range of columns of every row |
 //! | `same` | `x` | the value itself under another name |
 //! | `cache` | `x`, `heads`, `name` | the rows of a sequence so far: those of this batch, preceded by those in the KV cache. Keys and values of causal attention are cached. If `x` has one row per sequence, the cache holds one position, which only another part reads |
@@ -89,7 +89,7 @@
 //! | `softmax` | `x`, `causal` (`false`), `window` (none), `bias` (none) | of scores, over the keys `j` of query `i`: `e^(s[i, j]) / Σ e^(s[i, k])`. Causal: over keys `j ≤ i`. With a window: over keys with `abs(j − i) ≤ window`. Both restrictions can be combined |
 //! | `first_token`, `mean_pool`, `max_pool` | `x` | one row per sequence |
 //! | `weighted_mean_pool`, `root_length_pool` | `x` | one row per sequence of `n` tokens: `Σ (i + 1) · x[i] / Σ (i + 1)`, and `Σ x[i] / √n` |
-//! | `last_token` | `x`, `end` (none), `highest_end` (none) | the last row of each sequence. `end` is the id of the token that ends a sequence. Tokens after its first occurrence are padding and are removed before a run. If `end` equals `highest_end`, the highest id of a sequence ends it |
+//! | `last_token` | `x`, `end` (none), `highest_end` (none), `is` (none) | the last row of each sequence. `is` is the id that the last token must have: other sequences are rejected. `end` is the id of the token that ends a sequence. Tokens after its first occurrence are padding and are removed before a run. If `end` equals `highest_end`, the highest id of a sequence ends it |
 //! | `concat` | `of` (2 to 16 values) | values with the same number of rows, concatenated along the width |
 //! | `l2_normalize` | `x`, `eps` | rows scaled to length 1 |
 //! | `draw` | `mean`, `log_variance` | a latent variable, one row per sequence: `mean + exp(log_variance / 2) · noise`, where the noise is standard normal and depends on the sequence's seed |
@@ -124,6 +124,8 @@
 //! - `default`: no change.
 //! - `linear`: `f[j] / s`.
 //! - `dynamic`: no change, for sequences of at most `L` tokens, or `max_position_embeddings` if `L` is not given.
+//! - `longrope`: `f[j] / short_factor[j]`, for sequences of at most `L` tokens. `c` is `attention_factor`, or `√(1 + ln s / ln L)` if `s > 1`.
+//!   `s` is `factor`, or `max_position_embeddings` divided by `L`.
 //! - `ntk`: `(s · theta)^(−2j / w) / s^(2 / w)`; with `mixed_b = b`, `f[j] / exp(a · (j + 1)^b)` where `a = ln(s) / (w / 2)^b`.
 //! - `llama3`: `(1 − r) · f[j] / s + r · f[j]`, where `r = (L · f[j] / 2π − low_freq_factor) / (high_freq_factor − low_freq_factor)`,
 //!   clamped to 0 … 1.
@@ -135,7 +137,7 @@
 //!
 //! `max_position_embeddings` of config.json also limits the length of sequences in models without a position table, if they use `rotary` or
 //! a position bias. A `position_table` has no limit, because larger distances use its last rows. The limit is the value of the key; for
-//! `linear` it is `s` times that value, for `yarn` `s · L`, rounded down, and for `dynamic` it is `L`. The lowest of several limits applies,
+//! `linear` it is `s` times that value, for `yarn` `s · L`, rounded down, and for `longrope` and `dynamic` it is `L`. The lowest of several limits applies,
 //! including `longest` and position tables. Without the key there is no limit.
 //!
 //! Weights (`table`, `weight`, `bias`) have their published names, with an index or an expression in braces, `layers.{i}.w` or
@@ -149,8 +151,8 @@
 //! causal attention, optionally with a window and with grouped-query heads, gates, the pointwise activations above, and any head.
 //! These include GPT-2, OPT, BLOOM, GPT-NeoX, GPT-J, Falcon, Cohere, Llama, Mistral, StarCoder2, StableLM, SmolLM3, Granite, OLMo 2, Phi, Qwen2 and 3,
 //! Gemma 1 to 3; the encoder-decoder models Marian, BART, mBART, M2M-100, NLLB and T5; and BERT and its relatives (RoBERTa,
-//! XLM-RoBERTa and its XL, CamemBERT, DistilBERT, ALBERT, ELECTRA, MPNet, NomicBERT, GTE, JinaBERT v2, ModernBERT, DeBERTa v2 and
-//! v3, EmbeddingGemma, CLIP's text tower, MiniLM, and checkpoints of the same architecture such as BGE and E5).
+//! XLM-RoBERTa and its XL, CamemBERT, DistilBERT, ALBERT, ELECTRA, MPNet, NomicBERT, GTE, JinaBERT v2, ModernBERT, NeoBERT, RoFormer,
+//! DeBERTa 1 to 3, EmbeddingGemma, CLIP's text tower, MiniLM, and checkpoints of the same architecture such as BGE and E5).
 //! `gemmule models` lists the shipped descriptions. The body of a layer may depend on its number and on its entry in config.json (`When`):
 //! `examples/own_encoder.ron` is a ModernBERT with a different window, layer order and activation.
 //!
@@ -166,12 +168,11 @@
 //!
 //! - Convolutions (in the largest DeBERTa v2, whose `conv_kernel_size` is rejected), recurrences, mixtures of experts, images.
 //! - Attention sinks, dropped or merged tokens.
-//! - Relative keys and values that are added to keys and values by distance (Shaw et al. 2018: BERT's `relative_key`), and DeBERTa v1,
-//!   whose single projection has biases only for queries and values. No kernel fuses `relative_scores` into attention yet, so the scores
-//!   are stored and their memory grows with the square of the length.
-//! - Frequencies of rotary positions that depend on a sequence's length (`dynamic` beyond the trained length).
+//! - Relative keys and values that are added to keys and values by distance (Shaw et al. 2018: BERT's `relative_key`). No kernel
+//!   fuses `relative_scores` into attention yet, so the scores are stored and their memory grows with the square of the length.
+//! - Frequencies of rotary positions that depend on a sequence's length (`longrope` and `dynamic` beyond the trained length).
 //! - Pooling by a token that is found by its id (CLIP's is the last one, since its tokenizer ends a text with it), means weighted by token,
-//!   sums over tokens (SPLADE's first version), and excluding the tokens of a prompt from pooling.
+//!   and sums over tokens (SPLADE's first version).
 //! - Precomputed values that depend only on weights, such as projections of distances: they are recomputed for every batch.
 
 mod activations;

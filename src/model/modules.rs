@@ -21,8 +21,18 @@ pub(super) const NEXT_LOGITS: &str = "next_token_logits";
 /// An entry of `modules.json` with the config.json of its folder. `folder` prefixes the names of graph values and of weights.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Module {
-    /// `[tokens, width]` → `[batch, modes · width]`.
-    Pooling { folder: String, modes: Vec<Pooling> },
+    /// `[tokens, width]` → `[batch, modes · width]`. With `after_prompt`, the tokens of a prompt are left out.
+    Pooling {
+        folder: String,
+        modes: Vec<Pooling>,
+        after_prompt: bool,
+    },
+    /// Sum of the states of layers, each times its weight. The first is the embeddings before the first layer, if `from` is 0.
+    WeightedLayers {
+        folder: String,
+        from: u32,
+        weights: Vec<f32>,
+    },
     /// `[batch, inputs]` → `[batch, outputs]`, with `linear.weight` and `linear.bias` of its folder, or of the checkpoint itself if the
     /// folder is empty. Without a Pooling before it, the rows are tokens.
     Dense {
@@ -71,6 +81,7 @@ impl Module {
                 Some(folder.as_str()).filter(|folder| !folder.is_empty())
             }
             Module::Pooling { .. }
+            | Module::WeightedLayers { .. }
             | Module::Normalize { .. }
             | Module::NormalizeTokens { .. }
             | Module::Truncate { .. }
@@ -95,6 +106,7 @@ pub fn normalizes_tokens(modules: &[Module]) -> Option<bool> {
     modules.iter().find_map(|module| match module {
         Module::NormalizeTokens { hides_expansion } => Some(*hides_expansion),
         Module::Pooling { .. }
+        | Module::WeightedLayers { .. }
         | Module::Dense { .. }
         | Module::LayerNorm { .. }
         | Module::Normalize { .. }

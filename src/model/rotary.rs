@@ -13,7 +13,7 @@ use super::{
 
 /// Keys of the published objects. Each kind rejects keys that it does not read.
 const COMMON: [&str; 4] = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
-const KINDS: [(&str, &[&str]); 6] = [
+const KINDS: [(&str, &[&str]); 8] = [
     ("default", &[]),
     ("linear", &["factor"]),
     ("dynamic", &["factor", "original_max_position_embeddings"]),
@@ -27,6 +27,9 @@ const KINDS: [(&str, &[&str]); 6] = [
             "original_max_position_embeddings",
         ],
     ),
+    ("longrope", &LONG),
+    // The name of `longrope` in the first checkpoints of Phi-3.
+    ("su", &LONG),
     (
         "yarn",
         &[
@@ -41,6 +44,18 @@ const KINDS: [(&str, &[&str]); 6] = [
         ],
     ),
 ];
+
+/// Keys of `longrope`.
+const LONG: [&str; 5] = [
+    "factor",
+    "attention_factor",
+    ORIGINAL,
+    "short_factor",
+    "long_factor",
+];
+
+/// Key with the number of positions that a model was trained for before its context was extended.
+const ORIGINAL: &str = "original_max_position_embeddings";
 
 /// Maximum number of rotated columns, larger than any head. Each rotary operator keeps one frequency per pair of columns.
 const MAX_COLUMNS: u32 = 4096;
@@ -191,6 +206,8 @@ impl Published<'_> {
             // The key gives the number of positions after scaling.
             "ntk" => self.ntk(width, theta).map(|all| (all, 1.0, published)),
             "llama3" => self.llama3(plain).map(|all| (all, 1.0, published)),
+            // Longer sequences than the original ones have other frequencies, so cached keys would change.
+            "longrope" | "su" => self.longrope(plain, published),
             // Beyond the original positions, frequencies depend on the length of the sequence, so cached keys would change.
             "dynamic" => Ok((plain, 1.0, Some(self.trained_positions()?))),
             _ => Ok((plain, 1.0, published)),
@@ -264,6 +281,47 @@ impl Published<'_> {
             .collect())
     }
 
+    /// Divides each frequency by a factor of its own (LongRoPE, Ding et al. 2024): those of sequences of up to the original number of
+    /// positions.
+    fn longrope(
+        &self,
+        plain: Vec<f64>,
+        published: Option<u32>,
+    ) -> Result<(Vec<f64>, f64, Option<u32>), ModelError> {
+        let factors = self.factors("short_factor", plain.len())?;
+        self.factors("long_factor", plain.len())?;
+        // Phi-3 has the key beside the object, and then that one applies.
+        let beside = lookup(self.values.config, ORIGINAL).and_then(Value::as_f64);
+        let original = match (beside, self.number(ORIGINAL)?, published) {
+            (Some(found), ..) | (None, Some(found), _) => found,
+            (None, None, Some(positions)) => f64::from(positions),
+            (None, None, None) => return Err(self.refuse(ORIGINAL, "a number of positions")),
+        };
+        let positions = whole_positions(original).filter(|&n| n > 1);
+        let positions =
+            positions.ok_or_else(|| self.refuse(ORIGINAL, "a number of positions above 1"))?;
+        let given = self.number("factor")?;
+        let all = published.unwrap_or(positions);
+        let factor = given.unwrap_or_else(|| f64::from(all) / original);
+        let attention = match self.number("attention_factor")? {
+            Some(given) => given,
+            None if factor <= 1.0 => 1.0,
+            None => (1.0 + factor.ln() / original.ln()).sqrt(),
+        };
+        let scaled = plain.into_iter().zip(factors).map(|(f, by)| f / by);
+        Ok((scaled.collect(), attention, Some(positions.min(all))))
+    }
+
+    /// Returns a list of `n` positive numbers.
+    fn factors(&self, field: &str, n: usize) -> Result<Vec<f64>, ModelError> {
+        let list = self.object.get(field).and_then(Value::as_array);
+        let numbers = list.into_iter().flatten().map(Value::as_f64);
+        let numbers: Option<Vec<f64>> = numbers.collect();
+        numbers
+            .filter(|all| all.len() == n && all.iter().all(|&by| by > 0.0 && by.is_finite()))
+            .ok_or_else(|| self.refuse(field, &format!("a list of {n} numbers above 0")))
+    }
+
     /// YaRN scaling (Peng et al. 2023).
     fn yarn(&self, plain: Vec<f64>, width: f64, theta: f64) -> Result<(Vec<f64>, f64), ModelError> {
         let factor = self.above_zero("factor")?;
@@ -304,7 +362,6 @@ impl Published<'_> {
 
     /// Number of positions up to which `dynamic` does not scale.
     fn trained_positions(&self) -> Result<u32, ModelError> {
-        const ORIGINAL: &str = "original_max_position_embeddings";
         if let Some(original) = self.number(ORIGINAL)? {
             let refused = || self.refuse(ORIGINAL, "a number of positions");
             return whole_positions(original).ok_or_else(refused);

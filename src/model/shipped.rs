@@ -19,6 +19,7 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "bert",
     "jina_bert",
     "roberta",
+    "roformer",
     "xlm_roberta_xl",
     "distilbert",
     "albert",
@@ -26,8 +27,10 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "mpnet",
     "nomic_bert",
     "gte",
+    "deberta",
     "deberta_v2",
     "modernbert",
+    "neobert",
     "eurobert",
     "gemma",
     "gemma2",
@@ -52,12 +55,14 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "cohere",
     "bloom",
     "marian",
+    "bart_classifier",
     "bart",
     "mbart",
     "m2m_100",
     "pegasus",
     "t5",
-    "vae"
+    "vae",
+    "static_embedding"
 ];
 
 /// Names of [`SHIPPED`], in the same order.

@@ -191,6 +191,8 @@ pub(super) struct RowsOf {
 pub(super) enum Operator {
     Embedding {
         ids: At<BatchInput>,
+        /// Id before the first token of a sequence, if `ids` are the previous ids.
+        first: Option<At<Expr>>,
         table: Table,
         rows: At<Expr>,
         width: At<Expr>,
@@ -340,6 +342,8 @@ pub(super) enum Operator {
         end: Option<At<Expr>>,
         /// Value of `end` that selects the highest id of each sequence instead.
         highest_end: Option<At<Expr>>,
+        /// Id that the last token of each sequence must have.
+        is: Option<At<Expr>>,
     },
     Concat {
         of: Vec<At<String>>,
@@ -401,11 +405,13 @@ impl Operator {
             Operator::Embedding {
                 rows,
                 width,
+                first,
                 offset,
                 skips,
                 ..
             } => [rows, width]
                 .into_iter()
+                .chain(first)
                 .chain(offset)
                 .chain(skips)
                 .collect(),
@@ -425,8 +431,11 @@ impl Operator {
             Operator::CrossCache { heads, width, .. } => vec![heads, width],
             Operator::Columns { from, width, .. } => vec![from, width],
             Operator::LastToken {
-                end, highest_end, ..
-            } => end.iter().chain(highest_end).collect(),
+                end,
+                highest_end,
+                is,
+                ..
+            } => end.iter().chain(highest_end).chain(is).collect(),
             Operator::Rotary {
                 heads,
                 width,
@@ -558,9 +567,10 @@ pub(super) struct Count {
     pub n: usize,
 }
 
-/// Model inputs by the names that descriptions use.
-pub(super) const INPUTS: [(&str, BatchInput); 3] = [
+/// Model inputs by the names that descriptions use. The first id of `previous_ids` is a field of the operator that reads them.
+pub(super) const INPUTS: [(&str, BatchInput); 4] = [
     ("token_ids", BatchInput::TokenIds),
+    ("previous_ids", BatchInput::PreviousIds { first: 0 }),
     ("type_ids", BatchInput::TypeIds),
     ("positions", BatchInput::Positions),
 ];

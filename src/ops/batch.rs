@@ -39,6 +39,12 @@ pub enum BatchInput {
     SourceLens,
     /// i32 `[2·batch]`: the low and high halves of each sequence's noise seed.
     Seeds,
+    /// i32 `[tokens]`: the vocabulary id of the token before each token, and `first` for the first token of a sequence.
+    PreviousIds { first: u32 },
+    /// i32 `[tokens + 1]`: the tokens after the prompt of each sequence, one sequence after another. The rest is 0.
+    PooledTokens,
+    /// i32 `[batch + 1]`: the first entry of [`BatchInput::PooledTokens`] of each sequence. The last entry is their number.
+    PooledCuLens,
 }
 
 impl BatchInput {

@@ -196,10 +196,27 @@ impl<'a> Lowering<'a> {
             .kernels(id, op)
             .map_err(|problem| unsupported(self.graph, id, op, problem))?;
         let mut operands = self.bind(&dispatch, |lowering, name| lowering.operand(id, name));
+        if let Some(bounds) = self.pooled(id, op) {
+            let all = self.meta_of.get(&BatchInput::CuLens).copied();
+            let own = self.meta(bounds);
+            for operand in operands.iter_mut().filter(|operand| Some(**operand) == all) {
+                *operand = own;
+            }
+        }
         let out = self.tensor(&node.name, self.element(id), node.shape.clone(), UNPLACED);
         operands.push(out);
         self.step(id, dispatch, operands);
         Ok(out)
+    }
+
+    /// Returns the batch input that takes the place of the bounds of sequences, for a value after prompts and its pooling.
+    fn pooled(&self, id: NodeId, op: &Op) -> Option<BatchInput> {
+        let after = |id: NodeId| *self.graph.op(id) == Op::AfterPrompt;
+        match op {
+            Op::AfterPrompt => Some(BatchInput::PooledTokens),
+            _ if self.graph.operands(id).into_iter().any(after) => Some(BatchInput::PooledCuLens),
+            _ => None,
+        }
     }
 
     /// Returns the tensors that the kernels of a dispatch read, in the order of their parameters. Batch inputs are named by
@@ -254,6 +271,7 @@ impl<'a> Lowering<'a> {
             max_longest: None,
             operands,
             rows: rows(&node.shape),
+            by_token: node.op == Op::AfterPrompt,
             part: node.part,
         });
     }
@@ -374,6 +392,12 @@ pub(super) fn meta_layout(meta: BatchInput) -> (&'static str, Shape) {
             "seeds",
             Shape::new([&Size::from(Symbol::Batch) * &Size::constant(2)]),
         ),
+        BatchInput::PreviousIds { .. } => ("previous_ids", tokens()),
+        BatchInput::PooledTokens => (
+            "pooled_tokens",
+            Shape::new([&Size::from(Symbol::Tokens) + &Size::constant(1)]),
+        ),
+        BatchInput::PooledCuLens => ("pooled_cu_lens", bounds()),
         BatchInput::Mask => (
             "mask",
             Shape::new([Symbol::Batch.into(), Symbol::Longest.into()]),

@@ -332,6 +332,18 @@ impl Program {
             })
     }
 
+    /// Returns the ids that stand before the first token of a sequence, for each input of previous ids.
+    pub fn first_ids(&self) -> impl Iterator<Item = u32> {
+        let places = self.tensors.iter().map(|tensor| &tensor.place);
+        places.filter_map(|place| match place {
+            Storage::Batch(BatchInput::PreviousIds { first }) => Some(*first),
+            Storage::Batch(_)
+            | Storage::Weight(_)
+            | Storage::Planned { .. }
+            | Storage::Cached(_) => None,
+        })
+    }
+
     /// Returns whether a step reads this input of the batch.
     pub fn reads(&self, meta: BatchInput) -> bool {
         self.tensors.iter().any(|t| t.place == Storage::Batch(meta))

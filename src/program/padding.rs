@@ -64,6 +64,11 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
             node: node(),
             reads: "takes a weighted sum over tokens",
         }),
+        Op::AfterPrompt => Err(LowerError::ReadsPadding {
+            output: output.to_owned(),
+            node: node(),
+            reads: "reads the tokens after prompts",
+        }),
         Op::LastToken => Err(LowerError::ReadsPadding {
             output: output.to_owned(),
             node: node(),

@@ -23,6 +23,9 @@ pub struct Step {
     pub operands: Vec<TensorIndex>,
     /// Value of [`Symbol::Rows`] for its kernels.
     pub rows: Size,
+    /// Whether its kernels, which compute a row for each sequence, compute one for each token instead: [`Symbol::Batch`] is the number
+    /// of tokens.
+    pub by_token: bool,
     /// Index of the part of the model that the step belongs to. Only batches of this part launch
     /// it.
     pub part: u32,
@@ -65,7 +68,10 @@ impl Step {
             tensor: self.name.clone(),
             shape: Shape(vec![self.rows.clone()]),
         })?;
-        let extents = batch.with_rows(rows);
+        let mut extents = batch.with_rows(rows);
+        if self.by_token {
+            extents.batch = extents.tokens;
+        }
         let kernel = self.dispatch.at(&extents);
         Ok(kernel.map(|&kernel| (kernel, extents)))
     }
@@ -76,6 +82,15 @@ impl Step {
         kernels.sort_unstable();
         kernels.dedup();
         kernels
+    }
+
+    /// Returns a size of its kernels' parameters in the symbols of the batch.
+    pub(super) fn bind(&self, size: &Size) -> Size {
+        let size = size.bind(Symbol::Rows, &self.rows);
+        match self.by_token {
+            true => size.bind(Symbol::Batch, &Symbol::Tokens.into()),
+            false => size,
+        }
     }
 
     /// Returns whether its rows are the tokens of the batch.
@@ -121,6 +136,7 @@ mod tests {
             max_longest: None,
             operands: Vec::new(),
             rows: Symbol::Tokens.into(),
+            by_token: false,
             part: 0,
         }
     }

@@ -95,6 +95,9 @@ impl Program {
 
     /// Checks the place of every tensor.
     fn places(&self) -> Result<(), String> {
+        if self.first_ids().count() > 1 {
+            return Err("it reads previous ids with several ids before the first token".to_owned());
+        }
         let n_steps = self.steps.len();
         for tensor in &self.tensors {
             let name = &tensor.name;
@@ -260,7 +263,7 @@ impl Program {
                 Role::Write { element, shape } => (*element, shape, true),
                 Role::Count(_) => continue,
             };
-            let needed = shape.elements().bind(Symbol::Rows, &step.rows);
+            let needed = step.bind(&shape.elements());
             if tensor.element != element || tensor.shape.elements() != needed {
                 return Err(format!(
                     "binds `{}`, {} {}, to `{}`, {element} of {needed} elements",

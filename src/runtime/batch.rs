@@ -2,6 +2,7 @@
 
 mod data;
 mod error;
+mod marks;
 
 use std::borrow::Cow;
 
@@ -50,6 +51,8 @@ pub struct Batch {
     valid_lens: Option<Vec<u32>>,
     /// Number of tokens of each sequence that its tokens attend to; `None` for all of them.
     attended: Option<Vec<u32>>,
+    /// Number of tokens at the beginning of each sequence that pooling leaves out; `None` if there are none.
+    left_out: Option<Vec<u32>>,
     past: Option<Past>,
     /// Noise seed of each sequence; `None` means zeros.
     seeds: Option<Vec<u64>>,
@@ -117,6 +120,7 @@ impl Batch {
             padded: None,
             valid_lens: None,
             attended: None,
+            left_out: None,
             past: None,
             seeds: None,
         })
@@ -250,40 +254,6 @@ impl Batch {
         Ok(self)
     }
 
-    /// Sets the number of tokens of each sequence that its tokens attend to, from the first on. Tokens after them are computed, and no
-    /// token attends to them, not even they themselves, as in the query expansion of late interaction. Only an engine of a model that
-    /// expands so accepts such a batch.
-    ///
-    /// # Errors
-    /// Returns an error if there is not one number for each sequence, or a number is not between 1 and the length of its sequence.
-    pub fn with_attended(mut self, attended: Vec<u32>) -> Result<Self, BatchError> {
-        let (expected, found) = (self.lens.len(), attended.len());
-        if expected != found {
-            return Err(BatchError::Past {
-                what: "numbers of attended tokens",
-                expected,
-                found,
-            });
-        }
-        let mut both = attended.iter().zip(&self.lens).enumerate();
-        if let Some((sequence, (&attended, &len))) =
-            both.find(|(_, (n, len))| !(1..=**len).contains(n))
-        {
-            return Err(BatchError::Attended {
-                sequence,
-                attended,
-                len,
-            });
-        }
-        self.attended = Some(attended);
-        Ok(self)
-    }
-
-    /// Returns the number of tokens of each sequence that its tokens attend to; `None` for all of them.
-    pub fn attended(&self) -> Option<&[u32]> {
-        self.attended.as_deref()
-    }
-
     /// Sets the noise seed of each sequence, for models that draw noise (`draw` in a description). The default is 0.
     ///
     /// # Errors
@@ -338,6 +308,7 @@ impl Batch {
             padded: None,
             valid_lens: Some(self.own_lens().to_vec()),
             attended: self.attended.clone(),
+            left_out: self.left_out.clone(),
             past: None,
             seeds: self.seeds.clone(),
         })
@@ -351,20 +322,6 @@ impl Batch {
                 sequence,
                 valid,
                 padding: len.saturating_sub(valid),
-            }),
-            None => Ok(()),
-        }
-    }
-
-    /// Returns an error if a token of any sequence is not attended to.
-    pub(crate) fn check_attended(&self) -> Result<(), BatchError> {
-        let attended = self.attended.iter().flatten();
-        let mut both = attended.zip(&self.lens).enumerate();
-        match both.find(|(_, (attended, len))| attended != len) {
-            Some((sequence, (&attended, &len))) => Err(BatchError::NotAttended {
-                sequence,
-                attended,
-                len,
             }),
             None => Ok(()),
         }
@@ -408,6 +365,21 @@ impl Batch {
                 id,
             });
         }
+        if let Some(expected) = limits.end.and_then(SequenceEnd::required) {
+            let mut rest = self.token_ids.as_slice();
+            for (sequence, (&n, &own)) in self.lens.iter().zip(self.own_lens()).enumerate() {
+                let (ids, after) = rest.split_at(n as usize);
+                let last = ids[..own as usize].last();
+                if let Some(&found) = last.filter(|&&id| id != expected) {
+                    return Err(BatchError::LastToken {
+                        sequence,
+                        found,
+                        expected,
+                    });
+                }
+                rest = after;
+            }
+        }
         match (&self.type_ids, limits.segments) {
             (Some(ids), Some(rows)) => self.check_ids("segment", ids, rows),
             (Some(ids), None) if ids.iter().any(|&id| id != 0) => Err(BatchError::NoSegments),
@@ -415,12 +387,31 @@ impl Batch {
         }
     }
 
+    /// Returns the batch with the last token of each sequence that the model requires, if it requires one: for batches of random
+    /// ids.
+    #[must_use]
+    pub fn with_required_ends(mut self, limits: &Limits) -> Self {
+        let Some(id) = limits.end.and_then(SequenceEnd::required) else {
+            return self;
+        };
+        let mut end = 0;
+        for &n in &self.lens {
+            end += n as usize;
+            self.token_ids[end - 1] = id;
+        }
+        self.padded = None;
+        self
+    }
+
     /// Returns the batch without the tokens after each sequence's end token. A sequence without an end token is unchanged.
     ///
     /// # Errors
     /// Returns no error for a batch that passes [`check`](Self::check).
     pub fn ended(&self, end: Option<SequenceEnd>) -> Result<Cow<'_, Self>, BatchError> {
-        let is_whole = self.past.is_none() && self.valid_lens.is_none() && self.attended.is_none();
+        let is_whole = self.past.is_none()
+            && self.valid_lens.is_none()
+            && self.attended.is_none()
+            && self.left_out.is_none();
         let Some(end) = end.filter(|_| is_whole) else {
             return Ok(Cow::Borrowed(self));
         };

@@ -328,6 +328,7 @@ pub(super) fn key(model: &Key, text: &Text, submit: Submit) -> Key {
                 |ids: &[u32]| -> Vec<u8> { ids.iter().flat_map(|id| id.to_le_bytes()).collect() };
             part(5, &bytes(&encoded.ids));
             part(6, &bytes(encoded.types.as_deref().unwrap_or_default()));
+            part(8, &bytes(&[encoded.left_out as u32]));
             part(7, &[u8::from(encoded.is_cut)]);
         }
     }

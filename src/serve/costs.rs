@@ -113,7 +113,8 @@ pub fn measure(
         let rest = (tokens % length) as u32;
         lens.extend((rest > 0).then_some(rest));
         let ids = (0..tokens).map(|i| limits.token_id(i.wrapping_mul(2_654_435_761)));
-        Batch::from_packed(ids.collect(), &lens)
+        let batch = Batch::from_packed(ids.collect(), &lens);
+        batch.map(|batch| batch.with_required_ends(&limits))
     };
     let mut lengths: Vec<u64> = LENGTHS.iter().map(|&n| n.min(longest)).collect();
     lengths.dedup();

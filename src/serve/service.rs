@@ -36,6 +36,7 @@ use crate::{
     heads::{MASK_LOGITS, TOKEN_LOGITS},
     model::{EMBEDDING, TOKEN_VECTORS},
     schedule::{CostTable, Scheduler, SchedulerState},
+    tensor::SequenceEnd,
     text::{ClassScore, Prompt, TextEncoder, TextRole},
 };
 
@@ -142,7 +143,8 @@ impl Service {
         let ids = (0..N)
             .map(|i| engine.limits().token_id(u64::from(i) + 1))
             .collect();
-        let outputs = session.run(&Batch::from_packed(ids, &[N])?)?;
+        let batch = Batch::from_packed(ids, &[N])?.with_required_ends(&engine.limits());
+        let outputs = session.run(&batch)?;
         let token_width = outputs.get(TOKEN_VECTORS).map_or(0, |all| all.values.len()) / N as usize;
         let width = match HEADS.contains(&output) || output == TOKEN_VECTORS {
             true => outputs.get(output)?.values.len() / N as usize,
@@ -257,7 +259,7 @@ impl Service {
     /// Returns the index of the first of `names` that is a prompt of the model's folder.
     ///
     /// # Errors
-    /// Returns an error if there is no such prompt, or the model's pooling excludes the prompt. `param` is the field
+    /// Returns an error if there is no such prompt, or if its texts have a pipeline that is not loaded. `param` is the field
     /// that names it.
     pub fn prompt(&self, param: &'static str, names: &[&str]) -> Result<usize, ServeError> {
         let (index, _) = prompt(self.encoder().folder(), param, names)?;
@@ -267,16 +269,6 @@ impl Service {
     /// Returns whether the model's folder defines prompts.
     pub fn has_prompts(&self) -> bool {
         !self.encoder().folder().prompt_names().is_empty()
-    }
-
-    /// Checks that a text may be put before inputs as a prompt.
-    ///
-    /// # Errors
-    /// Returns an error if the model's pooling excludes prompts. `param` is the field that has the prompt.
-    pub fn check_prompt(&self, param: &'static str, prompt: &str) -> Result<(), ServeError> {
-        let checked = self.encoder().folder().prompt(Prompt::Text(prompt));
-        let checked = checked.map_err(|error| ServeError::invalid(param, error.to_string()));
-        checked.map(drop)
     }
 
     /// Max number of tokens of a text: the minimum of the model's positions and the folder's limit; `None` without either.
@@ -527,9 +519,16 @@ impl Service {
                 format!("{}, but the model has {vocabulary} tokens", ids[at]),
             );
         }
-        match ids.iter().position(|&id| Some(id) == limits.skipped) {
-            Some(at) => wrong(at, "the model's padding token".to_owned()),
-            None => Ok(()),
+        if let Some(at) = ids.iter().position(|&id| Some(id) == limits.skipped) {
+            return wrong(at, "the model's padding token".to_owned());
+        }
+        let required = limits.end.and_then(SequenceEnd::required);
+        match (required, ids.last()) {
+            (Some(id), Some(&last)) if id != last => wrong(
+                ids.len() - 1,
+                format!("{last}, but the model requires the last token to be {id}"),
+            ),
+            _ => Ok(()),
         }
     }
 

@@ -138,7 +138,7 @@ impl Pool {
 /// Returns index and text of the first of `names` that is a prompt of the folder.
 ///
 /// # Errors
-/// Returns an error if there is no such prompt, or pooling excludes the prompt. `param` is the field that names it.
+/// Returns an error if there is no such prompt, or if its texts have a pipeline that is not loaded. `param` is the field that names it.
 pub(super) fn prompt<'f>(
     folder: &'f Folder,
     param: &'static str,
@@ -234,6 +234,7 @@ fn encoded(
                 types: None,
                 is_cut,
                 attended: None,
+                left_out: 0,
             })
         }
     }

@@ -30,6 +30,8 @@ pub enum SequenceEnd {
     Token(u32),
     /// The first token of the highest id in the sequence.
     Highest,
+    /// The last token, which must have this id.
+    Required(u32),
 }
 
 impl SequenceEnd {
@@ -38,7 +40,16 @@ impl SequenceEnd {
         let id = match self {
             Self::Token(id) => id,
             Self::Highest => *ids.iter().max()?,
+            Self::Required(_) => return ids.len().checked_sub(1),
         };
         ids.iter().position(|&other| other == id)
+    }
+
+    /// The id that the last token of a sequence must have.
+    pub fn required(self) -> Option<u32> {
+        match self {
+            Self::Required(id) => Some(id),
+            Self::Token(_) | Self::Highest => None,
+        }
     }
 }

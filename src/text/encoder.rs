@@ -5,6 +5,7 @@ mod language;
 mod late;
 mod long;
 mod placed;
+mod prompted;
 
 use std::{
     path::{Path, PathBuf},
@@ -99,6 +100,10 @@ impl TextEncoder {
         const NAME: &str = "tokenizer.json";
         let file = folder.files().name(NAME);
         let Some(json) = folder.files().text(NAME, Kind::Tokenizer)? else {
+            if !folder.adds_special() {
+                // Only the other format has tokens of its own to add.
+                return Err(folder.files().missing(NAME).into());
+            }
             return Self::of_pieces(folder, cuts);
         };
         let inputs = folder.inputs();
@@ -410,6 +415,9 @@ impl TextEncoder {
                 problem: "the model generates text, and no modules.json specifies how it scores pairs; expected a LogitScore module and a chat template for a query and a document, which `CrossEncoder(DIR).save(DIR)` of sentence-transformers writes".to_owned(),
             }),
             (Input::Text(text), "") => self.encoded(index, text, true, side),
+            (Input::Text(text), _) if self.folder.leaves_out_prompts() => {
+                self.prompted(index, text, prompt, side)
+            }
             (Input::Text(text), _) => self.encoded(index, &format!("{prompt}{text}"), true, side),
             (Input::Pair(a, b), _) => self.pair(index, format!("{prompt}{a}"), b, side),
         }
@@ -439,6 +447,7 @@ impl TextEncoder {
             types: has_types.then(|| types.to_vec()),
             is_cut,
             attended: None,
+            left_out: 0,
         }
     }
 
@@ -481,6 +490,7 @@ impl TextEncoder {
             types: None,
             is_cut,
             attended: None,
+            left_out: 0,
         })
     }
 

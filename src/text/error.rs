@@ -2,7 +2,11 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::{files::ReadError, model::ModelError, runtime::batch::BatchError};
+use crate::{
+    files::ReadError,
+    model::ModelError,
+    runtime::{batch::BatchError, weights::CheckpointError},
+};
 
 /// An error in a checkpoint folder, a tokenizer, a chat template or a text.
 #[derive(Debug, Error)]
@@ -40,6 +44,9 @@ pub enum TextError {
     /// A tokenizer file other than tokenizer.json.
     #[error("no tokenizer can be loaded from `{file}`: {problem}")]
     PublishedTokenizer { file: PathBuf, problem: String },
+    /// The sizes of a static embedding, which has no config.json, could not be read from its weights.
+    #[error(transparent)]
+    Weights(Box<CheckpointError>),
     #[error("`{}`: {problem}", .file.display())]
     Folder { file: PathBuf, problem: String },
     #[error(
@@ -52,10 +59,22 @@ pub enum TextError {
         known: String,
     },
     #[error(
-        "the prompt `{prompt}` must be excluded from pooling, according to `include_prompt` in `{}`, which gemmule does not support; give an empty prompt",
+        "`{name}` has a pipeline of its own in the Router of `{}`, and gemmule loads only its default route `{loaded}`",
         .folder.display()
     )]
-    PromptLeftOut { folder: PathBuf, prompt: String },
+    OtherRoute {
+        folder: PathBuf,
+        name: String,
+        loaded: String,
+    },
+    #[error(
+        "text {index}: pooling leaves out the {left_out} tokens of the prompt, and the text has no others, of {tokens} tokens in all; shorten the prompt"
+    )]
+    OnlyPrompt {
+        index: usize,
+        left_out: usize,
+        tokens: usize,
+    },
     #[error(
         "the {side} language `{name}` is unknown to the model's tokenizer{}",
         match near.as_slice() {

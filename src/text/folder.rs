@@ -10,6 +10,7 @@ mod json;
 mod late;
 mod modules;
 mod prompts;
+mod router;
 mod score;
 mod tokenizer;
 mod transformer;
@@ -21,20 +22,22 @@ use serde_json::{Map, Value};
 use super::TextError;
 use crate::{
     files::Kind,
-    model::{Description, EMBEDDING, Module},
+    model::{Description, EMBEDDING, Module, Pooling},
     program::NEXT_LOGITS,
     runtime::weights::ModelFiles,
     tensor::SequenceEnd,
 };
 pub use config::config;
 pub(super) use config::no_config;
-use config::{check_own, parsed};
+use config::{check_own, parsed, static_config};
 use json::Json;
 pub use late::{LateInteraction, LateScore, TextRole};
 use modules::{
-    Entry, MAX_WIDTH, dense, dropout, entries, layer_norm, logit_score, normalize, pooling, splade,
+    Entry, MAX_WIDTH, STATIC, check_first, dense, dropout, entries, layer_norm, logit_score,
+    normalize, pooling, splade, weighted_layers,
 };
 pub use prompts::Prompt;
+use router::{Route, routed};
 pub use score::ClassScore;
 use transformer::{MAX_TOKENS, Transformer};
 
@@ -55,6 +58,11 @@ pub struct Folder {
     config: Option<Value>,
     /// `None` in a folder without `modules.json`, or with the transformer as its only module.
     modules: Option<Vec<Module>>,
+    /// The pipeline of a Router that is loaded.
+    route: Option<Route>,
+    /// Whether the model is a table with a vector for each token. Its tokenizer adds no special tokens, and only tokenizer.json has
+    /// settings of it.
+    is_static: bool,
     /// Whether pooling includes the tokens of the prompt.
     pools_prompt: bool,
     pub(super) lower_case: bool,
@@ -136,23 +144,34 @@ impl Folder {
     /// Returns the errors of [`open`](Self::open).
     pub fn of(root: ModelFiles) -> Result<Self, TextError> {
         let listed = Json::optional(&root, "modules.json")?;
-        let listed = listed
-            .as_ref()
-            .map(entries)
-            .transpose()?
-            .unwrap_or_default();
+        let (listed, route) = match listed.as_ref().map(entries).transpose()? {
+            None => (Vec::new(), None),
+            Some(listed) => {
+                let (listed, route) = routed(&root, listed)?;
+                check_first(root.name("modules.json"), &listed)?;
+                (listed, route)
+            }
+        };
         let trunk = match listed.first() {
             Some(entry) => root.below(&entry.folder),
             None => root.clone(),
         };
-        let text = trunk.text(CONFIG, Kind::Config)?;
-        let config = text.map(|text| parsed(&trunk.name(CONFIG), &text));
+        let is_static = listed.first().is_some_and(|first| first.class == STATIC);
+        let config = match is_static {
+            true => static_config(&trunk).transpose(),
+            false => {
+                let text = trunk.text(CONFIG, Kind::Config)?;
+                text.map(|text| parsed(&trunk.name(CONFIG), &text))
+            }
+        };
         let own = Json::optional(&root, "config_sentence_transformers.json")?;
         let mut folder = Self {
             root,
             trunk,
             config: config.transpose()?,
             modules: None,
+            route,
+            is_static,
             pools_prompt: true,
             lower_case: false,
             max_seq_length: None,
@@ -171,7 +190,9 @@ impl Folder {
         match listed.is_empty() {
             false => {
                 folder.read_modules(&listed, own.as_ref())?;
-                folder.read_transformer()?;
+                if !is_static {
+                    folder.read_transformer()?;
+                }
             }
             true => folder.read_without_modules()?,
         }
@@ -296,6 +317,11 @@ impl Folder {
         Ok(length.into_iter().chain(positions).min())
     }
 
+    /// Whether the tokenizer adds special tokens.
+    pub(super) fn adds_special(&self) -> bool {
+        !self.is_static
+    }
+
     /// Whether a text that is too long is cut at its beginning.
     pub(super) fn cuts_the_front(&self) -> Result<bool, TextError> {
         let tokenizer = self.tokenizer_config()?;
@@ -317,7 +343,11 @@ impl Folder {
     /// Returns `tokenizer_config.json` with the settings that take precedence over it; empty if the file does not exist.
     fn tokenizer_config(&self) -> Result<Json, TextError> {
         const NAME: &str = "tokenizer_config.json";
-        let mut json = match Json::optional(&self.trunk, NAME)? {
+        let stored = match self.is_static {
+            true => None,
+            false => Json::optional(&self.trunk, NAME)?,
+        };
+        let mut json = match stored {
             Some(json) => json,
             None => Json {
                 file: self.trunk.name(NAME),
@@ -336,7 +366,10 @@ impl Folder {
     /// # Errors
     /// Returns an error if the file is not a JSON object.
     pub(super) fn tokenizer_settings(&self) -> Result<TokenizerSettings, TextError> {
-        let map = Json::optional(&self.trunk, "special_tokens_map.json")?;
+        let map = match self.is_static {
+            true => None,
+            false => Json::optional(&self.trunk, "special_tokens_map.json")?,
+        };
         TokenizerSettings::new(self.tokenizer_config()?, map, self.config.as_ref())
     }
 
@@ -353,6 +386,13 @@ impl Folder {
             return Ok(());
         }
         let mut modules = Vec::new();
+        if self.is_static {
+            modules.push(Module::Pooling {
+                folder: "0_StaticEmbedding".to_owned(),
+                modes: vec![Pooling::Mean],
+                after_prompt: false,
+            });
+        }
         for entry in &listed[1..] {
             let folder = entry.folder.clone();
             let file = format!("{}/{CONFIG}", entry.folder);
@@ -361,9 +401,27 @@ impl Folder {
             modules.push(match entry.class.as_str() {
                 "Pooling" => {
                     let config = config()?;
-                    self.pools_prompt &= config.flag("include_prompt", true)?;
-                    let modes = pooling(&config)?;
-                    Module::Pooling { folder, modes }
+                    let (modes, after_prompt) = pooling(&config)?;
+                    self.pools_prompt &= !after_prompt;
+                    Module::Pooling {
+                        folder,
+                        modes,
+                        after_prompt,
+                    }
+                }
+                "WeightedLayerPooling" if !modules.is_empty() => {
+                    let file = self.root.name("modules.json");
+                    let problem = "the module `WeightedLayerPooling` follows another module than the Transformer; expected it right after that".to_owned();
+                    return Err(TextError::Folder { file, problem });
+                }
+                "WeightedLayerPooling" => {
+                    // Otherwise the Transformer gives the module no states of layers, and it changes nothing.
+                    let key = "output_hidden_states";
+                    let gives = self.config.as_ref().and_then(|config| config.get(key));
+                    if gives != Some(&Value::Bool(true)) {
+                        continue;
+                    }
+                    weighted_layers(&config()?, &self.root.below(&folder), folder)?
                 }
                 "Dense" => dense(&config()?, folder, EMBEDDING)?,
                 "LayerNorm" => layer_norm(&config()?, folder)?,
@@ -377,7 +435,7 @@ impl Folder {
                 other => {
                     let file = self.root.name("modules.json");
                     let problem = format!(
-                        "the module `{other}` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore"
+                        "the module `{other}` is not known; gemmule computes Transformer, StaticEmbedding, Pooling, WeightedLayerPooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore"
                     );
                     return Err(TextError::Folder { file, problem });
                 }
@@ -424,12 +482,13 @@ impl Folder {
         if !embeds {
             return Ok(());
         }
-        self.pools_prompt = json.flag("include_prompt", true)?;
-        let modes = pooling(&json)?;
+        let (modes, after_prompt) = pooling(&json)?;
+        self.pools_prompt = !after_prompt;
         self.modules = Some(vec![
             Module::Pooling {
                 folder: POOLING.to_owned(),
                 modes,
+                after_prompt,
             },
             Module::Normalize {
                 folder: "2_Normalize".to_owned(),

@@ -139,19 +139,19 @@ fn modules_that_are_not_known_are_named() {
         );
         refused(&folder)
     };
-    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "sentence_transformers.models.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore");
+    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "sentence_transformers.models.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, StaticEmbedding, Pooling, WeightedLayerPooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore");
     assert_snapshot!(with(json!({"path": "../1_Pooling", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `../1_Pooling` is not a folder next to it");
     assert_snapshot!(with(json!({"path": "/etc", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `/etc` is not a folder next to it");
     assert_snapshot!(with(json!({"path": "", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `` is not a folder next to it");
     assert_snapshot!(with(json!({"type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: expected a `path` and a `type` of every module");
-    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "mine.Pooling"})), @"`[dir]/modules.json`: the module `mine.Pooling` is not known; gemmule computes Transformer, Pooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore");
+    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "mine.Pooling"})), @"`[dir]/modules.json`: the module `mine.Pooling` is not known; gemmule computes Transformer, StaticEmbedding, Pooling, WeightedLayerPooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore");
     folder.write("modules.json", "[]");
     assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: it lists no module");
     folder.write(
         "modules.json",
         r#"[{"path": "", "type": "sentence_transformers.models.CLIPModel"}]"#,
     );
-    assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: the first module is `CLIPModel`; expected a Transformer");
+    assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: the first module is `CLIPModel`; expected a Transformer or a StaticEmbedding");
     folder.write("modules.json", "{");
     assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: it is not JSON: EOF while parsing an object at line 1 column 1");
 }
@@ -511,13 +511,21 @@ fn prompts_go_by_their_names() {
 }
 
 #[test]
-fn a_prompt_that_pooling_leaves_out_is_refused_and_an_empty_one_is_none() {
+fn a_prompt_that_pooling_leaves_out_needs_tokens_after_it_and_a_pooling_without_weights() {
     let encoder = TextEncoder::open(&published("st-default-prompt")).expect("a tokenizer");
-    let error = |e: gemmule::TextError| {
-        let root = published("").display().to_string();
-        e.to_string().replace(&root, "[checkpoints]/")
-    };
-    assert_snapshot!(error(encoder.encode(&["a text"]).expect_err("refused")), @"the prompt `find: ` must be excluded from pooling, according to `include_prompt` in `[checkpoints]/st-default-prompt`, which gemmule does not support; give an empty prompt");
+    let folder = copy("st-instructor");
+    let own = "1_Pooling/config.json";
+    change(&folder, own, json!({"pooling_mode": "weightedmean"}));
+    assert_snapshot!(refused(&folder), @"`[dir]/1_Pooling/config.json`: `include_prompt` is false; expected true with pooling by `weightedmean`");
+    let plain = Engine::from_checkpoint(published("st-mean"))
+        .device(DeviceChoice::Cpu)
+        .build();
+    let mut session = plain.expect("it loads").session().expect("a session");
+    let batch = encoder.encode(&["a text"]).expect("it has tokens");
+    assert_eq!(batch.left_out(), Some(&[3][..]));
+    let none_left = batch.clone().with_left_out(batch.lens().to_vec());
+    assert_snapshot!(none_left.expect_err("no token remains"), @"pooling leaves out 6 of the 6 tokens of sequence 0; expected fewer, so that a token remains");
+    assert_snapshot!(session.run(&batch).expect_err("it pools all"), @"tokens of a prompt are to be left out of pooling, but the model pools all tokens; expected a checkpoint folder with `include_prompt: false`, or a batch without `with_left_out`");
     let alone = encoder
         .encode_with(&["a text"], Prompt::Text(""))
         .expect("nothing to leave out");
@@ -526,6 +534,28 @@ fn a_prompt_that_pooling_leaves_out_is_refused_and_an_empty_one_is_none() {
         alone.lens(),
         mean.encode(&["a text"]).expect("a text").lens()
     );
+}
+
+#[test]
+fn routes_of_a_router_that_are_not_loaded_are_refused() {
+    let encoder = TextEncoder::open(&published("st-router")).expect("a tokenizer");
+    let told = encoder.encode_with(&["a text"], Prompt::Named("query"));
+    let root = published("").display().to_string();
+    let told = told.expect_err("it is for documents").to_string();
+    assert_snapshot!(told.replace(&root, "[checkpoints]/"), @"`query` has a pipeline of its own in the Router of `[checkpoints]/st-router`, and gemmule loads only its default route `document`");
+    let folder = copy("st-router");
+    let with = |change_of: Value| {
+        change(
+            &folder,
+            "router_config.json",
+            json!({"parameters": change_of}),
+        );
+        refused(&folder)
+    };
+    assert_snapshot!(with(json!({"default_route": "documents"})), @r#"`[dir]/router_config.json`: `default_route` is "documents"; expected the name of a route"#);
+    assert_snapshot!(with(json!({"allow_empty_key": true})), @"`[dir]/router_config.json`: `default_route` is null; expected the name of a route");
+    assert_snapshot!(with(json!({"default_route": "document", "route_mappings": {"(None, 'text')": "query"}})), @r#"`[dir]/router_config.json`: `route_mappings` is {"(None, 'text')":"query"}; expected none, as gemmule has one route"#);
+    assert_snapshot!(with(json!({"default_route": "query"})), @"`[dir]/modules.json`: the first module is `SparseStaticEmbedding`; expected a Transformer or a StaticEmbedding");
 }
 
 #[test]

@@ -208,7 +208,7 @@ macro_rules! as_published {
         fn every_folder_has_a_test() {
             // Those that write are in `tests/command/writer.rs` and `tests/command/translator.rs`, late interaction is in `late`.
             let refused = [
-                "st-default-prompt", "translator", "writer", "hf-marian", "hf-m2m", "hf-t5",
+                "translator", "writer", "hf-marian", "hf-m2m", "hf-t5",
                 "late-bert", "late-modernbert", "late-attend", "late-plain", "late-stanford",
             ];
             let tested = [$($folder),*];
@@ -224,6 +224,8 @@ macro_rules! as_published {
 
 as_published! {
     mean_pooling_with_prompts_and_a_limit: "st-mean", 6 runs;
+    means_without_the_tokens_of_a_prompt: "st-default-prompt", 6 runs;
+    poolings_without_the_tokens_of_a_prompt: "st-instructor", 3 runs;
     the_oldest_form_of_a_folder: "st-cls", 4 runs;
     max_pooling: "st-max", 4 runs;
     the_last_token: "st-last", 3 runs;
@@ -231,6 +233,7 @@ as_published! {
     several_poolings_joined_by_a_list: "st-joined-list", 3 runs;
     dense_modules_with_weights_of_their_own: "st-dense", 3 runs;
     residuals_of_dense_modules_and_a_norm: "st-residual", 3 runs;
+    a_mean_of_the_states_of_layers: "st-layers", 3 runs;
     sums_by_the_root_of_the_length: "st-sqrt", 3 runs;
     means_by_position: "st-weighted", 3 runs;
     a_trunk_without_prefix_whose_positions_start_late: "st-xlmr", 3 runs;
@@ -244,7 +247,10 @@ as_published! {
     a_decoder_that_embeds_by_its_last_token: "st-qwen", 4 runs;
     windows_in_both_directions_and_two_projections: "st-gemma", 4 runs;
     dense_sparse_and_vectors_of_tokens: "st-m3", 3 runs;
+    a_table_with_a_vector_for_each_token: "st-static", 4 runs;
+    a_table_with_a_row_and_a_factor_for_each_token: "st-potion", 3 runs;
     weights_of_the_vocabulary: "st-splade", 2 runs;
+    documents_of_a_router: "st-router", 2 runs;
     a_ranker_by_the_logits_of_two_tokens: "ce-qwen", 4 runs;
     a_cross_encoder_of_one_label: "ce-one", 2 runs;
     a_cross_encoder_whose_config_has_the_old_key: "ce-identity", 2 runs;
@@ -266,6 +272,7 @@ as_published! {
     biases_by_distance_and_normalised_queries: "hf-jina-later", 1 runs;
     one_projection_of_queries_keys_and_values: "hf-gte", 3 runs;
     disentangled_attention: "hf-deberta", 3 runs;
+    disentangled_attention_of_the_first_version: "hf-deberta-first", 3 runs;
     the_text_tower_of_a_whole: "hf-clip", 3 runs;
     a_classifier_by_distilbert: "hf-distil-seq", 3 runs;
 }

@@ -102,6 +102,7 @@ matches_reference! {
     llama_with_grouped_heads_matches: "llama_h320a5" is "llama";
     llama_with_scaled_frequencies_and_biases_matches: "llama_head20" is "llama";
     phi3_with_packed_projections_and_a_window_matches: "phi3_head24" is "phi3";
+    phi3_with_an_extended_context_matches: "phi3_longrope" is "phi3";
     olmo2_with_norms_after_blocks_matches: "olmo2_head24" is "olmo2";
     phi3_with_a_part_of_each_head_turned_matches: "phi3_part" is "phi3";
     starcoder2_with_a_window_matches: "starcoder2_head24" is "starcoder2";
@@ -118,6 +119,14 @@ matches_reference! {
     qwen3_with_normalised_heads_and_yarn_matches: "qwen3_h192a6" is "qwen3";
     an_untied_gpt2_with_heads_of_20_matches: "gpt2_head20" is "gpt2";
     an_encoder_with_biases_by_distance_matches: "t5_head20" is "t5";
+    deberta_with_one_projection_matches: "deberta_h320a5" is "deberta";
+    deberta_with_positions_and_types_matches: "deberta_head20" is "deberta";
+    roformer_with_odd_sizes_matches: "roformer_h320a5" is "roformer";
+    roformer_with_narrow_embeddings_matches: "roformer_narrow" is "roformer";
+    neobert_with_odd_sizes_matches: "neobert_h320a5" is "neobert";
+    neobert_with_heads_of_20_matches: "neobert_head20" is "neobert";
+    a_classifier_with_a_decoder_matches: "bart_classifier_h320a5" is "bart_classifier";
+    a_classifier_with_scaled_words_and_a_start_of_its_own_matches: "bart_classifier_scaled" is "bart_classifier";
     mpnet_with_odd_sizes_matches: "mpnet_h320a5" is "mpnet";
     mpnet_with_heads_of_20_matches: "mpnet_head20" is "mpnet";
     modernbert_with_odd_sizes_matches: "modernbert_h320a5" is "modernbert";

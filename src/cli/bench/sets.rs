@@ -39,7 +39,7 @@ impl Set {
         let ids = (0..self.tokens())
             .map(|_| limits.token_id(uniform(&mut state)))
             .collect();
-        Ok(Batch::from_packed(ids, &self.lens)?)
+        Ok(Batch::from_packed(ids, &self.lens)?.with_required_ends(limits))
     }
 
     /// Length of the longest sequence.

@@ -1,11 +1,14 @@
 //! Adds the modules of a sentence-transformers folder that follow the transformer to the graph.
 
+use std::collections::HashMap;
+
 use super::Builder;
 use crate::{
     graph::{NodeId, Op, WeightExpr},
     model::{
         ModelError, Problem,
-        modules::{Module, Pooling, start, states},
+        error::At,
+        modules::{Module, Pooling, STATES, start, states},
         syntax::Ast,
     },
     ops::{Activation, Epilogue},
@@ -32,7 +35,15 @@ impl Builder<'_> {
         let mut x = self.value(states)?;
         for module in modules {
             x = match module {
-                Module::Pooling { folder, modes } => {
+                Module::Pooling {
+                    folder,
+                    modes,
+                    after_prompt,
+                } => {
+                    if *after_prompt {
+                        let name = format!("{folder}.after_prompt");
+                        x = self.add(name, Op::AfterPrompt, &[x], place)?;
+                    }
                     let mut pooled = Vec::new();
                     for mode in modes {
                         let (name, op) = match mode {
@@ -59,6 +70,11 @@ impl Builder<'_> {
                         }
                     }
                 }
+                Module::WeightedLayers {
+                    folder,
+                    from,
+                    weights,
+                } => self.weighted_layers(states, folder, *from, weights)?,
                 Module::Dense {
                     folder,
                     inputs,
@@ -165,6 +181,52 @@ impl Builder<'_> {
             };
         }
         Ok(x)
+    }
+
+    /// Adds the sum of the states of layers from the embeddings before the first layer, which are 0, on.
+    fn weighted_layers(
+        &mut self,
+        states: &At<String>,
+        folder: &str,
+        from: u32,
+        weights: &[f32],
+    ) -> Result<NodeId, ModelError> {
+        let last = self.value(states)?;
+        let (mut named, mut open) = (HashMap::new(), vec![last]);
+        while let Some(id) = open.pop() {
+            if named.insert(self.graph.node(id).name.clone(), id).is_none() {
+                open.extend(self.graph.operands(id));
+            }
+        }
+        let mut sum = None;
+        for (layer, &by) in (from..).zip(weights) {
+            let own = match layer.checked_sub(1) {
+                None => format!("{}{}", self.prefix, states.value),
+                Some(layer) => format!("{}layer.{layer}.{}", self.prefix, states.value),
+            };
+            let is_last = layer - from + 1 == weights.len() as u32;
+            let Some(&state) = named.get(&own).filter(|&&id| (id == last) == is_last) else {
+                let problem = Problem::OutOfRange {
+                    what: format!("the state of layer {layer} for `{folder}`"),
+                    found: "no such value, or not that of the last layer".to_owned(),
+                    expected: format!(
+                        "`{own}` in a description whose `{STATES}` is the state of its last layer"
+                    ),
+                };
+                let label = "the modules of the folder start from it";
+                return Err(self.file.error(problem, &states.span, label));
+            };
+            let name = format!("{folder}.scaled.{layer}");
+            let scaled = self.add(name, Op::Scale { by }, &[state], &states.span)?;
+            sum = Some(match sum {
+                None => scaled,
+                Some(sum) => {
+                    let name = format!("{folder}.sum.{layer}");
+                    self.add(name, Op::Add, &[sum, scaled], &states.span)?
+                }
+            });
+        }
+        Ok(sum.unwrap_or(last))
     }
 
     fn stored(

@@ -7,6 +7,7 @@ use crate::{
     graph::{Buckets, NodeId, Op, Positions, WeightExpr},
     model::{
         error::{At, ModelError, Problem, suggest, words},
+        expr::Expr,
         syntax::{self, Operator, Pattern, Table},
     },
     ops::{BatchInput, Bias, Epilogue, HeadView, PositionBias, Rotation, SoftCap},
@@ -25,6 +26,7 @@ impl Builder<'_> {
         let (op, operands) = match &op.value {
             Operator::Embedding {
                 ids,
+                first,
                 table,
                 rows,
                 width,
@@ -33,11 +35,19 @@ impl Builder<'_> {
             } => {
                 let n = values.size(rows)?;
                 let by = offset.as_ref().map_or(Ok(0), |o| values.offset(o))?;
-                self.ids_below(ids.value, n, by, &offset.as_ref().unwrap_or(rows).span)?;
+                let of_tokens = match ids.value {
+                    BatchInput::PreviousIds { .. } => BatchInput::TokenIds,
+                    own => own,
+                };
+                self.ids_below(of_tokens, n, by, &offset.as_ref().unwrap_or(rows).span)?;
                 if let Some(id) = skips {
                     self.skipped = Some(values.offset(id)?);
                 }
                 let dims = [n.into(), values.size(width)?.into()];
+                let ids = match first {
+                    Some(first) => &self.previous_ids(first, [n, by])?,
+                    None => ids,
+                };
                 let ids = self.input(ids, place)?;
                 let table = match table {
                     Table::Stored(table) => self.weight(table, &dims)?,
@@ -306,7 +316,11 @@ impl Builder<'_> {
                 x,
                 end,
                 highest_end,
+                is,
             } => {
+                if let Some(is) = is {
+                    self.end = Some(SequenceEnd::Required(values.offset(is)?));
+                }
                 if let Some(end) = end {
                     let id = values.offset(end)?;
                     let highest = highest_end.as_ref().map(|h| values.offset(h)).transpose()?;
@@ -340,6 +354,36 @@ impl Builder<'_> {
             }
         };
         self.add(full, op, &operands, place)
+    }
+
+    /// Returns the input of previous ids with this id before the first token, which must have a row of the table.
+    fn previous_ids(
+        &mut self,
+        first: &At<Expr>,
+        [rows, offset]: [u32; 2],
+    ) -> Result<At<BatchInput>, ModelError> {
+        let id = self.values.offset(first)?;
+        let expected = match self.first {
+            Some(other) if other != id => format!("{other}, as elsewhere in the model"),
+            _ if u64::from(id) + u64::from(offset) >= u64::from(rows) => {
+                format!("an id with one of the {rows} rows of the table")
+            }
+            _ => {
+                self.first = Some(id);
+                return Ok(At::new(
+                    BatchInput::PreviousIds { first: id },
+                    first.span.clone(),
+                ));
+            }
+        };
+        let problem = Problem::OutOfRange {
+            what: "the id before the first token".to_owned(),
+            found: id.to_string(),
+            expected,
+        };
+        Err(self
+            .values
+            .about(problem, &[first], "not this id".to_owned()))
     }
 
     /// Limits sequences to `max_position_embeddings` of config.json. A position bias has no table that would limit them.

@@ -113,7 +113,10 @@ pub(super) fn reads_tokens(body: &[Statement]) -> bool {
             match statement {
                 Statement::Let { op, .. } => {
                     if let Operator::Embedding { ids, .. } = &op.value
-                        && ids.value == BatchInput::TokenIds
+                        && matches!(
+                            ids.value,
+                            BatchInput::TokenIds | BatchInput::PreviousIds { .. }
+                        )
                     {
                         return true;
                     }

@@ -5,6 +5,7 @@ use crate::{
     graph::{MAX_PARTS, Sinusoid},
     model::{
         error::{At, Problem, suggest},
+        expr::Expr,
         reader::{Args, Piece, Reader},
         syntax::{Decoded, INPUTS, Operator, Pattern, PositionBias, RowsOf, Spelling, Table},
     },
@@ -93,7 +94,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
     let name = call.name.value.clone();
     let fields: &[&'static str] = match name.as_str() {
         "embedding" => &[
-            "ids", "table", "sinusoid", "rows", "width", "offset", "skips",
+            "ids", "first", "table", "sinusoid", "rows", "width", "offset", "skips",
         ],
         "linear" => &[
             "x",
@@ -122,7 +123,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
         "matmul" => &["a", "b", "transpose_b"],
         "l2_normalize" => &["x", "eps"],
         "concat" => &["of"],
-        "last_token" => &["x", "end", "highest_end"],
+        "last_token" => &["x", "end", "highest_end", "is"],
         "draw" => &["mean", "log_variance"],
         "position_table" => &["table", "width", "span", "reach"],
         "relative_scores" => &["x", "table", "heads", "of"],
@@ -146,6 +147,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
     match name.as_str() {
         "embedding" => Ok(Operator::Embedding {
             ids: ids(r, args.required(r, "ids")?)?,
+            first: first(r, &args)?,
             table: table(r, &args)?,
             rows: size("rows")?,
             width: size("width")?,
@@ -330,6 +332,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
             x: value("x")?,
             end: optional("end")?,
             highest_end: optional("highest_end")?,
+            is: last_id(r, &args)?,
         }),
         "log_probability" => Ok(Operator::LogProbability { x: value("x")? }),
         "concat" => {
@@ -347,6 +350,30 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
             x: value("x")?,
             eps: size("eps")?,
         }),
+    }
+}
+
+/// Decodes the id before the first token, which `previous_ids` have and no other input.
+fn first<'a>(r: Reader<'a>, args: &Args<'a>) -> Decoded<Option<At<Expr>>> {
+    let ids = ids(r, args.required(r, "ids")?)?;
+    match (ids.value, args.optional("first")) {
+        (BatchInput::PreviousIds { .. }, _) => Ok(Some(expression(r, args.required(r, "first")?)?)),
+        (_, None) => Ok(None),
+        (_, Some(piece)) => {
+            let expected = "`ids: \"previous_ids\"` beside it";
+            Err(r.form("`first` of `embedding`", expected, piece))
+        }
+    }
+}
+
+/// Decodes the id that the last token must have.
+fn last_id<'a>(r: Reader<'a>, args: &Args<'a>) -> Decoded<Option<At<Expr>>> {
+    match (args.optional("is"), args.optional("end")) {
+        (Some(piece), Some(_)) => {
+            Err(r.form("`is` of `last_token`", "either `is` or `end`", piece))
+        }
+        (Some(piece), None) => Ok(Some(expression(r, piece)?)),
+        (None, _) => Ok(None),
     }
 }
 

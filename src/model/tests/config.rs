@@ -339,6 +339,16 @@ fn sequences_are_limited_to_the_scaled_positions_of_config_json() {
     assert_eq!(limit(json!({"type": "ntk", "factor": 2.0})), Some(100));
     let dynamic = json!({"rope_type": "dynamic", "factor": 4.0});
     assert_eq!(limit(dynamic), Some(100));
+    let longrope = |short: Value| {
+        json!({
+            "type": "longrope", "short_factor": short, "long_factor": [4.0, 8.0], "original_max_position_embeddings": 60,
+        })
+    };
+    assert_eq!(limit(longrope(json!([1.0, 2.0]))), Some(60));
+    let mut config = tiny_config();
+    config["rope_scaling"] = longrope(json!([1.0, 0.0]));
+    let error = refused(description.build(&config, None));
+    assert!(error.contains("`rope_scaling.short_factor` is"), "{error}");
     // Values that are not a number of positions are reported.
     let mut config = tiny_config();
     config["max_position_embeddings"] = json!(0);

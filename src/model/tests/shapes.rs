@@ -8,6 +8,7 @@ use crate::{
         Activation, AttentionProblem, BatchInput, Epilogue, HeadView, PoolWeights, Rotation, Side,
         SoftCap,
     },
+    tensor::SequenceEnd,
 };
 
 macro_rules! refuses {
@@ -262,4 +263,47 @@ fn the_countable_names_are_the_names_of_operators() {
     counted.sort_unstable();
     assert_eq!(names, counted);
     assert!(!Op::Input(BatchInput::TokenIds).is_compute());
+}
+
+#[test]
+fn previous_ids_have_a_first_id_of_the_table_and_no_cache() {
+    let ids = |with: &str| changed(r#"ids: "token_ids""#, with);
+    let model = build(&ids(r#"ids: "previous_ids", first: 9"#)).expect("9 has a row");
+    assert!(
+        model
+            .graph
+            .text()
+            .contains("previous_ids = input(PreviousIds { first: 9 })")
+    );
+    assert_eq!(model.vocab, 10);
+    let told = |source: &str, part: &str| {
+        let text = refused(build(source));
+        assert!(text.contains(part), "{text}");
+    };
+    told(
+        &ids(r#"ids: "previous_ids", first: 10"#),
+        "the id before the first token",
+    );
+    told(&ids(r#"ids: "previous_ids""#), "`first`");
+    told(
+        &ids(r#"ids: "token_ids", first: 1"#),
+        "`first` of `embedding`",
+    );
+    let both = ids(r#"ids: "previous_ids", first: 9"#).replace(
+        r#"linear(x: "x", out: "hidden", weight: "layers.{i}.weight")"#,
+        r#"embedding(ids: "previous_ids", first: 8, rows: "vocab", width: "hidden", table: "table")"#,
+    );
+    told(&both, "as elsewhere");
+}
+
+#[test]
+fn a_last_token_may_have_a_required_id() {
+    let source = changed(r#"outputs: {"out": "x"}"#, r#"outputs: {"out": "last"}"#).replace(
+        "        ]),\n",
+        "        ]),\n        Let(\"last\", last_token(x: \"x\", is: 3)),\n",
+    );
+    let model = build(&source).expect("it is right");
+    assert_eq!(model.end, Some(SequenceEnd::Required(3)));
+    let text = refused(build(&source.replace("is: 3", "is: 3, end: 4")));
+    assert!(text.contains("`is` of `last_token`"), "{text}");
 }

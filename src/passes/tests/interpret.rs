@@ -43,6 +43,8 @@ impl Batch {
         for (start, n) in self.sequences() {
             ids.extend((0..n).map(|i| match meta {
                 BatchInput::TokenIds => ((start + i) * 7 + 3) % 13,
+                BatchInput::PreviousIds { first } if i == 0 => first as usize,
+                BatchInput::PreviousIds { .. } => ((start + i - 1) * 7 + 3) % 13,
                 BatchInput::TypeIds => usize::from(2 * i > n),
                 BatchInput::Positions => i,
                 other => panic!("{other:?} is not an input of a description"),
@@ -439,6 +441,8 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             let shape = grouped(*heads, *kv_heads, *head);
             shape.context(batch, reads[0], reads[1], [*v, *out])
         }
+        // No sequence of the tests has a prompt.
+        Op::AfterPrompt => reads[0].to_vec(),
         Op::FirstToken => batch
             .sequences()
             .flat_map(|(start, _)| reads[0][start * widths[0]..][..widths[0]].to_vec())

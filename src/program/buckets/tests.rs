@@ -40,6 +40,7 @@ fn buckets(dispatch: Dispatch<usize>, max_longest: Option<u64>, rows: Symbol) ->
         max_longest,
         operands: Vec::new(),
         rows: rows.into(),
+        by_token: false,
         part: 0,
     };
     let program = Program {

@@ -159,14 +159,20 @@ impl Lowering<'_> {
                 out: *out,
                 dtype,
             })),
-            Op::FirstToken | Op::LastToken => one(KernelSpec::TokenOfSequence(TokenOfSequence {
-                which: match op {
-                    Op::LastToken => TokenPosition::Last,
-                    _ => TokenPosition::First,
-                },
-                width: operand_width(0)?,
-                dtype,
-            })),
+            // One row for each token, as if each were a sequence.
+            Op::AfterPrompt if !self.is_only_pooled(id) => {
+                Err("only pooling reads the rows after a prompt".to_owned())
+            }
+            Op::AfterPrompt | Op::FirstToken | Op::LastToken => {
+                one(KernelSpec::TokenOfSequence(TokenOfSequence {
+                    which: match op {
+                        Op::LastToken => TokenPosition::Last,
+                        _ => TokenPosition::First,
+                    },
+                    width: operand_width(0)?,
+                    dtype,
+                }))
+            }
             Op::MaxPool => one(KernelSpec::MaxPool(MaxPool {
                 width: operand_width(0)?,
                 dtype,
@@ -258,6 +264,24 @@ impl Lowering<'_> {
             offset,
             rows: constant(&self.graph.shape(table).0[0])?,
         })
+    }
+
+    /// Returns whether only pooling reads the value of a node.
+    fn is_only_pooled(&self, id: NodeId) -> bool {
+        let mut outputs = self.graph.outputs().iter();
+        let mut readers = self.graph.consumers(id).into_iter();
+        !outputs.any(|&(_, output)| output == id)
+            && readers.all(|reader| {
+                matches!(
+                    self.graph.op(reader),
+                    Op::FirstToken
+                        | Op::LastToken
+                        | Op::MeanPool
+                        | Op::MeanPoolNormalize { .. }
+                        | Op::MaxPool
+                        | Op::WeightedPool(_)
+                )
+            })
     }
 
     /// Returns the number of elements of a row, as [`rows`] counts rows.

@@ -39,6 +39,46 @@ impl Batch {
         to.copy_from_slice(bytemuck::cast_slice(&self.token_ids));
     }
 
+    pub(in crate::runtime) fn write_previous_ids(&self, first: u32, to: &mut [i32]) {
+        let (mut to, mut ids) = (to, self.token_ids.as_slice());
+        for &n in &self.lens {
+            let (own, after) = to.split_at_mut(n as usize);
+            let (own_ids, ids_after) = ids.split_at(n as usize);
+            let shifted = [first].into_iter().chain(own_ids.iter().copied());
+            for (to, id) in own.iter_mut().zip(shifted) {
+                *to = id as i32;
+            }
+            (to, ids) = (after, ids_after);
+        }
+    }
+
+    pub(in crate::runtime) fn write_pooled_tokens(&self, to: &mut [i32]) {
+        to.fill(0);
+        let (mut start, mut to) = (0, to.iter_mut());
+        for (sequence, &n) in self.lens.iter().enumerate() {
+            let pooled = start + self.left_out_of(sequence)..start + n;
+            // The array has an entry for each token.
+            for (token, to) in pooled.zip(to.by_ref()) {
+                *to = token as i32;
+            }
+            start += n;
+        }
+    }
+
+    pub(in crate::runtime) fn write_pooled_cu_lens(&self, to: &mut [i32]) {
+        let mut next = 0;
+        for (sequence, to) in to.iter_mut().enumerate() {
+            *to = next as i32;
+            let n = self.lens.get(sequence).copied();
+            next += n.map_or(0, |n| n - self.left_out_of(sequence));
+        }
+    }
+
+    /// Number of tokens at the beginning of a sequence that pooling leaves out.
+    fn left_out_of(&self, sequence: usize) -> u32 {
+        self.left_out().map_or(0, |all| all[sequence])
+    }
+
     pub(in crate::runtime) fn write_type_ids(&self, to: &mut [i32]) {
         match &self.type_ids {
             Some(ids) => to.copy_from_slice(bytemuck::cast_slice(ids)),

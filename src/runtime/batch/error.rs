@@ -33,6 +33,14 @@ pub enum BatchError {
         id: u32,
     },
     #[error(
+        "the last token of sequence {sequence} has the id {found}, but the model computes its outputs at the end-of-sequence token {expected}; end the sequence with {expected}"
+    )]
+    LastToken {
+        sequence: usize,
+        found: u32,
+        expected: u32,
+    },
+    #[error(
         "sequence {sequence} has {len} tokens, but the model has {limit} positions; shorten or split it"
     )]
     TooLong {
@@ -88,6 +96,18 @@ pub enum BatchError {
         valid: u32,
         padding: u32,
     },
+    #[error(
+        "pooling leaves out {left_out} of the {len} tokens of sequence {sequence}; expected fewer, so that a token remains"
+    )]
+    LeftOut {
+        sequence: usize,
+        left_out: u32,
+        len: u32,
+    },
+    #[error(
+        "tokens of a prompt are to be left out of pooling, but the model pools all tokens; expected a checkpoint folder with `include_prompt: false`, or a batch without `with_left_out`"
+    )]
+    PoolsAll,
     #[error("segment ids were given, but the model has no segment table")]
     NoSegments,
 }

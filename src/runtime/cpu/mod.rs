@@ -213,6 +213,17 @@ impl BatchData {
         add(BatchInput::SourceLens, sequences, &|to| {
             batch.write_source_lens(to);
         });
+        add(BatchInput::PooledTokens, tokens + 1, &|to| {
+            batch.write_pooled_tokens(to);
+        });
+        add(BatchInput::PooledCuLens, sequences + 1, &|to| {
+            batch.write_pooled_cu_lens(to);
+        });
+        for first in program.first_ids() {
+            add(BatchInput::PreviousIds { first }, tokens, &|to| {
+                batch.write_previous_ids(first, to);
+            });
+        }
         Self {
             ints,
             pair_offsets: match program.reads(BatchInput::PairOffsets) {

@@ -14,7 +14,7 @@ pub use fence::Fence;
 use launcher::{Bound, Launcher};
 pub use slot::CudaTicket;
 use slot::{Piece, Slot};
-use staging::BatchData;
+use staging::{BatchData, Extra};
 pub use timing::{Part, Timing};
 
 use super::{
@@ -176,7 +176,8 @@ impl CudaSession {
         })?;
         for slot in &mut self.slots {
             slot.clear();
-            slot.staging.place(None, &extents)?;
+            let extra = Extra::of(&model.program);
+            slot.staging.place(None, extra, &extents)?;
             let (pieces, bytes) = pieces(&model.program, &extents)?;
             slot.reserve(&model.device, bytes, &pieces)?;
         }
@@ -314,8 +315,11 @@ impl CudaSession {
                 advise(source, &model, self.workspace.planner(), bytes, &own)
             }
         })?;
-        let n_padded = batch.padded().map(|padded| padded.mask.len());
-        let placed = self.slots[slot].staging.place(n_padded, &extents);
+        let extra = Extra::of(&model.program);
+        let padded = batch.padded().filter(|_| !extra.is_read());
+        let n_padded = padded.map(|padded| padded.mask.len());
+        let staging = &mut self.slots[slot].staging;
+        let placed = staging.place(n_padded, extra, &extents);
         let data = placed.inspect_err(|_| self.release())?;
         let chunks = self.workspace.chunks();
         let used = (0..plan.chunks.len()).filter(|&chunk| plan.chunks[chunk] > 0);

@@ -9,12 +9,13 @@ use std::{
 use gemmule_weights::quantized::{Config, Matrix};
 
 use super::{
-    CheckpointError, Found, ModelFiles, WeightSource, elements, encode_into,
+    CheckpointError, Found, ModelFiles, WeightSource, elements, encode_into, encode_weight,
     found::WEIGHTS,
     published::{self, ScaleAndZero},
     quantized::{self, Rows},
     room,
     shard::{Place, Shard, Stored},
+    static_table::{self, StaticTable},
 };
 use crate::{
     files::{self, Kind},
@@ -46,13 +47,15 @@ enum Entry {
     Stored(Place),
     /// A matrix of a quantized checkpoint, with its dimensions.
     Quantized(Matrix, [u64; 2]),
+    /// A table of model2vec, with its dimensions.
+    Static(Box<StaticTable>, [u64; 2]),
 }
 
 impl Entry {
     fn dims(&self) -> &[u64] {
         match self {
             Self::Stored(place) => &place.stored.dims,
-            Self::Quantized(_, dims) => dims,
+            Self::Quantized(_, dims) | Self::Static(_, dims) => dims,
         }
     }
 }
@@ -101,6 +104,7 @@ impl Checkpoint {
         let config = quantized::configured(folder)?;
         checkpoint.main = checkpoint.add_folder(folder, "")?;
         checkpoint.join_quantized(config.as_ref(), folder)?;
+        checkpoint.join_static()?;
         for module in &names.folders {
             checkpoint.add_folder(&root.join(module), &format!("{module}/"))?;
         }
@@ -197,7 +201,7 @@ impl Checkpoint {
     ) -> Result<(), CheckpointError> {
         let stored = self.entries.iter().filter_map(|(name, entry)| match entry {
             Entry::Stored(place) => Some((name.as_str(), place)),
-            Entry::Quantized(..) => None,
+            Entry::Quantized(..) | Entry::Static(..) => None,
         });
         let stored = stored.collect();
         let found = quantized::find(config, folder, &self.main, &self.shards, &stored)?;
@@ -217,9 +221,37 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Replaces the tensors of a table of model2vec with the table that they represent.
+    fn join_static(&mut self) -> Result<(), CheckpointError> {
+        let has = |name: &str| matches!(self.entries.get(name), Some(Entry::Stored(_)));
+        if !has(static_table::ROWS) || !static_table::PARTS.iter().any(|name| has(name)) {
+            return Ok(());
+        }
+        let mut take = |name: &str| match self.entries.remove(name) {
+            Some(Entry::Stored(place)) => Some(place),
+            Some(Entry::Quantized(..) | Entry::Static(..)) | None => None,
+        };
+        let parts = static_table::PARTS.map(&mut take);
+        let ([mapping, factors], Some(rows)) = (parts, take(static_table::ROWS)) else {
+            return Ok(());
+        };
+        let (table, dims) = StaticTable::new(rows, mapping, factors, &self.shards)?;
+        let entry = Entry::Static(Box::new(table), dims);
+        self.entries.insert(static_table::ROWS.to_owned(), entry);
+        Ok(())
+    }
+
+    /// Returns the dimensions of the table of a static embedding, `[tokens, width]`; `None` if the checkpoint has no such table.
+    pub(super) fn static_dims(&self) -> Option<[u64; 2]> {
+        let entries = static_table::NAMES.iter();
+        let entry = entries.filter_map(|&name| self.entries.get(name)).next();
+        entry.and_then(|entry| entry.dims().try_into().ok())
+    }
+
     fn file_of(&self, entry: &Entry) -> &Path {
         match entry {
             Entry::Stored(place) => self.shards[place.shard].file(),
+            Entry::Static(table, _) => self.shards[table.shard()].file(),
             Entry::Quantized(..) => &self.main,
         }
     }
@@ -244,6 +276,7 @@ impl Checkpoint {
                 let n_bad = self.rows(matrix)?.each(|row| values.extend_from_slice(row));
                 Ok((values, n_bad))
             }
+            Entry::Static(table, dims) => table.read(*dims, &self.shards),
         }
     }
 
@@ -365,7 +398,7 @@ impl WeightSource for Checkpoint {
                 let file = self.main.clone();
                 Err(CheckpointError::QuantizedTranspose { file, tensor })
             }
-            (_, Entry::Stored(_)) => self.read(name, dims),
+            (_, Entry::Stored(_) | Entry::Static(..)) => self.read(name, dims),
         }
     }
 
@@ -409,6 +442,10 @@ impl WeightSource for Checkpoint {
                 let rows = self.rows(matrix)?;
                 let n_bad = rows.each(|row| encode_into(&mut bytes, row, dtype));
                 (bytes, n_bad)
+            }
+            Entry::Static(table, dims) => {
+                let (values, n_bad) = table.read(*dims, &self.shards)?;
+                (encode_weight(&full, &values, dtype)?, n_bad)
             }
         };
         warn_of_bad(&full, n_bad);

@@ -86,6 +86,8 @@ pub enum CheckpointError {
         tensor: String,
         scale: f32,
     },
+    #[error("`{file}`: {problem}, as in a static embedding of model2vec; download it again")]
+    StaticTable { file: PathBuf, problem: String },
     #[error("`{file}` is not JSON: {problem}; use the published file")]
     Config { file: PathBuf, problem: String },
     #[error(

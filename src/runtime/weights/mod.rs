@@ -12,6 +12,7 @@ mod published;
 mod quantized;
 mod random;
 mod shard;
+mod static_table;
 #[cfg(test)]
 mod tests;
 
@@ -25,7 +26,7 @@ pub use published::{ScaleAndZero, evaluate_quantized};
 pub use random::RandomWeights;
 
 use crate::{
-    graph::{Bound, WeightExpr, interleaved_row, resized_heads_at, slope},
+    graph::{Bound, WeightExpr, WeightNames, interleaved_row, resized_heads_at, slope},
     tensor::{DType, Scaled, row_scale},
 };
 
@@ -36,6 +37,29 @@ use crate::{
 #[cfg(feature = "hub")]
 pub(crate) fn check_quantization(folder: &std::path::Path) -> Result<(), CheckpointError> {
     quantized::configured(folder).map(|_| ())
+}
+
+/// Returns the dimensions of the table of a static embedding, `[tokens, width]`. Only the directory of the weights is read.
+///
+/// # Errors
+/// Returns an error if there are no weights, or no such table.
+pub fn static_dims(files: &ModelFiles) -> Result<[u64; 2], CheckpointError> {
+    let checkpoint = Checkpoint::of(files, files, WeightNames::default())?;
+    checkpoint.static_dims().ok_or_else(|| {
+        let names = static_table::NAMES.map(|name| format!("`{name}`"));
+        CheckpointError::StaticTable {
+            file: files.path().to_owned(),
+            problem: format!("expected rows of one width in {}", names.join(" or ")),
+        }
+    })
+}
+
+/// Reads a vector of a module's weights.
+///
+/// # Errors
+/// Returns an error if there are no weights, or no such vector.
+pub fn vector(files: &ModelFiles, name: &str, n: u64) -> Result<Vec<f32>, CheckpointError> {
+    Checkpoint::of(files, files, WeightNames::default())?.read(name, &[n])
 }
 
 /// Elements that are converted at once.

@@ -3,8 +3,8 @@
 use std::{path::Path, sync::Arc};
 
 use tokenizers::{
-    EncodeInput, Encoding, InputSequence, ModelWrapper, NormalizerWrapper, Tokenizer,
-    TruncationDirection, TruncationParams,
+    EncodeInput, Encoding, InputSequence, ModelWrapper, NormalizerWrapper, PostProcessorWrapper,
+    Tokenizer, TruncationDirection, TruncationParams,
     normalizers::{Lowercase, Sequence},
 };
 
@@ -164,7 +164,11 @@ pub(super) fn loaded(
         tokenizer
             .with_truncation(None)
             .map_err(|e| broken(e.to_string()))?;
-        settings.apply(&mut tokenizer)
+        settings.apply(&mut tokenizer)?;
+        if !folder.adds_special() {
+            tokenizer.with_post_processor(None::<PostProcessorWrapper>);
+        }
+        Ok::<(), TextError>(())
     });
     applied.map_err(panicked)??;
     let limited = contain(|| {

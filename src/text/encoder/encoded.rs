@@ -10,6 +10,8 @@ pub struct Encoded {
     pub is_cut: bool,
     /// Number of tokens that tokens attend to, from the first on; `None` for all of them. See [`Batch::with_attended`].
     pub attended: Option<usize>,
+    /// Number of tokens of a prompt, at the beginning, that pooling leaves out. See [`Batch::with_left_out`].
+    pub left_out: usize,
 }
 
 impl Encoded {
@@ -26,6 +28,10 @@ impl Encoded {
                 .clone()
                 .map(|one| one.attended.unwrap_or(one.ids.len()) as u32);
             batch = batch.with_attended(attended.collect())?;
+        }
+        if all.clone().any(|one| one.left_out > 0) {
+            let left_out = all.clone().map(|one| one.left_out as u32);
+            batch = batch.with_left_out(left_out.collect())?;
         }
         if all.clone().all(|one| one.types.is_none()) {
             return Ok(batch);

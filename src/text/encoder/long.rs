@@ -217,6 +217,7 @@ impl TextEncoder {
             types: has_types.then_some(types),
             is_cut,
             attended: None,
+            left_out: 0,
         })
     }
 

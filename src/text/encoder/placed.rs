@@ -247,6 +247,7 @@ impl TextEncoder {
                 types: has_types.then(|| tokens.iter().map(|(_, of)| *of).collect()),
                 is_cut,
                 attended: None,
+                left_out: 0,
             },
             tokens: tokens.into_iter().map(|(token, _)| token).collect(),
         }

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{json::Json, late};
 use crate::{
     files::{self, Kind},
-    runtime::weights::Found,
+    runtime::weights::{CheckpointError, Found, ModelFiles, static_dims},
     text::TextError,
 };
 
@@ -22,6 +22,19 @@ pub(super) fn parsed(file: &Path, text: &str) -> Result<Value, TextError> {
         file: file.to_owned(),
         problem: e.to_string(),
     })
+}
+
+/// Returns the config.json of a table of static embeddings, which has none of its own: `None` without weights, as beside a compiled
+/// model.
+pub(super) fn static_config(trunk: &ModelFiles) -> Result<Option<Value>, TextError> {
+    let [tokens, width] = match static_dims(trunk) {
+        Ok(dims) => dims,
+        Err(CheckpointError::NoCheckpoint { .. }) => return Ok(None),
+        Err(error) => return Err(TextError::Weights(Box::new(error))),
+    };
+    Ok(Some(json!({
+        "model_type": "static_embedding", "vocab_size": tokens, "hidden_size": width,
+    })))
 }
 
 /// Returns the error for a folder without config.json, which names the weights found instead.

@@ -1,6 +1,6 @@
 //! Entries of `modules.json`, and the configuration files of the modules.
 
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 
@@ -8,11 +8,18 @@ use super::json::{Json, check_known};
 use crate::{
     model::{EMBEDDING, Module, Pooling},
     ops::{Activation, PoolWeights},
+    runtime::weights::{ModelFiles, vector},
     text::TextError,
 };
 
 /// Maximum width of an embedding.
 pub(super) const MAX_WIDTH: u32 = 1 << 20;
+
+/// Class of a table with a vector for each token, whose mean is the embedding of a text.
+pub(super) const STATIC: &str = "StaticEmbedding";
+
+/// Maximum number of layers of a WeightedLayerPooling.
+const MAX_LAYERS: u32 = 1 << 10;
 
 /// An entry of `modules.json`.
 pub(super) struct Entry {
@@ -20,7 +27,7 @@ pub(super) struct Entry {
     pub(super) class: String,
 }
 
-/// Returns the entries of `modules.json`; the first is the transformer.
+/// Returns the entries of `modules.json`.
 pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, TextError> {
     let list = json.value.as_array();
     let list = list.ok_or_else(|| json.problem("expected a list of modules"))?;
@@ -41,40 +48,77 @@ pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, TextError> {
                 "`kwargs` of the module `{class}` is {kwargs}; gemmule gives modules no arguments, so expected none"
             )));
         }
-        // The file is not trusted: it may only name direct subfolders.
-        let mut parts = Path::new(folder).components();
-        let plain = matches!(
-            (parts.next(), parts.next()),
-            (Some(Component::Normal(_)), None)
-        );
-        let is_root = folder.is_empty() && entries.is_empty();
-        if !(plain || is_root) {
-            return Err(json.problem(format!("`{folder}` is not a folder next to it")));
-        }
-        entries.push(Entry {
-            folder: folder.to_owned(),
-            // A class of the same name from another package may be another module.
-            class: match class.starts_with("sentence_transformers.") {
-                true => class.rsplit('.').next().unwrap_or(class).to_owned(),
-                false => class.to_owned(),
-            },
-        });
+        entries.push(entry(json, folder, class, entries.is_empty())?);
     }
-    match entries.first() {
-        // Older versions use the second name for a transformer with the head of a masked language model.
-        Some(first) if ["Transformer", "MLMTransformer"].contains(&first.class.as_str()) => {
-            Ok(entries)
-        }
-        Some(first) => Err(json.problem(format!(
-            "the first module is `{}`; expected a Transformer",
-            first.class
-        ))),
-        None => Err(json.problem("it lists no module")),
+    match entries.is_empty() {
+        true => Err(json.problem("it lists no module")),
+        false => Ok(entries),
     }
 }
 
-/// Returns the pooling modes of a Pooling's config.json, in the order in which their results are concatenated.
-pub(super) fn pooling(json: &Json) -> Result<Vec<Pooling>, TextError> {
+/// Returns an entry of a file, which is not trusted: it may only name direct subfolders, or the folder itself.
+pub(super) fn entry(
+    json: &Json,
+    folder: &str,
+    class: &str,
+    may_be_root: bool,
+) -> Result<Entry, TextError> {
+    let mut parts = Path::new(folder).components();
+    let plain = matches!(
+        (parts.next(), parts.next()),
+        (Some(Component::Normal(_)), None)
+    );
+    // model2vec writes a dot.
+    let is_root = ["", "."].contains(&folder) && may_be_root;
+    if !(plain || is_root) {
+        return Err(json.problem(format!("`{folder}` is not a folder next to it")));
+    }
+    Ok(Entry {
+        folder: match is_root {
+            true => String::new(),
+            false => folder.to_owned(),
+        },
+        // A class of the same name from another package may be another module.
+        class: match class.starts_with("sentence_transformers.") {
+            true => class.rsplit('.').next().unwrap_or(class).to_owned(),
+            false => class.to_owned(),
+        },
+    })
+}
+
+/// Checks that the first module turns tokens into vectors.
+pub(super) fn check_first(file: PathBuf, entries: &[Entry]) -> Result<(), TextError> {
+    let known = [
+        // Older versions use the second name for a transformer with the head of a masked language model.
+        "Transformer",
+        "MLMTransformer",
+        STATIC,
+    ];
+    let problem = match entries.first() {
+        Some(first) if known.contains(&first.class.as_str()) => return Ok(()),
+        Some(first) => format!(
+            "the first module is `{}`; expected a Transformer or a StaticEmbedding",
+            first.class
+        ),
+        None => "the route has no module".to_owned(),
+    };
+    Err(TextError::Folder { file, problem })
+}
+
+/// Returns the pooling modes of a Pooling's config.json, in the order in which their results are concatenated, and whether the tokens of
+/// a prompt are left out.
+pub(super) fn pooling(json: &Json) -> Result<(Vec<Pooling>, bool), TextError> {
+    let modes = modes(json)?;
+    let after_prompt = !json.flag("include_prompt", true)?;
+    let by_position = Pooling::Weighted(PoolWeights::Position);
+    match after_prompt && modes.contains(&by_position) {
+        // The weights count the tokens of the prompt.
+        true => Err(json.wrong("include_prompt", "true with pooling by `weightedmean`")),
+        false => Ok((modes, after_prompt)),
+    }
+}
+
+fn modes(json: &Json) -> Result<Vec<Pooling>, TextError> {
     // Order of the results, independent of the order in the file.
     const FLAGS: [&str; 6] = [
         "cls_token",
@@ -130,6 +174,39 @@ pub(super) fn pooling(json: &Json) -> Result<Vec<Pooling>, TextError> {
                 false => modes,
             })
         }
+    }
+}
+
+/// Returns the sum of the states of layers by the weights in `files`, the module's folder, which are divided by their sum.
+pub(super) fn weighted_layers(
+    json: &Json,
+    files: &ModelFiles,
+    folder: String,
+) -> Result<Module, TextError> {
+    let (width, n, start) = ("embedding_dimension", "num_hidden_layers", "layer_start");
+    json.check_keys(&[width, "word_embedding_dimension", n, start])?;
+    let layers = json.count(n, MAX_LAYERS)?.unwrap_or(12);
+    let from = match json.get(start) {
+        None => 4.min(layers),
+        Some(found) => {
+            let from = found.as_u64().and_then(|n| u32::try_from(n).ok());
+            let expected = || json.wrong(start, &format!("a whole number from 0 to {layers}"));
+            from.filter(|&from| from <= layers).ok_or_else(expected)?
+        }
+    };
+    let count = layers + 1 - from;
+    let weights = vector(files, "layer_weights", count.into());
+    let weights = weights.map_err(|error| TextError::Weights(Box::new(error)))?;
+    let sum: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
+    let share = |&weight: &f32| (f64::from(weight) / sum) as f32;
+    let weights: Vec<f32> = weights.iter().map(share).collect();
+    match weights.iter().all(|weight| weight.is_finite()) {
+        true => Ok(Module::WeightedLayers {
+            folder,
+            from,
+            weights,
+        }),
+        false => Err(json.problem("the sum of its `layer_weights` is 0, or not finite")),
     }
 }
 

@@ -33,21 +33,31 @@ impl Folder {
     /// Returns the text of the chosen prompt.
     ///
     /// # Errors
-    /// Returns an error for an unknown name, and for a prompt that the folder's pooling excludes.
+    /// Returns an error for an unknown name, and for the name of a Router's route that is not loaded.
     pub fn prompt<'s>(&'s self, choice: Prompt<'s>) -> Result<&'s str, TextError> {
         let name = match choice {
-            Prompt::Text(text) => return self.pooled(text),
+            Prompt::Text(text) => return Ok(text),
             Prompt::Named(name) => Some(name),
             Prompt::Default => match &self.default_text {
-                Some(text) => return self.pooled(text),
+                Some(text) => return Ok(text),
                 None => self.default_prompt.as_deref(),
             },
         };
         let Some(name) = name else {
             return Ok("");
         };
+        if let Some(route) = &self.route
+            && choice != Prompt::Default
+            && route.others.iter().any(|other| other == name)
+        {
+            return Err(TextError::OtherRoute {
+                folder: self.root.path().to_owned(),
+                name: name.to_owned(),
+                loaded: route.name.clone(),
+            });
+        }
         match self.prompts.iter().find(|(n, _)| n == name) {
-            Some((_, text)) => self.pooled(text),
+            Some((_, text)) => Ok(text),
             None => {
                 let known = self.prompts.iter().map(|(n, _)| n.as_str());
                 let mut known: Vec<&str> = known.collect();
@@ -98,15 +108,9 @@ impl Folder {
         self.messages.is_some()
     }
 
-    fn pooled<'s>(&'s self, prompt: &'s str) -> Result<&'s str, TextError> {
-        // In a conversation, the prompt is a message, which pooling includes.
-        match self.pools_prompt || prompt.is_empty() || self.messages.is_some() {
-            true => Ok(prompt),
-            false => Err(TextError::PromptLeftOut {
-                folder: self.root.path().to_owned(),
-                prompt: prompt.to_owned(),
-            }),
-        }
+    /// Whether pooling leaves out the tokens of a prompt. In a conversation, the prompt is a message, which is pooled.
+    pub(in crate::text) fn leaves_out_prompts(&self) -> bool {
+        !self.pools_prompt && self.messages.is_none()
     }
 
     pub(super) fn read_prompts(&mut self, own: Option<&Json>) -> Result<(), TextError> {

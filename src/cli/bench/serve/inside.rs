@@ -204,7 +204,8 @@ fn offline(
         tokens += u64::from(len);
         if tokens >= size {
             let ids = (0..tokens).map(|i| limits.token_id(i.wrapping_mul(2_654_435_761)));
-            batches.push(Batch::from_packed(ids.collect(), &lens_of).into_diagnostic()?);
+            let batch = Batch::from_packed(ids.collect(), &lens_of).into_diagnostic()?;
+            batches.push(batch.with_required_ends(&limits));
             (lens_of, tokens) = (Vec::new(), 0);
         }
         if batches.len() >= 64 {

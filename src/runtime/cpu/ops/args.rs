@@ -127,6 +127,23 @@ impl<'r, 'w> Args<'r, 'w> {
 
     /// Takes the next argument: the start of each sequence.
     pub fn sequences(&mut self) -> Result<Vec<Sequence>, OpError> {
+        let sequences = self.pooled_sequences()?;
+        let (op, tokens) = (self.op, self.extents.tokens);
+        let end = sequences.last().map_or(0, |last| last.start + last.len);
+        match end as u64 == tokens {
+            true => Ok(sequences),
+            false => Err(OpError::CuLens {
+                op,
+                index: sequences.len(),
+                found: end as i32,
+                expected: tokens.to_string(),
+                tokens,
+            }),
+        }
+    }
+
+    /// Takes the next argument: the start of each sequence of those tokens that are pooled, which may be fewer than all.
+    pub fn pooled_sequences(&mut self) -> Result<Vec<Sequence>, OpError> {
         let (op, tokens) = (self.op, self.extents.tokens);
         let starts = self.i32s("cu_lens", self.extents.batch.saturating_add(1))?;
         let wrong = |index: usize, expected: String| OpError::CuLens {
@@ -153,10 +170,28 @@ impl<'r, 'w> Args<'r, 'w> {
             });
         }
         let last = starts.len() - 1;
-        if starts[last] as u64 != tokens {
-            return Err(wrong(last, tokens.to_string()));
+        if starts[last] as u64 > tokens {
+            return Err(wrong(last, format!("at most {tokens}")));
         }
         Ok(sequences)
+    }
+
+    /// Takes the next argument: the first token of each sequence, without its last entry.
+    pub fn first_tokens(&mut self) -> Result<&'r [i32], OpError> {
+        let (op, tokens) = (self.op, self.extents.tokens);
+        let starts = self.i32s("cu_lens", self.extents.batch.saturating_add(1))?;
+        let (_, starts) = starts.split_last().unwrap_or((&0, &[]));
+        let is_outside = |&start: &i32| u64::try_from(start).map_or(true, |start| start >= tokens);
+        match starts.iter().position(is_outside) {
+            None => Ok(starts),
+            Some(index) => Err(OpError::CuLens {
+                op,
+                index,
+                found: starts[index],
+                expected: format!("a token below {tokens}"),
+                tokens,
+            }),
+        }
     }
 
     /// Takes the next two arguments: the start of each sequence and of its pairs.

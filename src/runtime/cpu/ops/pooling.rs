@@ -14,17 +14,27 @@ use crate::kernels::{
     weighted_pool::WeightedPool,
 };
 
-pub(super) fn token_of_sequence(spec: &TokenOfSequence, args: Args<'_, '_>) -> Result<(), OpError> {
-    for_sequences(spec.width, args, &|x, out| {
-        let mut rows = x.chunks_exact(out.len());
-        let row = match spec.which {
-            TokenPosition::First => rows.next(),
-            TokenPosition::Last => rows.next_back(),
-        };
-        if let Some(row) = row {
-            out.copy_from_slice(row);
-        }
-    })
+pub(super) fn token_of_sequence(
+    spec: &TokenOfSequence,
+    mut args: Args<'_, '_>,
+) -> Result<(), OpError> {
+    if spec.which == TokenPosition::Last {
+        return for_sequences(spec.width, args, &|x, out| {
+            if let Some(row) = x.chunks_exact(out.len()).next_back() {
+                out.copy_from_slice(row);
+            }
+        });
+    }
+    // The first tokens may be any tokens, as those after prompts are.
+    let (tokens, batch) = (args.extents.tokens, args.extents.batch);
+    let x = args.real("x", &[tokens, spec.width.into()])?;
+    let first = args.first_tokens()?;
+    let out = args.out(&[batch, spec.width.into()])?;
+    let width = spec.width as usize;
+    for (&first, out) in first.iter().zip(out.chunks_exact_mut(width)) {
+        out.copy_from_slice(&x[first as usize * width..][..width]);
+    }
+    Ok(())
 }
 
 pub(super) fn max_pool(spec: &MaxPool, args: Args<'_, '_>) -> Result<(), OpError> {
@@ -61,7 +71,7 @@ fn for_sequences(
 ) -> Result<(), OpError> {
     let (tokens, batch) = (args.extents.tokens, args.extents.batch);
     let x = args.real("x", &[tokens, width.into()])?;
-    let sequences = args.sequences()?;
+    let sequences = args.pooled_sequences()?;
     let out = args.out(&[batch, width.into()])?;
     let width = width as usize;
     for_row_blocks(out, width, &|first, out| {
@@ -93,7 +103,7 @@ fn pooled(sequence: &Sequence) -> Pooled {
 fn pool(width: u32, normalize: Option<f32>, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (tokens, batch) = (args.extents.tokens, args.extents.batch);
     let x = args.real("x", &[tokens, u64::from(width)])?;
-    let sequences: Vec<Pooled> = args.sequences()?.iter().map(pooled).collect();
+    let sequences: Vec<Pooled> = args.pooled_sequences()?.iter().map(pooled).collect();
     let out = args.out(&[batch, u64::from(width)])?;
     let width = width as usize;
     for_row_blocks(out, width, &|first, out| {

@@ -295,6 +295,7 @@ fn ids_param(ids: BatchInput) -> &'static str {
         BatchInput::TokenIds => "token_ids",
         BatchInput::TypeIds => "type_ids",
         BatchInput::Positions => "positions",
+        BatchInput::PreviousIds { .. } => "previous_ids",
         _ => "ids",
     }
 }

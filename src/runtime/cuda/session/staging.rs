@@ -8,6 +8,7 @@ use crate::{
     kernels::upload::Upload,
     ops::BatchInput,
     plan::ALIGNMENT,
+    program::Program,
     runtime::{
         batch::Batch,
         cuda::{
@@ -48,11 +49,37 @@ pub(super) struct BatchData {
     pub(super) source_starts: u64,
     pub(super) source_lens: u64,
     pub(super) seeds: u64,
+    /// Ids before each token, and the id before the first one, if the program reads them.
+    pub(super) previous_ids: Option<(u32, u64)>,
+    /// Tokens after prompts, and their bounds by sequence, if the program reads them.
+    pub(super) pooled: Option<[u64; 2]>,
     /// Mask, padded ids and padded segment ids, if the batch is padded.
     pub(super) padded: Option<[u64; 3]>,
     /// Address and size of the uploaded piece.
     pub(super) start: u64,
     pub(super) bytes: usize,
+}
+
+/// Data of a batch that only some programs read, and that kernels which pack a batch on the device do not compute.
+#[derive(Clone, Copy)]
+pub(super) struct Extra {
+    /// Id before the first token of a sequence.
+    first: Option<u32>,
+    /// Whether pooling leaves out prompts.
+    pools: bool,
+}
+
+impl Extra {
+    pub(super) fn of(program: &Program) -> Self {
+        Self {
+            first: program.first_ids().next(),
+            pools: program.reads(BatchInput::PooledTokens),
+        }
+    }
+
+    pub(super) fn is_read(&self) -> bool {
+        self.first.is_some() || self.pools
+    }
 }
 
 impl BatchData {
@@ -72,6 +99,9 @@ impl BatchData {
             BatchInput::SourceStarts => self.source_starts,
             BatchInput::SourceLens => self.source_lens,
             BatchInput::Seeds => self.seeds,
+            BatchInput::PooledTokens => self.pooled.map_or(0, |[tokens, _]| tokens),
+            BatchInput::PooledCuLens => self.pooled.map_or(0, |[_, bounds]| bounds),
+            BatchInput::PreviousIds { .. } => self.previous_ids.map_or(0, |(_, at)| at),
             BatchInput::Mask => self.padded.map_or(0, |[mask, ..]| mask),
         }
     }
@@ -101,10 +131,12 @@ impl Staging {
     }
 
     /// Lays out the batch data of a run of extents `e`, which may exceed those of the batch, and allocates memory for them. A
-    /// padded batch has `n_padded` token positions.
+    /// padded batch has `n_padded` token positions. `first` is the id before the first token of a sequence, if the program reads
+    /// previous ids, and `pools` whether it reads the tokens after prompts.
     pub(super) fn place(
         &mut self,
         n_padded: Option<usize>,
+        Extra { first, pools }: Extra,
         e: &Extents,
     ) -> Result<BatchData, CudaError> {
         let end = Cell::new(0u64);
@@ -117,6 +149,8 @@ impl Staging {
             (places, end.get())
         });
         let per_token = [(); 3].map(|()| place(4 * e.tokens));
+        let previous_ids = first.map(|first| (first, place(4 * e.tokens)));
+        let pooled = pools.then(|| [place(4 * (e.tokens + 1)), place(4 * (e.batch + 1))]);
         let cu_lens = place(4 * (e.batch + 1));
         let pair_offsets = place(8 * (e.batch + 1));
         // Without a cache nothing reads these arrays.
@@ -152,6 +186,8 @@ impl Staging {
             source_starts: start + source_starts,
             source_lens: start + source_lens,
             seeds: start + seeds,
+            previous_ids: previous_ids.map(|(first, at)| (first, start + at)),
+            pooled: pooled.map(|places| places.map(|at| start + at)),
             padded: padded.map(|(places, _)| places.map(|at| start + at)),
             start,
             bytes: padded.map_or(end, |(_, end)| end) as usize,
@@ -224,6 +260,21 @@ impl Staging {
         ints(data.positions, e.tokens, &|to| {
             filled_up(to, tokens, &|to| batch.write_positions(to));
         });
+        if let Some((first, at)) = data.previous_ids {
+            ints(at, e.tokens, &|to| {
+                filled_up(to, tokens, &|to| batch.write_previous_ids(first, to));
+            });
+        }
+        if let Some([pooled_tokens, bounds]) = data.pooled {
+            ints(pooled_tokens, e.tokens + 1, &|to| {
+                batch.write_pooled_tokens(to);
+            });
+            ints(bounds, e.batch + 1, &|to| {
+                let (own, none) = to.split_at_mut(sequences + 1);
+                batch.write_pooled_cu_lens(own);
+                none.fill(own[sequences]);
+            });
+        }
         ints(data.cu_lens, e.batch + 1, &|to| {
             let (own, none) = to.split_at_mut(sequences + 1);
             batch.write_cu_lens(own);

@@ -1,0 +1,143 @@
+//! Tokens of a batch that are not attended to, or not pooled.
+
+use super::{Batch, BatchError};
+
+impl Batch {
+    /// Sets the number of tokens of each sequence that its tokens attend to, from the first on. Tokens after them are computed, and no
+    /// token attends to them, not even they themselves, as in the query expansion of late interaction. Only an engine of a model that
+    /// expands so accepts such a batch.
+    ///
+    /// # Errors
+    /// Returns an error if there is not one number for each sequence, or a number is not between 1 and the length of its sequence.
+    pub fn with_attended(mut self, attended: Vec<u32>) -> Result<Self, BatchError> {
+        let (expected, found) = (self.lens.len(), attended.len());
+        if expected != found {
+            return Err(BatchError::Past {
+                what: "numbers of attended tokens",
+                expected,
+                found,
+            });
+        }
+        let mut both = attended.iter().zip(&self.lens).enumerate();
+        if let Some((sequence, (&attended, &len))) =
+            both.find(|(_, (n, len))| !(1..=**len).contains(n))
+        {
+            return Err(BatchError::Attended {
+                sequence,
+                attended,
+                len,
+            });
+        }
+        self.attended = Some(attended);
+        Ok(self)
+    }
+
+    /// Returns the number of tokens of each sequence that its tokens attend to; `None` for all of them.
+    pub fn attended(&self) -> Option<&[u32]> {
+        self.attended.as_deref()
+    }
+
+    /// Sets the number of tokens at the beginning of each sequence that pooling leaves out: those of a prompt. They are attended to. Only
+    /// an engine of a checkpoint that leaves prompts out (`include_prompt`) accepts such a batch for pooled outputs.
+    ///
+    /// # Errors
+    /// Returns an error if there is not one number for each sequence, or a number is not below the length of its sequence.
+    pub fn with_left_out(mut self, left_out: Vec<u32>) -> Result<Self, BatchError> {
+        let (expected, found) = (self.lens.len(), left_out.len());
+        if expected != found {
+            return Err(BatchError::Past {
+                what: "numbers of tokens that pooling leaves out",
+                expected,
+                found,
+            });
+        }
+        let mut both = left_out.iter().zip(&self.lens).enumerate();
+        if let Some((sequence, (&left_out, &len))) = both.find(|(_, (n, len))| n >= len) {
+            return Err(BatchError::LeftOut {
+                sequence,
+                left_out,
+                len,
+            });
+        }
+        self.left_out = Some(left_out).filter(|all| all.iter().any(|&n| n > 0));
+        Ok(self)
+    }
+
+    /// Returns the number of tokens at the beginning of each sequence that pooling leaves out; `None` if there are none.
+    pub fn left_out(&self) -> Option<&[u32]> {
+        self.left_out.as_deref()
+    }
+
+    /// Returns an error if a token of any sequence is not attended to.
+    pub(crate) fn check_attended(&self) -> Result<(), BatchError> {
+        let attended = self.attended.iter().flatten();
+        let mut both = attended.zip(&self.lens).enumerate();
+        match both.find(|(_, (attended, len))| attended != len) {
+            Some((sequence, (&attended, &len))) => Err(BatchError::NotAttended {
+                sequence,
+                attended,
+                len,
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{runtime::batch::Limits, tensor::SequenceEnd};
+
+    #[test]
+    fn arrays_of_previous_ids_and_of_pooled_tokens_follow_the_sequences() {
+        let batch = Batch::from_packed(vec![7, 8, 9, 5, 6], &[3, 2]).expect("a batch");
+        let mut previous = [0; 5];
+        batch.write_previous_ids(2, &mut previous);
+        assert_eq!(previous, [2, 7, 8, 2, 5]);
+        let pooled = |batch: &Batch| {
+            let (mut tokens, mut bounds) = ([9; 6], [9; 3]);
+            batch.write_pooled_tokens(&mut tokens);
+            batch.write_pooled_cu_lens(&mut bounds);
+            (tokens, bounds)
+        };
+        assert_eq!(pooled(&batch), ([0, 1, 2, 3, 4, 0], [0, 3, 5]));
+        let left = batch
+            .clone()
+            .with_left_out(vec![2, 1])
+            .expect("tokens remain");
+        assert_eq!(pooled(&left), ([2, 4, 0, 0, 0, 0], [0, 1, 2]));
+        let none = batch
+            .clone()
+            .with_left_out(vec![0, 0])
+            .expect("none are left out");
+        assert_eq!(none.left_out(), None);
+        let wrong = batch
+            .with_left_out(vec![1])
+            .expect_err("one number is missing");
+        assert_eq!(
+            wrong.to_string(),
+            "numbers of tokens that pooling leaves out: expected 2, found 1"
+        );
+    }
+
+    #[test]
+    fn a_required_last_token_is_checked_in_every_sequence() {
+        let limits = Limits {
+            vocabulary: 10,
+            segments: None,
+            skipped: None,
+            longest: None,
+            end: Some(SequenceEnd::Required(2)),
+        };
+        let batch = Batch::from_packed(vec![7, 2, 9, 5], &[2, 2]).expect("a batch");
+        let told = batch.check(&limits).expect_err("the second ends with 5");
+        assert_eq!(
+            told.to_string(),
+            "the last token of sequence 1 has the id 5, but the model computes its outputs at the end-of-sequence token 2; end the sequence with 2"
+        );
+        let ended = batch.with_required_ends(&limits);
+        assert_eq!(ended.token_ids(), [7, 2, 9, 2]);
+        assert_eq!(ended.check(&limits), Ok(()));
+        assert_eq!(ended.ended(limits.end).expect("it is whole").lens(), [2, 2]);
+    }
+}
