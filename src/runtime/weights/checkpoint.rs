@@ -407,7 +407,7 @@ impl WeightSource for Checkpoint {
             Entry::Quantized(matrix, [_, columns]) => {
                 published::format_of(matrix.runs_of_rows()?, *columns)
             }
-            Entry::Stored(_) => None,
+            Entry::Stored(_) | Entry::Static(..) => None,
         }
     }
 
