@@ -5,7 +5,7 @@ use crate::kernels::Kernel;
 use crate::{
     codegen::Codegen,
     kernels::{Case, Constant, HostTensor, Role, trial::Trial},
-    tensor::Extents,
+    tensor::{Extents, Format},
 };
 
 fn qkv(heads: u32, head: u32) -> [HeadView; 3] {
@@ -461,5 +461,34 @@ fn every_instance_renders_with_its_parameters_in_order() {
             }
         }
         assert!(!source.text.contains("#include"), "{}", source.symbol);
+    }
+}
+
+#[test]
+fn a_cache_in_e4m3_is_refused_by_kernels_that_do_not_convert_it() {
+    let all = super::representative();
+    let prefill = all.iter().find_map(|kernel| match kernel {
+        KernelSpec::MhaPrefill(k) if k.tile.is_some() => Some(k.clone()),
+        _ => None,
+    });
+    let mut prefill = prefill.expect("one is for Hopper");
+    prefill.plain = prefill.plain.in_e4m3();
+    assert_eq!(prefill.check(), Err(AttentionError::PrefillE4m3));
+    let decode = all.iter().find_map(|kernel| match kernel {
+        KernelSpec::MhaDecode(k) if k.plain.dtype == DType::F32 => Some(k.clone()),
+        _ => None,
+    });
+    let mut decode = decode.expect("one is in f32");
+    decode.plain = decode.plain.in_e4m3();
+    let dtype = DType::F32;
+    assert_eq!(decode.check(), Err(AttentionError::DecodeE4m3 { dtype }));
+    let mut plain = decode.plain;
+    assert_eq!(plain.validate(), Ok(()));
+    for format in [Format::INT8, Format::FP8, Format::Plain(DType::F16)] {
+        plain.pool.format = format;
+        let problem = plain.validate().expect_err("refused");
+        let expected =
+            format!("a KV cache in {format} with activations in f32; expected f32 or e4m3");
+        assert_eq!(problem, expected);
     }
 }
