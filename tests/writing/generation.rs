@@ -25,13 +25,14 @@ const WEIGHTS: RandomWeights = RandomWeights {
 };
 
 /// References by name, and the description that each is of.
-const MODELS: [(&str, &str); 25] = [
+const MODELS: [(&str, &str); 26] = [
     ("gpt2_h320a5", "gpt2"),
     ("llama_h320a5", "llama"),
     ("qwen3_h192a6", "qwen3"),
     ("qwen2_head24", "qwen2"),
     ("gemma_head24", "gemma"),
     ("phi3_head24", "phi3"),
+    ("phi3_longrope", "phi3"),
     ("olmo2_head24", "olmo2"),
     ("starcoder2_head24", "starcoder2"),
     ("stablelm_parallel", "stablelm"),
