@@ -59,36 +59,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_is_shown_in_full_and_others_as_differences_from_the_most_similar() {
+    fn the_first_is_shown_in_full_and_others_as_differences_if_these_are_shorter() {
         let rendering =
             |symbol, text: &str| Rendering::new("t", text.replace(' ', "\n"), symbol, false);
         let all = [
-            rendering("first", "a b c d e f "),
-            rendering("third", "u v w x z "),
-            rendering("second", "u v w x y "),
+            rendering("first", "a b c "),
+            rendering(
+                "third",
+                "one two three four five six seven eight nine other ",
+            ),
+            rendering(
+                "second",
+                "one two three four five six seven eight nine ten ",
+            ),
         ];
         insta::assert_snapshot!(review(&all.iter().collect::<Vec<_>>()), @r"
         === first
         a
         b
         c
-        d
-        e
-        f
 
         === second
-        u
-        v
-        w
-        x
-        y
+        one
+        two
+        three
+        four
+        five
+        six
+        seven
+        eight
+        nine
+        ten
 
         === third, compared with second
-        @@ -3,3 +3,3 @@
-         w
-         x
-        -y
-        +z
+        @@ -8,3 +8,3 @@
+         eight
+         nine
+        -ten
+        +other
         ");
     }
 }
