@@ -385,7 +385,9 @@ fn a_device_generates_with_a_rounded_cache_what_the_cpu_does() {
         let cpu = random(name, &config, DeviceChoice::Cpu).kv_cache(Format::E4m3);
         let cpu = cpu.build().expect("an engine");
         let want = together(&cpu, &random_prompts(), &options(40));
-        for (dtype, bound) in [(DType::F32, 1e-2), (DType::F16, 3e-2), (DType::BF16, 0.1)] {
+        // A key whose error crosses a midpoint of E4M3 is rounded to the other neighbour, which is up to an eighth away. The larger the
+        // errors of the storage type, the more keys and values do.
+        for (dtype, bound) in [(DType::F32, 1e-2), (DType::F16, 0.1), (DType::BF16, 0.25)] {
             for invariant in [false, true] {
                 let cuda = random(name, &config, DeviceChoice::Cuda(0))
                     .dtype(dtype)
