@@ -1,4 +1,5 @@
 mod expansion;
+mod inputs;
 mod pooling;
 mod precision;
 mod start;
@@ -15,16 +16,14 @@ use serde_json::Value;
 use self::pooling::warn_of_pooling;
 pub(super) use self::start::Start;
 use super::{
-    Artifact, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, ModelFile, Stage, TuneMode,
-    Tuner,
+    Artifact, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, Stage, TuneMode, Tuner,
     compile::{CompileOptions, Compiled, compile, emit},
-    model_file::description,
     weights,
 };
 use crate::{
     jit::{Cubin, Jit},
     machine::Served,
-    model::{Description, Module},
+    model::Module,
     plan::ChunkPolicy,
     program::{AttentionChoice, NEXT_LOGITS, Padding, Program},
     runtime::{
@@ -32,11 +31,11 @@ use crate::{
         batch::Limits,
         cpu::{CpuModel, Threads},
         cuda::{CudaModel, Device},
-        weights::{Checkpoint, RandomWeights, WeightSource},
+        weights::RandomWeights,
     },
     select::Timings,
     tensor::{DType, Format},
-    text::{Folder, config},
+    text::Folder,
 };
 
 /// The compiled program and its kernels, before the weights are loaded.
@@ -547,43 +546,6 @@ impl Builder {
             .given(self.timings.as_deref())
             .progress(&self.progress)
             .time(compiled)
-    }
-
-    fn description(&self, folder: Option<&Folder>) -> Result<Description, EngineError> {
-        match &self.start {
-            Start::Named(name) => description(name),
-            Start::Source { name, ron } => Ok(Description::parse(name, ron)?),
-            Start::Opened(ModelFile::Description(description)) => Ok((**description).clone()),
-            Start::Checkpoint => Ok(Description::for_config(&self.config_json(folder)?)?),
-            Start::Artifact(_) | Start::Opened(_) => Err(EngineError::NoConfig),
-        }
-    }
-
-    fn config_json(&self, folder: Option<&Folder>) -> Result<Value, EngineError> {
-        if let Some(value) = &self.config_value {
-            return Ok(value.clone());
-        }
-        match (&self.config, folder) {
-            (Some(file), _) => Ok(config(file)?),
-            (None, Some(folder)) => Ok(folder.config()?.clone()),
-            (None, None) => Err(EngineError::NoConfig),
-        }
-    }
-
-    fn weights(
-        &self,
-        artifact: &Artifact,
-        folder: Option<&Folder>,
-    ) -> Result<Box<dyn WeightSource>, EngineError> {
-        match (folder, self.random) {
-            (_, Some(random)) => Ok(Box::new(random)),
-            (Some(folder), None) => {
-                let names = artifact.weight_names.clone();
-                let opened = Checkpoint::of(folder.files(), folder.root_files(), names)?;
-                Ok(Box::new(opened))
-            }
-            (None, None) => Err(EngineError::NoWeights),
-        }
     }
 
     fn jit(
