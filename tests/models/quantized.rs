@@ -191,7 +191,9 @@ fn whole_models_have_the_logits_of_their_dequantized_weights() {
 /// Rounding to the format of the checkpoint changes nothing.
 #[test]
 fn models_that_are_quantized_to_their_published_format_have_the_same_logits() {
-    for (case, format) in KEPT {
+    // Narrow matrices of checkpoints with blocks of 128 columns have a scale for each row, so that they have another format.
+    let of_one_format = KEPT.iter().filter(|(_, format)| *format != Format::FP8_128);
+    for &(case, format) in of_one_format {
         let (builder, ids, logits) = model(case);
         let engine = builder.device(DeviceChoice::Cpu).quantize(format).build();
         let engine = engine.unwrap_or_else(|error| panic!("{case}: {error}"));
