@@ -643,13 +643,17 @@ def st_m3(folder):
     record(folder, runs)
 
 
+def fill_mask(temporary, folder, tok):
+    """A masked language model in a temporary folder, for the first module of a SPLADE model."""
+    path = os.path.join(temporary, os.path.basename(folder))
+    save(path, tok, tf.BertForMaskedLM(bert(tok)))
+    return Transformer(path, transformer_task="fill-mask", model_kwargs={"dtype": torch.float16})
+
+
 def st_splade(folder):
     tok = bert_tokenizer()
     with tempfile.TemporaryDirectory() as temporary:
-        path = os.path.join(temporary, os.path.basename(folder))
-        save(path, tok, tf.BertForMaskedLM(bert(tok)))
-        trunk = Transformer(path, transformer_task="fill-mask", model_kwargs={"dtype": torch.float16})
-        SparseEncoder(modules=[trunk, SpladePooling("max")], device="cpu").save(folder, create_model_card=False)
+        SparseEncoder(modules=[fill_mask(temporary, folder, tok), SpladePooling("max")], device="cpu").save(folder, create_model_card=False)
     model = SparseEncoder(folder, device="cpu", model_kwargs={"dtype": torch.float32})
     runs = []
     for texts in (TEXTS, LONG):
@@ -711,11 +715,8 @@ def st_router(folder):
     """As inference-free SPLADE models are published: a route for documents, the default, and a table of weights for queries."""
     tok = bert_tokenizer()
     with tempfile.TemporaryDirectory() as temporary:
-        path = os.path.join(temporary, os.path.basename(folder))
-        save(path, tok, tf.BertForMaskedLM(bert(tok)))
-        trunk = Transformer(path, transformer_task="fill-mask", model_kwargs={"dtype": torch.float16})
         queries = SparseStaticEmbedding(tokenizer=tok, weight=torch.linspace(0, 2, len(tok)))
-        router = Router.for_query_document(query_modules=[queries], document_modules=[trunk, SpladePooling("max", activation_function="log1p_relu")])
+        router = Router.for_query_document(query_modules=[queries], document_modules=[fill_mask(temporary, folder, tok), SpladePooling("max", activation_function="log1p_relu")])
         SparseEncoder(modules=[router], device="cpu").save(folder, create_model_card=False)
     model = SparseEncoder(folder, device="cpu", model_kwargs={"dtype": torch.float32}).float()
     runs = []

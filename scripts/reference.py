@@ -620,12 +620,7 @@ def jina(out, name, lens_names, hidden, heads, inner, feed_forward="geglu", late
     linear = lambda x, name, n: torch.nn.functional.linear(x, drawn(f"{name}.weight", n, x.shape[-1]), drawn(f"{name}.bias", n))
     tensors = {}
     for lens_name in lens_names:
-        lens = LENS[lens_name]
-        ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
-        mask = torch.arange(max(lens))[None] < torch.tensor(lens)[:, None]
-        h = torch.zeros(*mask.shape, hidden)
-        h[mask] = torch.cat([model(own) for own in torch.from_numpy(ids).split(lens)])
-        states(tensors, lens_name, ids, lens, h, mask)
+        h, mask = one_by_one(tensors, lens_name, model, hidden, vocab)
         tensors[f"{lens_name}.pooler_output"] = torch.tanh(linear(h[:, 0], "pooler.dense", hidden)).numpy()
     where = "jinaai/jina-bert-v2-qk-post-norm" if later else "jinaai/jina-bert-implementation"
     published = dict(model_type="bert", position_embedding_type="alibi", feed_forward_type=feed_forward, vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers,
@@ -663,14 +658,9 @@ def neobert(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503):
 
     tensors = {}
     for lens_name in lens_names:
-        lens = LENS[lens_name]
-        ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
-        mask = torch.arange(max(lens))[None] < torch.tensor(lens)[:, None]
-        h = torch.zeros(*mask.shape, hidden)
-        h[mask] = torch.cat([model(own) for own in torch.from_numpy(ids).split(lens)])
-        states(tensors, lens_name, ids, lens, h, mask)
+        h, mask = one_by_one(tensors, lens_name, model, hidden, vocab)
         logits = linear(h, "decoder", vocab, True)
-        tensors[f"{lens_name}.mlm_logits"] = np.ascontiguousarray(logits[mask][rows_of(lens)][:, :64].numpy())
+        tensors[f"{lens_name}.mlm_logits"] = np.ascontiguousarray(logits[mask][rows_of(LENS[lens_name])][:, :64].numpy())
         tensors[f"{lens_name}.sequence_logits"] = linear(torch.tanh(linear(h[:, 0], "dense", hidden, True)), "classifier", 3, True).numpy()
     published = dict(model_type="neobert", architectures=["NeoBERTLMHead"], vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_hidden_layers=layers,
                      intermediate_size=inner, norm_eps=eps, max_length=4096, pad_token_id=0, id2label={str(i): f"LABEL_{i}" for i in range(3)})
@@ -701,13 +691,8 @@ def gemma(out, name, lens_names, hidden, heads, kv_heads, head, inner, layers, v
     model = fill(tf.Gemma3TextModel(cfg))
     tensors = {}
     for lens_name in lens_names:
-        lens = LENS[lens_name]
-        ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
-        mask = torch.arange(max(lens))[None] < torch.tensor(lens)[:, None]
-        h = torch.zeros(*mask.shape, hidden)
         # Each by itself: the mask of padding would be or-ed with that of a window.
-        h[mask] = torch.cat([model(input_ids=own[None]).last_hidden_state[0] for own in torch.from_numpy(ids).split(lens)])
-        states(tensors, lens_name, ids, lens, h, mask)
+        one_by_one(tensors, lens_name, lambda own: model(input_ids=own[None]).last_hidden_state[0], hidden, vocab)
     save_file(tensors, os.path.join(out, f"{name}.safetensors"))
     keep = {k: v for k, v in cfg.to_dict().items() if isinstance(v, (int, float, str, bool, list, dict)) and k not in ("transformers_version", "dtype", "_attn_implementation", "id2label", "label2id", "architectures")}
     written(out, name, tensors, {k: v for k, v in keep.items() if k != "layer_types" or "layer_types" in more})
@@ -828,6 +813,17 @@ def states(tensors, lens_name, ids, lens, h, mask):
     for key, value in {"ids": ids.astype(np.int64), "lens": np.array(lens, dtype=np.int64), "rows": rows,
                        "last_hidden_state": h[mask][rows].numpy(), "sentence_embedding": embedding.numpy()}.items():
         tensors[f"{lens_name}.{key}"] = np.ascontiguousarray(value)
+
+
+def one_by_one(tensors, lens_name, model, hidden, vocab):
+    """Adds the states of sequences that are computed one by one, and returns them with their mask."""
+    lens = LENS[lens_name]
+    ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
+    mask = torch.arange(max(lens))[None] < torch.tensor(lens)[:, None]
+    h = torch.zeros(*mask.shape, hidden)
+    h[mask] = torch.cat([model(own) for own in torch.from_numpy(ids).split(lens)])
+    states(tensors, lens_name, ids, lens, h, mask)
+    return h, mask
 
 
 def noise(seed, n):

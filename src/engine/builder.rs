@@ -334,9 +334,8 @@ impl Builder {
         let began = Instant::now();
         let folder = self.checkpoint.as_deref().map(Folder::open).transpose()?;
         let mut facts = Facts::default();
-        let loaded = self.artifact(&device, folder.as_ref(), &facts, &mut times)?;
-        let source = self.weights(&loaded.artifact, folder.as_ref())?;
-        let (mut loaded, mut source) = (loaded, source);
+        let mut loaded = self.artifact(&device, folder.as_ref(), &facts, &mut times)?;
+        let mut source = self.weights(&loaded.artifact, folder.as_ref())?;
         facts.own = source.own()?.into_iter().collect();
         if let Some(head) = facts.own.first() {
             if let Some((file, _)) = self.start.artifact() {
@@ -349,11 +348,11 @@ impl Builder {
         }
         facts.published = self.published(&device, &loaded.artifact.program, &*source);
         if !facts.published.is_empty() {
-            let n = facts.published.len();
-            tracing::info!(
-                "{n} quantized weights keep their published values, and all others are dequantized"
-            );
             loaded = self.artifact(&device, folder.as_ref(), &facts, &mut times)?;
+            let n = weights::n_packed(&loaded.artifact.program);
+            tracing::info!(
+                "{n} matrices of the program keep the published values of the checkpoint"
+            );
             source = self.weights(&loaded.artifact, folder.as_ref())?;
         }
         let Loaded {

@@ -8,8 +8,9 @@ use super::{EngineError, Folder};
 use crate::{
     graph::{Op, WeightNames},
     model::Description,
-    program::{Program, Storage},
+    program::{Program, Storage, Tensor},
     runtime::weights::{Checkpoint, WeightSource},
+    tensor::Element,
 };
 
 /// A tensor of a checkpoint: its name and shape.
@@ -23,6 +24,12 @@ pub(super) fn stored(program: &Program) -> Vec<Stored<'_>> {
         _ => None,
     });
     weights.flatten().collect()
+}
+
+/// Returns the number of matrices that are stored as low-bit values with scales.
+pub(super) fn n_packed(program: &Program) -> usize {
+    let is_packed = |tensor: &&Tensor| matches!(tensor.element, Element::Scaled(_));
+    program.tensors.iter().filter(is_packed).count()
 }
 
 /// Opens a folder's checkpoint, and checks that it has all tensors of the program in their shapes.

@@ -213,11 +213,10 @@ mod tests {
 
     fn in_fp8(graph: &Graph, without: &[&str]) -> (Graph, Report) {
         let options = Options {
-            cache: None,
             quantize: Some(Format::FP8),
             fp8_inputs: true,
             without: without.iter().map(|&name| name.to_owned()).collect(),
-            published: Default::default(),
+            ..Options::default()
         };
         optimize(graph.clone(), &options).unwrap()
     }

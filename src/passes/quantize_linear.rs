@@ -104,7 +104,7 @@ fn published(
     match parts.find(|(name, _)| formats.get(*name) != first) {
         None => Ok(first.copied()),
         Some((name, _)) => Err(format!(
-            "`{name}` is published in another format than the tensors that it is multiplied with; all of them are dequantized"
+            "`{name}` is published in another format than other parts of the weight; all of them are dequantized"
         )),
     }
 }
@@ -161,6 +161,8 @@ fn quantized(graph: &mut Graph, weight: NodeId, format: Format) -> Result<NodeId
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::super::{
         Options, optimize,
         tests::{
@@ -168,10 +170,8 @@ mod tests {
             models::Encoder,
         },
     };
-    use std::collections::BTreeMap;
-
     use crate::{
-        graph::Op,
+        graph::{Graph, Op},
         tensor::{DType, Format},
     };
 
@@ -179,7 +179,7 @@ mod tests {
     fn weights_keep_their_published_formats_unless_they_are_multiplied_with_others() {
         let graph = Encoder::SMALL.build();
         let (fused, _) = optimize(graph.clone(), &Options::default()).unwrap();
-        let stored = |graph: &crate::graph::Graph, id| match graph.op(id) {
+        let stored = |graph: &Graph, id| match graph.op(id) {
             Op::Weight(expr) => expr.stored().iter().map(|s| s.0.to_owned()).collect(),
             _ => Vec::new(),
         };
@@ -207,11 +207,8 @@ mod tests {
         };
         let (graph, report) = optimize(graph, &options).unwrap();
         let quantized = |name: &str| {
-            let nodes = graph.topological().into_iter();
-            let id = nodes
-                .into_iter()
-                .find(|&id| graph.node(id).name == name)
-                .unwrap();
+            let mut nodes = graph.topological().into_iter();
+            let id = nodes.find(|&id| graph.node(id).name == name).unwrap();
             graph.op(graph.operand(id, "weight").unwrap()).clone()
         };
         assert_eq!(quantized(&one.0), Op::Quantize(Format::FP8));

@@ -126,10 +126,10 @@ impl Scaled {
 
     /// Chooses the scale and the zero point of a group.
     fn group(self, elements: &[f32]) -> (f32, u8) {
-        let largest = elements.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+        let largest = || elements.iter().fold(0.0f32, |most, v| most.max(v.abs()));
         match self.values {
-            Values::Int8 => (largest / 127.0, 0),
-            Values::E4m3 => (largest / e4m3::MAX, 0),
+            Values::Int8 => (largest() / 127.0, 0),
+            Values::E4m3 => (largest() / e4m3::MAX, 0),
             Values::Int4 => {
                 let (low, high) = elements.iter().fold((0.0f32, 0.0f32), |(low, high), &v| {
                     (low.min(v), high.max(v))

@@ -258,10 +258,15 @@ impl Checkpoint {
 
     /// Opens the tensors of a quantized matrix.
     fn rows(&self, matrix: &Matrix) -> Result<Rows, CheckpointError> {
-        Rows::read(matrix, &self.main, |name| match self.parts.get(name) {
+        Rows::read(matrix, &self.main, |name| self.part(name))
+    }
+
+    /// Reads a tensor of a quantized matrix.
+    fn part(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
+        match self.parts.get(name) {
             Some(place) => self.shards[place.shard].bytes(name, &place.stored),
             None => Err(self.missing(&[name], 1)),
-        })
+        }
     }
 
     /// Reads a tensor, with the number of its values that are not finite.
@@ -416,18 +421,14 @@ impl WeightSource for Checkpoint {
         name: &str,
         dims: &[u64],
         format: Scaled,
-    ) -> Result<Vec<ScaleAndZero>, CheckpointError> {
-        let (tensor, entry) = self.checked(name, dims)?;
-        let Entry::Quantized(matrix, _) = entry else {
-            return Err(CheckpointError::NotPublished { tensor });
-        };
-        self.rows(matrix)?
-            .groups(format)
-            .map_err(|scale| CheckpointError::ScaleRange {
-                file: self.main.clone(),
-                tensor,
-                scale,
-            })
+    ) -> Result<Option<Vec<ScaleAndZero>>, CheckpointError> {
+        match self.checked(name, dims)?.1 {
+            Entry::Quantized(matrix, _) if self.published(name, dims) == Some(format) => {
+                let read = |name: &str| self.part(name);
+                quantized::read_groups(matrix, format, &self.main, read).map(Some)
+            }
+            Entry::Quantized(..) | Entry::Stored(_) | Entry::Static(..) => Ok(None),
+        }
     }
 
     fn read_as(&self, name: &str, dims: &[u64], dtype: DType) -> Result<Vec<u8>, CheckpointError> {

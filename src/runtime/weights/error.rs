@@ -76,8 +76,6 @@ pub enum CheckpointError {
         "`{file}`: the tensor `{tensor}` is quantized as the weight of a linear layer, but this model stores it transposed (`Conv1D` in transformers), which is not read; use a checkpoint in which it is not quantized"
     )]
     QuantizedTranspose { file: PathBuf, tensor: String },
-    #[error("the tensor `{tensor}` has no scales, because it is not quantized")]
-    NotPublished { tensor: String },
     #[error(
         "`{file}`: the tensor `{tensor}` has the scale {scale}, which f16 cannot hold, but 4-bit kernels have scales in f16; dequantize the checkpoint (`--dequantize`)"
     )]

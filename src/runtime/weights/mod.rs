@@ -92,18 +92,18 @@ pub trait WeightSource: Send + Sync {
         None
     }
 
-    /// Reads the scale and the zero point of each group of a matrix in its [published](Self::published) format, row by row.
+    /// Reads the scale and the zero point of each group of a matrix, row by row. `None` unless it is [published](Self::published) in
+    /// this format.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read), and an error for a scale that the format cannot hold.
     fn read_groups(
         &self,
-        name: &str,
+        _name: &str,
         _dims: &[u64],
         _format: Scaled,
-    ) -> Result<Vec<ScaleAndZero>, CheckpointError> {
-        let tensor = name.to_owned();
-        Err(CheckpointError::NotPublished { tensor })
+    ) -> Result<Option<Vec<ScaleAndZero>>, CheckpointError> {
+        Ok(None)
     }
 
     /// Checks all tensors of `stored` at once, so that one error lists everything that is missing.
@@ -212,19 +212,9 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
             }
             Ok(out)
         }
-        WeightExpr::Rows {
-            name,
-            dims,
-            groups,
-            from,
-            rows,
-            interleaved,
-        } => {
-            let mut stored = source.read(name, dims)?;
-            let width = elements(&dims[1..]);
-            keep_rows(&mut stored, [*groups, *from, *rows], width, dims[0]);
-            separate_pairs(&mut stored, [*rows, *interleaved], width);
-            Ok(stored)
+        WeightExpr::Rows { name, dims, .. } => {
+            let stored = source.read(name, dims)?;
+            Ok(selected_rows(expr, stored, elements(&dims[1..])))
         }
         WeightExpr::PlusOne { name, dims } => {
             let mut stored = source.read(name, dims)?;
@@ -301,6 +291,23 @@ fn scale(bound: &Bound, source: &dyn WeightSource) -> Result<f32, CheckpointErro
     }
 }
 
+/// Selects the rows of [`WeightExpr::Rows`] from those of the stored tensor, which have `width` elements.
+fn selected_rows<T: Copy>(expr: &WeightExpr, mut stored: Vec<T>, width: u64) -> Vec<T> {
+    if let WeightExpr::Rows {
+        dims,
+        groups,
+        from,
+        rows,
+        interleaved,
+        ..
+    } = expr
+    {
+        keep_rows(&mut stored, [*groups, *from, *rows], width, dims[0]);
+        separate_pairs(&mut stored, [*rows, *interleaved], width);
+    }
+    stored
+}
+
 /// Keeps `rows` rows from `from` on of each of `groups` equal parts of `n_rows` rows of `width` elements.
 fn keep_rows<T: Copy>(
     stored: &mut Vec<T>,
@@ -343,19 +350,10 @@ pub fn evaluate_as(
 ) -> Result<Vec<u8>, CheckpointError> {
     match expr {
         WeightExpr::Stored { name, dims } => source.read_as(name, dims, dtype),
-        WeightExpr::Rows {
-            name,
-            dims,
-            groups,
-            from,
-            rows,
-            interleaved,
-        } => {
-            let mut stored = source.read_as(name, dims, dtype)?;
+        WeightExpr::Rows { name, dims, .. } => {
+            let stored = source.read_as(name, dims, dtype)?;
             let width = elements(&dims[1..]) * dtype.bytes();
-            keep_rows(&mut stored, [*groups, *from, *rows], width, dims[0]);
-            separate_pairs(&mut stored, [*rows, *interleaved], width);
-            Ok(stored)
+            Ok(selected_rows(expr, stored, width))
         }
         WeightExpr::ConcatRows(parts) => {
             let name = expr.stored().first().map_or("", |&(name, _)| name);

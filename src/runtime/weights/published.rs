@@ -5,7 +5,7 @@ use gemmule_weights::{
     quantized::{Kind, Runs},
 };
 
-use super::{CheckpointError, WeightSource, elements, evaluate, keep_rows, separate_pairs};
+use super::{CheckpointError, WeightSource, elements, evaluate, selected_rows};
 use crate::{
     graph::WeightExpr,
     tensor::{Group, Quantized, Scaled, Values},
@@ -38,28 +38,13 @@ fn groups(
     source: &dyn WeightSource,
     format: Scaled,
 ) -> Result<Option<Vec<ScaleAndZero>>, CheckpointError> {
-    let read = |name: &str, dims: &[u64]| match source.published(name, dims) {
-        Some(published) if published == format => source.read_groups(name, dims, format).map(Some),
-        _ => Ok(None),
-    };
     match expr {
-        WeightExpr::Stored { name, dims } => read(name, dims),
-        WeightExpr::Rows {
-            name,
-            dims,
-            groups,
-            from,
-            rows,
-            interleaved,
-        } => {
-            let Some(mut kept) = read(name, dims)? else {
-                return Ok(None);
-            };
+        WeightExpr::Stored { name, dims } => source.read_groups(name, dims, format),
+        WeightExpr::Rows { name, dims, .. } => {
             let columns = elements(&dims[1..]) as usize;
             let per_row = columns.div_ceil(format.width(columns).max(1)) as u64;
-            keep_rows(&mut kept, [*groups, *from, *rows], per_row, dims[0]);
-            separate_pairs(&mut kept, [*rows, *interleaved], per_row);
-            Ok(Some(kept))
+            let stored = source.read_groups(name, dims, format)?;
+            Ok(stored.map(|groups| selected_rows(expr, groups, per_row)))
         }
         WeightExpr::ConcatRows(parts) => {
             let parts = parts.iter().map(|part| groups(part, source, format));

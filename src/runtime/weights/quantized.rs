@@ -134,6 +134,32 @@ pub(super) fn find(
     Ok(Some((matrices, notes)))
 }
 
+/// Reads the scale and the zero point of each group of a matrix that is published in this format, row by row.
+///
+/// # Errors
+/// Returns the errors of `read`, and an error for a scale that the format cannot hold.
+pub(super) fn read_groups(
+    matrix: &Matrix,
+    format: Scaled,
+    main: &Path,
+    mut read: impl FnMut(&str) -> Result<Vec<u8>, CheckpointError>,
+) -> Result<Vec<ScaleAndZero>, CheckpointError> {
+    let width = format.width(matrix.dims()[1] as usize);
+    let groups = matrix.read_groups(width, |name| read(name).map_err(Failure::Read));
+    let groups = groups.map_err(|failure| failure.of(Path::new(CONFIG), main))?;
+    let held = groups
+        .into_iter()
+        .map(|(scale, zero)| match format.holds_scale(scale) {
+            true => Ok((scale, format.zero_point(zero))),
+            false => Err(CheckpointError::ScaleRange {
+                file: main.to_owned(),
+                tensor: matrix.name().to_owned(),
+                scale,
+            }),
+        });
+    held.collect()
+}
+
 /// The rows of a quantized matrix.
 pub(super) struct Rows {
     quantized: Quantized,
@@ -152,21 +178,6 @@ impl Rows {
         let mut row = room(matrix.name(), quantized.columns as u64)?;
         row.resize(quantized.columns, 0.0);
         Ok(Self { quantized, row })
-    }
-
-    /// Returns the scale and the zero point of each group of a format, row by row.
-    ///
-    /// # Errors
-    /// Returns the first scale that the format cannot hold.
-    pub fn groups(self, format: Scaled) -> Result<Vec<ScaleAndZero>, f32> {
-        let width = format.width(self.quantized.columns).max(1);
-        let rows = 0..self.quantized.rows;
-        let groups = rows.flat_map(|row| self.quantized.groups(row, width));
-        let held = groups.map(|(scale, zero)| match format.holds_scale(scale) {
-            true => Ok((scale, format.zero_point(zero))),
-            false => Err(scale),
-        });
-        held.collect()
     }
 
     /// Passes each dequantized row to `take`, and returns the number of values that are not finite.

@@ -167,18 +167,61 @@ impl Matrix {
             }
         };
         let scales = self.scales(&read(&self.scales.name)?)?;
-        let columns_by_group = match &self.order {
-            Order::None => self.runs(),
-            Order::Runs(name) | Order::Listed { name, .. } => self.groups(name, &read(name)?)?,
-        };
+        let columns_by_group = self.columns_by_group(&mut read)?;
         Ok(Quantized {
             rows,
             columns,
             values,
             scales,
-            block_rows: self.block[0].min(self.dims[0]) as usize,
+            block_rows: self.block_rows(),
             columns_by_group,
         })
+    }
+
+    /// Reads the scale and the zero point of each `width` columns of each row, which must be of one group. The values are not read.
+    ///
+    /// # Errors
+    /// Returns the errors of [`read`](Self::read), and an error if the columns of the groups are listed.
+    pub fn read_groups<E: From<QuantizedError>>(
+        &self,
+        width: usize,
+        mut read: impl FnMut(&str) -> Result<Vec<u8>, E>,
+    ) -> Result<Vec<(f32, u16)>, E> {
+        let zeros = self.zeros(&mut read)?;
+        let scales = self.scales(&read(&self.scales.name)?)?;
+        let Groups::Runs(size) = self.columns_by_group(&mut read)? else {
+            let problem = "has groups of columns that are not neighbours";
+            return Err(wrong_tensor(&self.name, problem).into());
+        };
+        let [rows, columns] = self.dims.map(|n| n as usize);
+        let (per_row, width) = (self.grid[1] as usize, width.max(1));
+        let mut groups = room(&self.name, rows * columns.div_ceil(width))?;
+        for row in 0..rows {
+            let first = row / self.block_rows() * per_row;
+            groups.extend((0..columns).step_by(width).map(|column| {
+                let at = first + column / size;
+                (scales[at], zeros.at(at))
+            }));
+        }
+        Ok(groups)
+    }
+
+    /// Rows that share a row of scales.
+    fn block_rows(&self) -> usize {
+        self.block[0].min(self.dims[0]) as usize
+    }
+
+    fn columns_by_group<E: From<QuantizedError>>(
+        &self,
+        read: &mut impl FnMut(&str) -> Result<Vec<u8>, E>,
+    ) -> Result<Groups, E> {
+        match &self.order {
+            Order::None => Ok(self.runs()),
+            Order::Runs(name) | Order::Listed { name, .. } => {
+                let bytes = read(name)?;
+                Ok(self.groups(name, &bytes)?)
+            }
+        }
     }
 
     fn scales(&self, bytes: &[u8]) -> Result<Vec<f32>, QuantizedError> {

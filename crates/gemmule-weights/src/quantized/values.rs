@@ -33,6 +33,16 @@ pub enum Zeros {
     Each(Vec<u16>),
 }
 
+impl Zeros {
+    /// Returns the zero point of a scale.
+    pub(super) fn at(&self, scale: usize) -> u16 {
+        match self {
+            Self::One(zero) => *zero,
+            Self::Each(zeros) => zeros[scale],
+        }
+    }
+}
+
 /// Assignment of columns to columns of the scales.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Groups {
@@ -79,28 +89,6 @@ impl Quantized {
                 }
             }
         }
-    }
-
-    /// Returns the scale and the zero point of each `width` columns of a row, which must be of one group.
-    ///
-    /// # Panics
-    /// Panics if the row does not exist, or if the columns of the groups are listed.
-    pub fn groups(&self, row: usize, width: usize) -> impl Iterator<Item = (f32, u16)> {
-        let Groups::Runs(size) = self.columns_by_group else {
-            panic!("the groups are not runs");
-        };
-        let first = row / self.block_rows * self.n_groups();
-        (0..self.columns).step_by(width).map(move |column| {
-            let group = first + column / size;
-            let zero = match &self.values {
-                Values::E4M3(_) => 0,
-                Values::Integers { zeros, .. } => match zeros {
-                    Zeros::One(zero) => *zero,
-                    Zeros::Each(zeros) => zeros[group],
-                },
-            };
-            (self.scales[group], zero)
-        })
     }
 
     fn fill(&self, codes: &[u8], out: &mut [f32], value: impl Fn(u8, usize) -> f32) {
