@@ -38,7 +38,7 @@
                 warpgroup_commit();
                 warpgroup_wait<1>();
             }
-            // The MMAs of the previous step are done, and its stage is free.
-            if (refills && step >= LAG && lane == 0) barrier_arrive(empty + (stage >= LAG ? stage - LAG : stage - LAG + STAGES) * 8);
+            // The MMAs of the previous step are done, and its stage is free. All lanes arrive, because each has read from it.
+            if (refills && step >= LAG) barrier_arrive(empty + (stage >= LAG ? stage - LAG : stage - LAG + STAGES) * 8);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }

@@ -5,7 +5,8 @@
         for (int step = 0; step < steps; ++step) {
             barrier_wait(full + stage * 8, parity);
             // The MMAs of the previous step have been issued, so its reads of shared memory are done, and its stage is free.
-            if (refills && step >= LAG && lane == 0) barrier_arrive(empty + (stage >= LAG ? stage - LAG : stage - LAG + STAGES) * 8);
+            // All lanes arrive, because each has read from it.
+            if (refills && step >= LAG) barrier_arrive(empty + (stage >= LAG ? stage - LAG : stage - LAG + STAGES) * 8);
             const unsigned int x_rows = ring + stage * STAGE_BYTES, values = x_rows + X_BYTES;
 {%- if gated %}
             const int first_row = warp * 8 + lane / 4, half_rows = BLOCK_N / 2;  // of the first half, and from there to the second

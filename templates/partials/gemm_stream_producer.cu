@@ -30,7 +30,7 @@
 #pragma unroll
             for (int stage = 0; stage < STAGES; ++stage) {
                 barrier_init(full + stage * 8, 1);
-                barrier_init(empty + stage * 8, CONSUMERS / 32);
+                barrier_init(empty + stage * 8, {% if packed %}CONSUMERS{% else %}CONSUMERS / 32{% endif %});
             }
             if (SPLITS > 1) barrier_init(arrived, 1);
             fence_barriers();
