@@ -1,6 +1,11 @@
 //! Weights in files of PyTorch, written by `scripts/torch_files.py`, and quantized weights.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::{File, OpenOptions},
+    io::Write,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
 
 use crate::common::{Folder, tiny_config};
 use gemmule::{
@@ -155,20 +160,28 @@ fn a_file_that_is_no_state_dict_is_refused_and_nothing_is_executed() {
 #[test]
 fn damaged_files_are_read_or_refused() {
     let folder = Folder::new();
-    let file = folder.file("pytorch_model.bin");
     let mut n_refused = 0;
+    let mut count =
+        |file: &File| n_refused += usize::from(gemmule_weights::torch::open(file).is_err());
     for name in ["kinds.bin", "sparse_linear.pt"] {
         let bytes = std::fs::read(tests().join("torch").join(name)).expect("it is there");
-        let mut damaged: Vec<Vec<u8>> = (0..bytes.len()).map(|n| bytes[..n].to_vec()).collect();
-        for at in 0..bytes.len() {
-            let mut changed = bytes.clone();
-            changed[at] ^= 1 << (at % 8);
-            damaged.push(changed);
+        // One file is changed in place, because a file that is written anew waits for the disk.
+        let mut file = File::create_new(folder.file(name)).expect("room for a file");
+        file.write_all(&bytes).expect("room for a file");
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(folder.file(name))
+            .expect("it is there");
+        for (at, byte) in (0..).zip(&bytes) {
+            file.write_all_at(&[byte ^ 1 << (at % 8)], at)
+                .expect("room for a byte");
+            count(&file);
+            file.write_all_at(&[*byte], at).expect("room for a byte");
         }
-        for bytes in damaged {
-            std::fs::write(&file, bytes).expect("room for a file");
-            let opened = std::fs::File::open(&file).expect("it is there");
-            n_refused += usize::from(gemmule_weights::torch::open(&opened).is_err());
+        for n_bytes in (0..bytes.len() as u64).rev() {
+            file.set_len(n_bytes).expect("a shorter file");
+            count(&file);
         }
     }
     assert!(n_refused > 6_000, "{n_refused}");
