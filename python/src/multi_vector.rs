@@ -68,7 +68,6 @@ impl MultiVectorEncoder {
     /// `prompt`, or the folder's prompt `prompt_name`, is put before each text. `batch_tokens` limits the tokens that are
     /// computed at once.
     #[pyo3(signature = (sentences, *, is_query=true, prompt_name=None, prompt=None, batch_tokens=None))]
-    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn encode<'py>(
         &self,
         py: Python<'py>,
