@@ -33,5 +33,7 @@ else:
     # A CPU is left for reading and writing.
     workers, share = 2, max(0.25, (n_cpus - 1) / 2)
     resources, threads = {"num_cpus": share}, max(1, int(share))
-embed = {"fn_constructor_args": (threads,), "batch_size": 512, "concurrency": workers}
-ray.data.read_parquet(TEXTS).map_batches(Embed, **embed, **resources).write_parquet(VECTORS)
+pool = ray.data.ActorPoolStrategy(size=workers)
+texts = ray.data.read_parquet(TEXTS)
+vectors = texts.map_batches(Embed, fn_constructor_args=(threads,), batch_size=512, compute=pool, **resources)
+vectors.write_parquet(VECTORS)

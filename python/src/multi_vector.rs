@@ -17,7 +17,9 @@ use crate::{
     arguments::{Texts, items, kind_of, text, texts},
     error::{Error, Result},
     loading::{Choices, Loading},
+    process,
     reranker::ranked,
+    signals::Signals,
     text_model::{DOCUMENT, QUERY, TextModel, prompt},
 };
 
@@ -127,11 +129,7 @@ impl MultiVectorEncoder {
         let queries = matrices(queries, "queries")?;
         let documents = matrices(documents, "documents")?;
         let shape = [queries.len(), documents.len()];
-        let scores = py.detach(|| -> Result<Vec<f32>> {
-            let each = queries.iter();
-            let each = each.map(|query| Ok(self.model.engine.max_sim(query, &documents)?));
-            Ok(each.collect::<Result<Vec<Vec<f32>>>>()?.concat())
-        })?;
+        let scores = self.scores(py, &queries, &documents)?;
         Ok(PyArray1::from_vec(py, scores).reshape(IxDyn(&shape))?)
     }
 
@@ -158,11 +156,7 @@ impl MultiVectorEncoder {
         };
         let queries = vectors(&query, TextRole::Query, &QUERY)?;
         let documents = vectors(&texts, TextRole::Document, &DOCUMENT)?;
-        let scores = py.detach(|| -> Result<Vec<f32>> {
-            let each = queries.iter();
-            let each = each.map(|query| Ok(self.model.engine.max_sim(query, &documents)?));
-            Ok(each.collect::<Result<Vec<Vec<f32>>>>()?.concat())
-        })?;
+        let scores = self.scores(py, &queries, &documents)?;
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         ranked(py, &scores, top_k, return_documents.then_some(&texts[..]))
     }
@@ -199,6 +193,25 @@ impl MultiVectorEncoder {
 }
 
 impl MultiVectorEncoder {
+    /// Scores all documents for each query, one query after another.
+    fn scores(
+        &self,
+        py: Python<'_>,
+        queries: &[TokenVectors],
+        documents: &[TokenVectors],
+    ) -> Result<Vec<f32>> {
+        process::check()?;
+        py.detach(|| {
+            let mut signals = Signals::new();
+            let mut scores = Vec::new();
+            for query in queries {
+                scores.extend(self.model.engine.max_sim(query, documents)?);
+                signals.check()?;
+            }
+            Ok(scores)
+        })
+    }
+
     fn run<'py>(
         &self,
         py: Python<'py>,

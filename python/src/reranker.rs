@@ -20,6 +20,7 @@ use crate::{
     arrays::Rows,
     error::Result,
     loading::{Choices, Loading},
+    signals::Signals,
     text_model::{TextModel, prompt},
 };
 
@@ -178,6 +179,7 @@ impl Reranker {
             model.token_vectors(py, &documents, document, Prompt::Default, batch_tokens)?;
         let mut values = vec![0.0; pairs.len()];
         py.detach(|| -> Result<()> {
+            let mut signals = Signals::new();
             for (query, pairs) in queries.iter().zip(&pairs_of) {
                 let own = pairs.iter().map(|&at| mem::take(&mut documents[at]));
                 let own: Vec<TokenVectors> = own.collect();
@@ -185,6 +187,7 @@ impl Reranker {
                 for (&at, score) in pairs.iter().zip(scores) {
                     values[at] = score;
                 }
+                signals.check()?;
             }
             Ok(())
         })?;
