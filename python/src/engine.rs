@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use gemmule::{
-    Batch, Output,
+    Batch, DeviceOutput, EngineError, Output,
     text::{Encoded, Input, TextEncoder},
 };
 use numpy::PyArray1;
@@ -15,8 +15,9 @@ use pyo3::{
 use crate::{
     arguments::{items, kind_of, pair, text},
     arrays::of_output,
+    device_array::{DeviceArray, Target},
     error::{Error, Result, of_text},
-    loading::Loading,
+    loading::{Choices, Loading},
     text_model::{Sessions, folder, prompt},
 };
 
@@ -27,13 +28,20 @@ const LENGTHS: &str = "lengths";
 ///
 /// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or
 /// "cuda:N", and `dtype` "float32", "float16" or "bfloat16"; by default the first CUDA device in float16, or the CPU in float32.
-/// `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits. Several threads may use one object at once.
+/// `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits, and `dequantize=True` dequantizes those of
+/// a quantized checkpoint. Several threads may use one object at once.
 #[pyclass(frozen, module = "gemmule")]
 pub struct Engine {
     engine: gemmule::Engine,
     /// Created on first use, since a folder may have no tokenizer.
     encoder: OnceLock<TextEncoder>,
     sessions: Sessions,
+}
+
+/// Outputs of a run.
+enum Results {
+    Host(gemmule::Outputs),
+    Device(Vec<DeviceOutput>),
 }
 
 /// An input of a run.
@@ -46,7 +54,8 @@ enum Given {
 #[pymethods]
 impl Engine {
     #[new]
-    #[pyo3(signature = (model, *, outputs=None, device=None, dtype=None, quantize=None, threads=None))]
+    #[pyo3(signature = (model, *, outputs=None, device=None, dtype=None, quantize=None, dequantize=false, threads=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
         py: Python<'_>,
         model: &Bound<'_, PyAny>,
@@ -54,14 +63,25 @@ impl Engine {
         device: Option<&str>,
         dtype: Option<&str>,
         quantize: Option<&str>,
+        dequantize: bool,
         threads: Option<usize>,
     ) -> Result<Self> {
-        let loading = Loading::new(model, device, dtype, quantize, threads)?;
+        let choices = Choices {
+            device,
+            dtype,
+            quantize,
+            dequantize,
+            threads,
+            ..Choices::default()
+        };
+        let loading = Loading::new(model, &choices)?;
         let engine = loading.load(
             py,
-            move |builder| match outputs {
-                Some(outputs) => builder.outputs(outputs),
-                None => builder,
+            move |builder| {
+                Ok(match outputs {
+                    Some(outputs) => builder.outputs(outputs),
+                    None => builder,
+                })
             },
             Ok,
         )?;
@@ -75,8 +95,9 @@ impl Engine {
     /// Run inputs as one batch: a list of texts, of pairs of texts, or of lists of token ids.
     ///
     /// Returns a dict of the outputs by name, as float32 arrays of shape [batch, width], or [tokens, width] with the tokens of
-    /// all inputs one after another. `lengths` is an int64 array of shape [batch] with the number of tokens of each input.
-    #[pyo3(signature = (inputs, *, outputs=None, prompt_name=None, prompt=None))]
+    /// all inputs one after another. `lengths` is an int64 array of shape [batch] with the number of tokens of each input. With
+    /// `to="dlpack"`, the outputs are `DeviceArray`s, which stay on the device and are not checked for NaN values.
+    #[pyo3(signature = (inputs, *, outputs=None, prompt_name=None, prompt=None, to="numpy"))]
     fn run<'py>(
         &self,
         py: Python<'py>,
@@ -84,30 +105,47 @@ impl Engine {
         outputs: Option<Vec<String>>,
         prompt_name: Option<&str>,
         prompt: Option<&str>,
+        to: &str,
     ) -> Result<Bound<'py, PyDict>> {
         let given = items(inputs, "inputs", "a list", given)?;
         let chosen = self::prompt(prompt_name, prompt)?;
-        let (run, lengths) = py.detach(|| -> Result<_> {
+        let target = Target::new(to)?;
+        let (results, lengths) = py.detach(|| -> Result<_> {
             let batch = self.batch(given, chosen)?;
-            let run = self.sessions.with(&self.engine, |session| {
-                let run = session.run(&batch)?;
-                run.check_finite()?;
-                Ok(run)
+            let results = self.sessions.with(&self.engine, |session| {
+                Ok(match target {
+                    Target::Numpy => {
+                        let run = session.run(&batch)?;
+                        run.check_finite()?;
+                        Results::Host(run)
+                    }
+                    Target::Dlpack => Results::Device(session.run_on_device(&batch)?),
+                })
             })?;
             let lengths: Vec<i64> = batch.lens().iter().map(|&n| n.into()).collect();
-            Ok((run, lengths))
+            Ok((results, lengths))
         })?;
-        let results: Vec<Output> = match outputs {
-            None => run.iter().cloned().collect(),
-            Some(names) => names
-                .iter()
-                .map(|name| Ok(run.get(name)?.clone()))
-                .collect::<Result<_>>()?,
-        };
         let dict = PyDict::new(py);
-        for output in results {
-            let name = output.name.clone();
-            dict.set_item(name, of_output(py, output)?)?;
+        match results {
+            Results::Host(run) => {
+                let chosen: Vec<Output> = match outputs {
+                    None => run.iter().cloned().collect(),
+                    Some(names) => {
+                        let each = names.iter().map(|name| Ok(run.get(name)?.clone()));
+                        each.collect::<Result<_>>()?
+                    }
+                };
+                for output in chosen {
+                    let name = output.name.clone();
+                    dict.set_item(name, of_output(py, output)?)?;
+                }
+            }
+            Results::Device(run) => {
+                for output in chosen_of(run, outputs)? {
+                    let name = output.name.clone();
+                    dict.set_item(name, DeviceArray::new(output, false))?;
+                }
+            }
         }
         dict.set_item(LENGTHS, PyArray1::from_vec(py, lengths))?;
         Ok(dict)
@@ -186,6 +224,22 @@ impl Engine {
             }
         }
     }
+}
+
+/// Returns the outputs of these names, or all.
+fn chosen_of(run: Vec<DeviceOutput>, names: Option<Vec<String>>) -> Result<Vec<DeviceOutput>> {
+    let Some(names) = names else {
+        return Ok(run);
+    };
+    let known: Vec<String> = run.iter().map(|output| output.name.clone()).collect();
+    if let Some(name) = names.iter().find(|name| !known.contains(name)) {
+        let name = name.clone();
+        return Err(EngineError::NoOutput { name, known }.into());
+    }
+    let chosen = run
+        .into_iter()
+        .filter(|output| names.contains(&output.name));
+    Ok(chosen.collect())
 }
 
 fn given(item: &Bound<'_, PyAny>, index: usize) -> Result<Given> {

@@ -6,7 +6,7 @@ use gemmule::{
     EngineError, TextError,
     engine::hub::HubError,
     generate::{Failure, GenerateError},
-    runtime::{batch::BatchError, weights::CheckpointError},
+    runtime::{DeviceOutputError, batch::BatchError, weights::CheckpointError},
 };
 use pyo3::prelude::*;
 
@@ -54,6 +54,12 @@ impl From<GenerateError> for Error {
 
 impl From<TextError> for Error {
     fn from(error: TextError) -> Self {
+        EngineError::from(error).into()
+    }
+}
+
+impl From<DeviceOutputError> for Error {
+    fn from(error: DeviceOutputError) -> Self {
         EngineError::from(error).into()
     }
 }
@@ -128,6 +134,7 @@ fn kind(error: &EngineError) -> Kind {
         E::Cpu(_) | E::Cuda(_) | E::Jit(_) | E::Machine(_) | E::Codegen(_) => Kind::Compute,
         E::Lower(_) | E::Pass(_) | E::Plan(_) | E::Size(_) => Kind::Compute,
         E::NotFinite { .. } | E::PipelineEnded | E::Threads { .. } => Kind::Compute,
+        E::DeviceOutput(_) => Kind::Compute,
         _ => Kind::Input,
     }
 }

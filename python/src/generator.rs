@@ -12,7 +12,7 @@ use pyo3::{IntoPyObjectExt as _, prelude::*, types::PyDict};
 use crate::{
     arguments::{Texts, items, text, texts},
     error::{Error, Result},
-    loading::Loading,
+    loading::{Choices, Loading},
     options::Options,
     requests::{Requests, Step},
     signals::Signals,
@@ -24,7 +24,8 @@ use crate::{
 ///
 /// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or
 /// "cuda:N", and `dtype` "float32", "float16" or "bfloat16"; by default the first CUDA device in float16, or the CPU in float32.
-/// `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits. Several threads may use one object at once.
+/// `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits, and `dequantize=True` dequantizes those of
+/// a quantized checkpoint. `kv_dtype="fp8"` stores keys and values in 8 bits. Several threads may use one object at once.
 #[pyclass(frozen, module = "gemmule")]
 pub struct Generator {
     model: Arc<WritingModel>,
@@ -46,16 +47,27 @@ pub struct Prompts {
 #[pymethods]
 impl Generator {
     #[new]
-    #[pyo3(signature = (model, *, device=None, dtype=None, quantize=None, threads=None))]
+    #[pyo3(signature = (model, *, device=None, dtype=None, quantize=None, dequantize=false, kv_dtype=None, threads=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
         py: Python<'_>,
         model: &Bound<'_, PyAny>,
         device: Option<&str>,
         dtype: Option<&str>,
         quantize: Option<&str>,
+        dequantize: bool,
+        kv_dtype: Option<&str>,
         threads: Option<usize>,
     ) -> Result<Self> {
-        let loading = Loading::new(model, device, dtype, quantize, threads)?;
+        let choices = Choices {
+            device,
+            dtype,
+            quantize,
+            dequantize,
+            kv_dtype,
+            threads,
+        };
+        let loading = Loading::new(model, &choices)?;
         Ok(Self {
             model: Arc::new(WritingModel::load(py, loading)?),
             template: OnceLock::new(),
@@ -132,6 +144,12 @@ impl Generator {
         self.model.engine.device().to_string()
     }
 
+    /// Format of the KV cache: "f32", "f16", "bf16" or "e4m3".
+    #[getter]
+    fn kv_dtype(&self) -> String {
+        self.model.engine.program().cache_format().to_string()
+    }
+
     /// Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4".
     #[getter]
     fn precision(&self) -> &'static str {
@@ -187,7 +205,7 @@ impl WritingModel {
     pub fn load(py: Python<'_>, loading: Loading) -> Result<Self> {
         loading.load(
             py,
-            |builder| builder.generating(),
+            |builder| Ok(builder.generating()),
             |engine| {
                 let encoder = TextEncoder::for_prompts(folder(&engine)?)?;
                 Ok(Self { engine, encoder })

@@ -7,11 +7,14 @@
 mod arguments;
 mod arrays;
 mod command;
+mod device_array;
+mod dlpack;
 mod embedder;
 mod engine;
 mod error;
 mod generator;
 mod loading;
+mod multi_vector;
 mod options;
 mod process;
 mod requests;
@@ -39,9 +42,11 @@ fn silence_contained_panics() {
 fn _gemmule(module: &Bound<'_, PyModule>) -> PyResult<()> {
     silence_contained_panics();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<device_array::DeviceArray>()?;
     module.add_class::<embedder::Embedder>()?;
     module.add_class::<engine::Engine>()?;
     module.add_class::<generator::Generator>()?;
+    module.add_class::<multi_vector::MultiVectorEncoder>()?;
     module.add_class::<reranker::Reranker>()?;
     module.add_class::<stream::TextStream>()?;
     module.add_class::<translator::Translator>()?;

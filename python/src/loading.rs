@@ -9,7 +9,7 @@ use std::{
 
 use gemmule::{
     DType, DeviceChoice, Engine, EngineError, Format, TextError,
-    engine::{Builder, hub::ModelId},
+    engine::{Builder, KvCacheChoice, hub::ModelId},
 };
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyString};
 
@@ -26,7 +26,20 @@ pub struct Loading {
     device: DeviceChoice,
     dtype: Option<DType>,
     quantize: Option<Format>,
+    dequantize: bool,
+    kv_cache: Option<Format>,
     threads: Option<NonZeroUsize>,
+}
+
+/// Arguments that classes share, by their names in Python.
+#[derive(Default)]
+pub struct Choices<'a> {
+    pub device: Option<&'a str>,
+    pub dtype: Option<&'a str>,
+    pub quantize: Option<&'a str>,
+    pub dequantize: bool,
+    pub kv_dtype: Option<&'a str>,
+    pub threads: Option<usize>,
 }
 
 /// Location of a model.
@@ -37,18 +50,12 @@ enum Source {
 }
 
 impl Loading {
-    /// Reads the arguments that all classes share.
+    /// Reads the arguments that classes share.
     ///
     /// # Errors
-    /// Unknown devices, types and formats, and a model that is neither a text nor a path.
-    pub fn new(
-        model: &Bound<'_, PyAny>,
-        device: Option<&str>,
-        dtype: Option<&str>,
-        quantize: Option<&str>,
-        threads: Option<usize>,
-    ) -> Result<Self> {
-        let threads = match threads.map(NonZeroUsize::new) {
+    /// Unknown devices, types and formats, arguments that contradict each other, and a model that is neither a text nor a path.
+    pub fn new(model: &Bound<'_, PyAny>, choices: &Choices<'_>) -> Result<Self> {
+        let threads = match choices.threads.map(NonZeroUsize::new) {
             None => None,
             Some(Some(n)) => Some(n),
             Some(None) => {
@@ -57,11 +64,17 @@ impl Loading {
                 return Err(Error::Input(text.to_owned()));
             }
         };
+        if choices.quantize.is_some() && choices.dequantize {
+            let text = "quantize and dequantize are both given; expected one of them";
+            return Err(Error::Input(text.to_owned()));
+        }
         Ok(Self {
             source: source(model)?,
-            device: device.map_or(Ok(DeviceChoice::Auto), str::parse)?,
-            dtype: dtype.map_or(Ok(None), parsed_dtype)?,
-            quantize: quantize.map(parsed_format).transpose()?,
+            device: choices.device.map_or(Ok(DeviceChoice::Auto), str::parse)?,
+            dtype: choices.dtype.map_or(Ok(None), parsed_dtype)?,
+            quantize: choices.quantize.map(parsed_format).transpose()?,
+            dequantize: choices.dequantize,
+            kv_cache: choices.kv_dtype.map_or(Ok(None), parsed_kv_dtype)?,
             threads,
         })
     }
@@ -74,13 +87,15 @@ impl Loading {
     pub fn load<T: Send + 'static>(
         self,
         py: Python<'_>,
-        set: impl FnOnce(Builder) -> Builder + Send + 'static,
+        set: impl FnOnce(Builder) -> Result<Builder> + Send + 'static,
         finish: impl FnOnce(Engine) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         process::check()?;
         let (sender, mut receiver) = sync_channel(1);
         let load = move || {
-            let loaded = self.builder().and_then(|builder| Ok(set(builder).build()?));
+            let loaded = self
+                .builder()
+                .and_then(|builder| Ok(set(builder)?.build()?));
             // The caller may have been interrupted.
             let _ = sender.send(loaded.and_then(finish));
         };
@@ -108,12 +123,15 @@ impl Loading {
             }
             Source::Hub(name) => Engine::from_hub(name)?,
         };
-        builder = builder.device(self.device);
+        builder = builder.device(self.device).dequantize(self.dequantize);
         if let Some(dtype) = self.dtype {
             builder = builder.dtype(dtype);
         }
         if let Some(format) = self.quantize {
             builder = builder.quantize(format);
+        }
+        if let Some(format) = self.kv_cache {
+            builder = builder.kv_cache(format);
         }
         if let Some(threads) = self.threads {
             builder = builder.threads(threads);
@@ -169,5 +187,12 @@ fn parsed_format(name: &str) -> Result<Format> {
         _ => Err(Error::Input(format!(
             "`{name}` is not a format that weights are quantized to; expected \"fp8\", \"int8\" or \"int4\""
         ))),
+    }
+}
+
+fn parsed_kv_dtype(name: &str) -> Result<Option<Format>> {
+    match name.parse::<KvCacheChoice>() {
+        Ok(choice) => Ok(choice.format()),
+        Err(error) => Err(Error::Input(error.to_string())),
     }
 }

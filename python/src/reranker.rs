@@ -1,6 +1,14 @@
 //! `Reranker`: a score for each pair of a query and a document.
 
-use gemmule::{Outputs, engine::LOGITS, text::Input};
+use std::{collections::HashMap, mem};
+
+use gemmule::{
+    Outputs,
+    engine::LOGITS,
+    heads::TokenVectors,
+    model::TOKEN_VECTORS,
+    text::{Folder, Input, Prompt, TextRole},
+};
 use numpy::PyArrayDyn;
 use pyo3::{
     prelude::*,
@@ -11,15 +19,17 @@ use crate::{
     arguments::{Texts, items, pair, text, texts},
     arrays::Rows,
     error::Result,
-    loading::Loading,
+    loading::{Choices, Loading},
+    signals::Signals,
     text_model::{TextModel, prompt},
 };
 
-/// Scores pairs of a query and a document, as `CrossEncoder` does.
+/// Scores pairs of a query and a document, as `CrossEncoder` does, or by the vectors of their tokens (late interaction).
 ///
 /// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or
 /// "cuda:N", and `dtype` "float32", "float16" or "bfloat16"; by default the first CUDA device in float16, or the CPU in float32.
-/// `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits. Several threads may use one object at once.
+/// `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits, and `dequantize=True` dequantizes those of
+/// a quantized checkpoint. Several threads may use one object at once.
 #[pyclass(frozen, module = "gemmule")]
 pub struct Reranker {
     model: TextModel,
@@ -28,18 +38,27 @@ pub struct Reranker {
 #[pymethods]
 impl Reranker {
     #[new]
-    #[pyo3(signature = (model, *, device=None, dtype=None, quantize=None, threads=None))]
+    #[pyo3(signature = (model, *, device=None, dtype=None, quantize=None, dequantize=false, threads=None))]
     fn new(
         py: Python<'_>,
         model: &Bound<'_, PyAny>,
         device: Option<&str>,
         dtype: Option<&str>,
         quantize: Option<&str>,
+        dequantize: bool,
         threads: Option<usize>,
     ) -> Result<Self> {
-        let loading = Loading::new(model, device, dtype, quantize, threads)?;
+        let choices = Choices {
+            device,
+            dtype,
+            quantize,
+            dequantize,
+            threads,
+            ..Choices::default()
+        };
+        let loading = Loading::new(model, &choices)?;
         Ok(Self {
-            model: TextModel::load(py, loading, LOGITS)?,
+            model: TextModel::load(py, loading, scored)?,
         })
     }
 
@@ -58,10 +77,7 @@ impl Reranker {
     ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
         let (pairs, is_single) = pairs_of(pairs)?;
         let chosen = self::prompt(prompt_name, prompt)?;
-        let inputs = pairs
-            .iter()
-            .map(|(query, document)| Input::Pair(query, document));
-        let rows = self.scores(py, inputs, chosen, batch_tokens)?;
+        let rows = self.scores(py, &pairs, chosen, batch_tokens)?;
         rows.into_array(py, is_single)
     }
 
@@ -82,30 +98,22 @@ impl Reranker {
         batch_tokens: Option<usize>,
     ) -> Result<Vec<Bound<'py, PyDict>>> {
         let query = text(query, || "query".to_owned())?;
-        let Texts {
-            texts: documents, ..
-        } = texts(documents, "documents")?;
+        let Texts { texts, .. } = texts(documents, "documents")?;
         let chosen = self::prompt(prompt_name, prompt)?;
-        let inputs = documents.iter().map(|text| Input::Pair(&query, text));
-        let rows = self.scores(py, inputs, chosen, batch_tokens)?;
+        let pairs = texts.into_iter().map(|text| (query.clone(), text));
+        let pairs: Vec<(String, String)> = pairs.collect();
+        let rows = self.scores(py, &pairs, chosen, batch_tokens)?;
         if let [labels] = rows.row[..] {
             let labels = labels as u64;
             return Err(gemmule::EngineError::SeveralScores { labels }.into());
         }
-        let mut order: Vec<usize> = (0..documents.len()).collect();
-        // Equal scores stay in the order of the documents.
-        order.sort_by(|&a, &b| rows.values[b].total_cmp(&rows.values[a]));
-        order.truncate(top_k.unwrap_or(usize::MAX));
-        let ranked = order.into_iter().map(|index| {
-            let entry = PyDict::new(py);
-            entry.set_item("corpus_id", index)?;
-            entry.set_item("score", rows.values[index])?;
-            if return_documents {
-                entry.set_item("text", &documents[index])?;
-            }
-            Ok(entry)
-        });
-        ranked.collect()
+        let texts: Vec<&str> = pairs.iter().map(|(_, text)| text.as_str()).collect();
+        ranked(
+            py,
+            &rows.values,
+            top_k,
+            return_documents.then_some(&texts[..]),
+        )
     }
 
     /// Maximum number of tokens of a pair, with special tokens; None without a limit.
@@ -128,16 +136,102 @@ impl Reranker {
 }
 
 impl Reranker {
-    fn scores<'a>(
+    fn scores(
         &self,
         py: Python<'_>,
-        inputs: impl Iterator<Item = Input<'a>> + Send,
-        prompt: gemmule::text::Prompt<'_>,
+        pairs: &[(String, String)],
+        prompt: Prompt<'_>,
         batch_tokens: Option<usize>,
     ) -> Result<Rows> {
+        if self.model.engine.has_token_vectors() {
+            return self.late_scores(py, pairs, prompt, batch_tokens);
+        }
         let output = |engine: &gemmule::Engine, outputs: &Outputs| Ok(engine.scores(outputs)?);
+        let inputs = pairs.iter();
+        let inputs = inputs.map(|(query, document)| Input::Pair(query, document));
         self.model.rows(py, inputs, prompt, batch_tokens, output)
     }
+
+    /// Scores pairs by the vectors of their tokens. The prompt is that of the queries; equal queries are computed once.
+    fn late_scores(
+        &self,
+        py: Python<'_>,
+        pairs: &[(String, String)],
+        prompt: Prompt<'_>,
+        batch_tokens: Option<usize>,
+    ) -> Result<Rows> {
+        let mut queries: Vec<String> = Vec::new();
+        let mut places: HashMap<&str, usize> = HashMap::new();
+        let mut pairs_of: Vec<Vec<usize>> = Vec::new();
+        for (at, (query, _)) in pairs.iter().enumerate() {
+            let place = *places.entry(query).or_insert_with(|| {
+                queries.push(query.clone());
+                pairs_of.push(Vec::new());
+                queries.len() - 1
+            });
+            pairs_of[place].push(at);
+        }
+        let documents: Vec<String> = pairs.iter().map(|(_, text)| text.clone()).collect();
+        let model = &self.model;
+        let (query, document) = (TextRole::Query, TextRole::Document);
+        let queries = model.token_vectors(py, &queries, query, prompt, batch_tokens)?;
+        let mut documents =
+            model.token_vectors(py, &documents, document, Prompt::Default, batch_tokens)?;
+        let mut values = vec![0.0; pairs.len()];
+        py.detach(|| -> Result<()> {
+            let mut signals = Signals::new();
+            for (query, pairs) in queries.iter().zip(&pairs_of) {
+                let own = pairs.iter().map(|&at| mem::take(&mut documents[at]));
+                let own: Vec<TokenVectors> = own.collect();
+                let scores = model.engine.max_sim(query, &own)?;
+                for (&at, score) in pairs.iter().zip(scores) {
+                    values[at] = score;
+                }
+                signals.check()?;
+            }
+            Ok(())
+        })?;
+        Ok(Rows {
+            values,
+            n_rows: pairs.len(),
+            row: Vec::new(),
+        })
+    }
+}
+
+/// Returns the output that scores are computed from: the vectors of tokens of a late-interaction model or of BGE-M3, whose folder has
+/// a layer for them, and otherwise the logits of a cross-encoder.
+fn scored(folder: &Folder) -> Result<&'static str> {
+    let layers = ["colbert_linear.safetensors", "colbert_linear.pt"];
+    let is_late = folder.late_interaction().is_some()
+        || layers.iter().any(|layer| folder.root_files().has(layer));
+    Ok(match is_late {
+        true => TOKEN_VECTORS,
+        false => LOGITS,
+    })
+}
+
+/// Returns the best `top_k` documents as dicts. Documents of equal scores stay in order. `documents` are their texts, if they are
+/// returned.
+pub fn ranked<'py>(
+    py: Python<'py>,
+    scores: &[f32],
+    top_k: Option<usize>,
+    documents: Option<&[&str]>,
+) -> Result<Vec<Bound<'py, PyDict>>> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+    order.truncate(top_k.unwrap_or(usize::MAX));
+    let entries = order.into_iter().map(|index| {
+        let entry = PyDict::new(py);
+        entry.set_item("corpus_id", index)?;
+        entry.set_item("score", scores[index])?;
+        if let Some(text) = documents.and_then(|texts| texts.get(index)) {
+            entry.set_item("text", text)?;
+        }
+        Ok(entry)
+    });
+    entries.collect()
 }
 
 /// Copies a list of pairs, or one pair. A tuple or list of two texts is one pair, as for `CrossEncoder`.

@@ -3,9 +3,11 @@
 use std::sync::{Mutex, PoisonError};
 
 use gemmule::{
-    Engine, Output, Outputs, Session,
+    Batch, DeviceOutput, Engine, EngineError, Output, Outputs, Session,
     engine::DeviceName,
-    text::{Encoded, Folder, Input, Prompt, TextEncoder},
+    heads::TokenVectors,
+    model::TOKEN_VECTORS,
+    text::{Encoded, Folder, Input, Prompt, TextEncoder, TextRole},
 };
 use pyo3::Python;
 
@@ -16,6 +18,11 @@ use crate::{
     process,
     signals::Signals,
 };
+
+/// Name of the prompt for queries.
+pub const QUERY: [&str; 1] = ["query"];
+/// Names of the prompts for documents, in order of preference, as in sentence-transformers.
+pub const DOCUMENT: [&str; 3] = ["document", "passage", "corpus"];
 
 /// Default maximum number of tokens of a batch on a CUDA device.
 const BATCH_TOKENS: usize = 16_384;
@@ -53,14 +60,22 @@ impl Sessions {
 }
 
 impl TextModel {
-    /// Loads a model that computes one output.
+    /// Loads a model that computes one output, whose name `output` returns for the model's folder.
     ///
     /// # Errors
-    /// The errors of [`Loading::load`], and a folder without a tokenizer.
-    pub fn load(py: Python<'_>, loading: Loading, output: &'static str) -> Result<Self> {
+    /// The errors of [`Loading::load`] and of `output`, and a folder without a tokenizer.
+    pub fn load(
+        py: Python<'_>,
+        loading: Loading,
+        output: impl FnOnce(&Folder) -> Result<&'static str> + Send + 'static,
+    ) -> Result<Self> {
         loading.load(
             py,
-            move |builder| builder.outputs([output]),
+            move |builder| {
+                let folder = builder.folder()?;
+                let output = output(&folder.ok_or(EngineError::NoFolderOfTexts)?)?;
+                Ok(builder.outputs([output]))
+            },
             |engine| {
                 let encoder = TextEncoder::of(folder(&engine)?)?;
                 Ok(Self {
@@ -88,49 +103,166 @@ impl TextModel {
         let batch_tokens = self.batch_tokens(batch_tokens)?;
         py.detach(move || {
             let mut signals = Signals::new();
-            let mut encoded: Vec<Encoded> = Vec::new();
-            for (index, input) in inputs.enumerate() {
-                let one = self.encoder.encode_one(input, prompt);
-                encoded.push(one.map_err(|e| of_text(e, index))?);
-                signals.check()?;
-            }
-            self.sessions.with(&self.engine, |session| {
-                self.run(session, &encoded, batch_tokens, output, &mut signals)
-            })
+            let encoded = self.encoded(inputs, prompt, &mut signals)?;
+            let mut rows = Rows {
+                values: Vec::new(),
+                n_rows: encoded.len(),
+                row: Vec::new(),
+            };
+            self.each_batch(
+                &encoded,
+                batch_tokens,
+                &mut signals,
+                |session, batch, at| {
+                    let outputs = session.run(batch)?;
+                    outputs.check_finite()?;
+                    let output = output(&self.engine, &outputs)?;
+                    let width = output.values.len() / at.len();
+                    if rows.values.is_empty() {
+                        rows.row = output.shape[1..].iter().map(|&n| n as usize).collect();
+                        let n = width.saturating_mul(rows.n_rows);
+                        rows.values.try_reserve_exact(n).map_err(|_| no_room(n))?;
+                        rows.values.resize(n, 0.0);
+                    }
+                    for (row, &index) in output.values.chunks_exact(width.max(1)).zip(at) {
+                        rows.values[index * width..][..width].copy_from_slice(row);
+                    }
+                    Ok(())
+                },
+            )?;
+            Ok(rows)
         })
     }
 
-    fn run(
+    /// Computes an output with a row for each input, like [`rows`](Self::rows), and leaves it on the device. `width` returns the
+    /// number of values to keep of each row.
+    ///
+    /// # Errors
+    /// The errors of [`rows`](Self::rows) and of `width`. Values that are not finite are no error.
+    pub fn device_rows<'a>(
         &self,
-        session: &mut Session,
-        encoded: &[Encoded],
-        batch_tokens: usize,
-        output: impl Fn(&Engine, &Outputs) -> Result<Output>,
+        py: Python<'_>,
+        inputs: impl Iterator<Item = Input<'a>> + Send,
+        prompt: Prompt<'_>,
+        batch_tokens: Option<usize>,
+        width: impl Fn(usize) -> Result<usize> + Send + Sync,
+    ) -> Result<DeviceOutput> {
+        let batch_tokens = self.batch_tokens(batch_tokens)?;
+        py.detach(move || {
+            let mut signals = Signals::new();
+            let encoded = self.encoded(inputs, prompt, &mut signals)?;
+            let mut rows: Option<DeviceOutput> = None;
+            self.each_batch(
+                &encoded,
+                batch_tokens,
+                &mut signals,
+                |session, batch, at| {
+                    for output in session.run_on_device(batch)? {
+                        let all = match &mut rows {
+                            Some(rows) => rows,
+                            none => {
+                                let own = output.shape[1..].iter().product::<u64>() as usize;
+                                let (n, width) = (encoded.len() as u64, width(own)? as u64);
+                                none.insert(output.with_rows(n, width)?)
+                            }
+                        };
+                        all.set_rows(&output, at)?;
+                    }
+                    Ok(())
+                },
+            )?;
+            rows.ok_or_else(|| Error::Input("there are no inputs".to_owned()))
+        })
+    }
+
+    /// Computes the vectors of the tokens of queries or documents, for late interaction.
+    ///
+    /// # Errors
+    /// The errors of [`rows`](Self::rows).
+    pub fn token_vectors(
+        &self,
+        py: Python<'_>,
+        texts: &[String],
+        role: TextRole,
+        prompt: Prompt<'_>,
+        batch_tokens: Option<usize>,
+    ) -> Result<Vec<TokenVectors>> {
+        let batch_tokens = self.batch_tokens(batch_tokens)?;
+        py.detach(move || {
+            let mut signals = Signals::new();
+            let side = self.encoder.cut_side();
+            let mut encoded = Vec::with_capacity(texts.len());
+            for (index, text) in texts.iter().enumerate() {
+                let one = self.encoder.encode_as(role, text, prompt, side);
+                encoded.push(one.map_err(|e| of_text(e, index))?);
+                signals.check()?;
+            }
+            let mut vectors = vec![TokenVectors::default(); texts.len()];
+            self.each_batch(
+                &encoded,
+                batch_tokens,
+                &mut signals,
+                |session, batch, at| {
+                    let outputs = session.run(batch)?;
+                    outputs.check_finite()?;
+                    for (nth, &index) in at.iter().enumerate() {
+                        let rows = outputs.sequence(TOKEN_VECTORS, nth)?;
+                        let ids = &encoded[index].ids;
+                        vectors[index] = TokenVectors::of(&self.encoder, role, ids, rows);
+                    }
+                    Ok(())
+                },
+            )?;
+            Ok(vectors)
+        })
+    }
+
+    /// Tokenizes inputs.
+    fn encoded<'a>(
+        &self,
+        inputs: impl Iterator<Item = Input<'a>>,
+        prompt: Prompt<'_>,
         signals: &mut Signals,
-    ) -> Result<Rows> {
-        let mut rows = Rows {
-            values: Vec::new(),
-            n_rows: encoded.len(),
-            row: Vec::new(),
-        };
-        for (nth, batch) in batches(encoded, batch_tokens).into_iter().enumerate() {
-            let sequences = batch.iter().map(|&index| &encoded[index]);
-            let outputs = session.run(&Encoded::batch(sequences)?)?;
-            outputs.check_finite()?;
-            let output = output(&self.engine, &outputs)?;
-            let width = output.values.len() / batch.len();
-            if nth == 0 {
-                rows.row = output.shape[1..].iter().map(|&n| n as usize).collect();
-                let n = width.saturating_mul(rows.n_rows);
-                rows.values.try_reserve_exact(n).map_err(|_| no_room(n))?;
-                rows.values.resize(n, 0.0);
-            }
-            for (row, &index) in output.values.chunks_exact(width.max(1)).zip(&batch) {
-                rows.values[index * width..][..width].copy_from_slice(row);
-            }
+    ) -> Result<Vec<Encoded>> {
+        let mut encoded = Vec::new();
+        for (index, input) in inputs.enumerate() {
+            let one = self.encoder.encode_one(input, prompt);
+            encoded.push(one.map_err(|e| of_text(e, index))?);
             signals.check()?;
         }
-        Ok(rows)
+        Ok(encoded)
+    }
+
+    /// Calls `run` for each batch of similar lengths, with the indices of its sequences.
+    fn each_batch(
+        &self,
+        encoded: &[Encoded],
+        batch_tokens: usize,
+        signals: &mut Signals,
+        mut run: impl FnMut(&mut Session, &Batch, &[usize]) -> Result<()>,
+    ) -> Result<()> {
+        self.sessions.with(&self.engine, |session| {
+            for indices in batches(encoded, batch_tokens) {
+                let sequences = indices.iter().map(|&index| &encoded[index]);
+                run(session, &Encoded::batch(sequences)?, &indices)?;
+                signals.check()?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Returns the first of the names that is a prompt of the folder, or the folder's default.
+    ///
+    /// # Errors
+    /// A folder with another pipeline for the texts of the first name, which every folder knows.
+    pub fn prompt_of(&self, names: &[&str]) -> Result<Prompt<'_>> {
+        let folder = self.encoder.folder();
+        if let Some(&first) = names.first() {
+            folder.prompt(Prompt::Named(first))?;
+        }
+        let index = folder.prompt_index(names);
+        let name = index.and_then(|index| folder.prompt_name(index));
+        Ok(name.map_or(Prompt::Default, Prompt::Named))
     }
 
     fn batch_tokens(&self, asked: Option<usize>) -> Result<usize> {

@@ -2,9 +2,9 @@ import json
 
 import numpy as np
 import pytest
-from conftest import ROOT, checkpoint, runs, tensors
+from conftest import CHECKPOINTS, ROOT, checkpoint, runs, tensors
 
-from gemmule import Embedder, InputError
+from gemmule import Embedder, Engine, Generator, InputError, MultiVectorEncoder, Reranker, Translator
 
 SENTENCES = json.loads((ROOT / "tests/references/minilm_sentences.json").read_text())
 EXPECTED = tensors(ROOT / "tests/references/minilm.safetensors")["sentence_embedding"]
@@ -29,12 +29,18 @@ def test_a_single_text_has_no_first_dimension(minilm):
     assert minilm.encode([SENTENCES[0]]).shape == (1, 384)
 
 
-@pytest.mark.parametrize("name", ["st-mean", "st-cls", "st-distil", "st-dense", "st-qwen", "st-modernbert"])
+FOLDERS = sorted(folder.name for folder in CHECKPOINTS.glob("st-*"))
+
+
+@pytest.mark.parametrize("name", FOLDERS)
 def test_folders_and_prompts_are_read_as_by_sentence_transformers(name):
+    embeddings = [run for run in runs(name) if run["output"] == "sentence_embedding"]
+    if not embeddings:
+        with pytest.raises(InputError, match=r'computes the output `sparse`, .* use Engine\(model, outputs=\["sparse"\]\)'):
+            Embedder(checkpoint(name), device="cpu")
+        return
     embedder = Embedder(checkpoint(name), device="cpu")
-    for run in runs(name):
-        if run["output"] != "sentence_embedding":
-            continue
+    for run in embeddings:
         vectors = embedder.encode(run["texts"], prompt_name=run["prompt_name"], prompt=run["prompt"])
         expected = np.array(run["values"], np.float32).reshape(run["shape"])
         np.testing.assert_allclose(vectors, expected, atol=1e-5, err_msg=str(run["texts"]))
@@ -53,11 +59,18 @@ def test_queries_and_documents_have_their_prompts():
     np.testing.assert_array_equal(without.encode_query(text), without.encode(text))
 
 
+def test_folders_of_other_classes_are_named():
+    with pytest.raises(InputError, match="vector for each token, .* use MultiVectorEncoder"):
+        Embedder(checkpoint("late-bert"), device="cpu")
+    with pytest.raises(InputError, match="scores pairs, .* use Reranker"):
+        Embedder(checkpoint("ce-qwen"), device="cpu")
+
+
 def test_a_default_prompt_is_used():
     embedder = Embedder(checkpoint("st-default-prompt"), device="cpu")
-    with pytest.raises(InputError, match="the prompt `find: ` must be excluded from pooling"):
-        embedder.encode("a")
-    assert embedder.encode("a", prompt="").shape == (32,)
+    default = embedder.encode("a")
+    np.testing.assert_array_equal(embedder.encode("a", prompt="find: "), default)
+    assert not np.allclose(embedder.encode("a", prompt=""), default, atol=1e-3)
 
 
 def test_vectors_are_normalized_after_they_are_truncated():
@@ -106,3 +119,16 @@ def test_other_precisions_are_close(minilm, precision, tolerance):
 def test_the_device_and_threads_are_chosen():
     embedder = Embedder(checkpoint("st-mean"), device="cpu", dtype="float32", threads=3)
     assert embedder.device == "CPU, 3 threads"
+
+
+def test_dequantized_weights_of_a_quantized_checkpoint_are_those_of_the_cpu():
+    folder = ROOT / "tests/quantized/models/llama-int8-head"
+    ids = [[3, 5, 7, 11, 2]]
+    usual = Engine(folder, device="cpu").run(ids)
+    dequantized = Engine(folder, device="cpu", dequantize=True)
+    assert dequantized.precision == "f32"
+    for name, values in dequantized.run(ids).items():
+        np.testing.assert_array_equal(values, usual[name])
+    for kind in (Embedder, Engine, Generator, MultiVectorEncoder, Reranker, Translator):
+        with pytest.raises(InputError, match="quantize and dequantize are both given; expected one of them"):
+            kind(folder, device="cpu", quantize="int8", dequantize=True)

@@ -3,7 +3,7 @@ import gc
 import pytest
 from conftest import checkpoint, written
 
-from gemmule import Generator, InputError, TextStream
+from gemmule import Generator, InputError, TextStream, Translator
 
 STORIES = written("writer")
 PROMPT = "One cold morning Ben walked to the f"
@@ -157,3 +157,21 @@ def test_conversations_are_checked(talker, messages, error, text):
 def test_a_folder_without_a_template_cannot_chat(writer):
     with pytest.raises(InputError, match="chat template"):
         writer.chat([{"role": "user", "content": "a"}])
+
+
+def test_a_cache_in_fp8_is_rounded(writer, translator):
+    assert (writer.kv_dtype, translator.kv_dtype) == ("f32", "f32")
+    rounded = Generator(checkpoint("writer"), device="cpu", kv_dtype="fp8")
+    assert rounded.kv_dtype == "e4m3"
+    prompts = ["One cold morning Ben walked to the f", "Lily was bored, so", "The"]
+    # The trained model is sure of its words. Drawn from flatter probabilities, rounding changes some.
+    assert rounded.generate(prompts) == writer.generate(prompts)
+    plain, drawn = (model.generate(prompts, max_new_tokens=60, temperature=3.0) for model in (writer, rounded))
+    assert plain != drawn
+    auto = Generator(checkpoint("writer"), device="cpu", kv_dtype="auto")
+    assert auto.kv_dtype == "f32" and auto.generate(prompts, max_new_tokens=60, temperature=3.0) == plain
+    numbers = Translator(checkpoint("translator"), device="cpu", kv_dtype="fp8")
+    assert numbers.kv_dtype == "e4m3" and numbers.translate("7") == "seven"
+    for kind in (Generator, Translator):
+        with pytest.raises(InputError, match="`int8` is no format of a KV cache; expected auto .* or fp8"):
+            kind(checkpoint("writer"), device="cpu", kv_dtype="int8")

@@ -1,14 +1,17 @@
 import numpy as np
 import pytest
-from conftest import checkpoint, runs
+from conftest import CHECKPOINTS, checkpoint, runs
 
 from gemmule import InputError, Reranker
 
 
-@pytest.mark.parametrize("name", ["ce-one", "ce-nli", "ce-modules"])
+FOLDERS = sorted(folder.name for folder in CHECKPOINTS.glob("ce-*"))
+
+
+@pytest.mark.parametrize("name", FOLDERS)
 def test_scores_are_those_of_sentence_transformers(name):
     reranker = Reranker(checkpoint(name), device="cpu")
-    for run in runs(name):
+    for run in [run for run in runs(name) if run["output"] == "scores"]:
         pairs = [tuple(pair) for pair in run["pairs"]]
         scores = reranker.predict(pairs, prompt_name=run["prompt_name"])
         assert scores.dtype == np.float32

@@ -85,6 +85,16 @@ CALLS = {
         "model.encode(['word ' * 300] * 200_000)",
         "assert model.encode('a').shape == (384,)",
     ),
+    "dlpack": (
+        "Embedder",
+        "model.encode(['word ' * 200] * 20_000, to='dlpack')",
+        "assert model.encode('a', to='dlpack').shape == (384,)",
+    ),
+    "vectors": (
+        "MultiVectorEncoder",
+        "model.encode(['a letter ' * 20] * 400_000, is_query=False)",
+        "assert model.encode('a').ndim == 2",
+    ),
     "generate": (
         "Generator",
         "model.generate(['One'] * 20_000, max_new_tokens=200)",
@@ -114,6 +124,7 @@ def test_a_long_call_is_interrupted(name):
     folder = {
         "Embedder": minilm_folder(),
         "Generator": str(checkpoint("writer")),
+        "MultiVectorEncoder": str(checkpoint("late-plain")),
         "Translator": str(checkpoint("translator")),
     }[kind]
     code = LONG.format(kind=kind, folder=folder, call=call, again=again)
@@ -170,13 +181,16 @@ def test_a_forked_process_gets_an_error_and_does_not_hang():
     code = f"""
 import os
 import warnings
-from gemmule import ComputeError, Embedder, Generator
+from gemmule import ComputeError, Embedder, Generator, MultiVectorEncoder
 warnings.simplefilter("ignore")
 folder, writer = {str(checkpoint("st-mean"))!r}, Generator({str(checkpoint("writer"))!r}, device="cpu")
 embedder = Embedder(folder, device="cpu")
+encoder = MultiVectorEncoder({str(checkpoint("late-plain"))!r}, device="cpu")
+vectors = encoder.encode("a")
 stream = writer.generate("One", stream=True)
 calls = [
     lambda: embedder.encode("a"), lambda: Embedder(folder), lambda: writer.generate("One"), lambda: next(stream),
+    lambda: embedder.encode("a", to="dlpack"), lambda: encoder.encode("a"), lambda: encoder.similarity(vectors, vectors),
 ]
 if os.fork() == 0:
     errors = 0

@@ -332,7 +332,7 @@ impl Builder {
         }
         let mut times = LoadTimes::default();
         let began = Instant::now();
-        let folder = self.checkpoint.as_deref().map(Folder::open).transpose()?;
+        let folder = self.folder()?;
         let mut facts = Facts::default();
         let mut loaded = self.artifact(&device, folder.as_ref(), &facts, &mut times)?;
         let mut source = self.weights(&loaded.artifact, folder.as_ref())?;

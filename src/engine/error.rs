@@ -13,7 +13,7 @@ use crate::{
     passes::PassError,
     program::{AttentionChoice, LowerError, SizeOverflow},
     runtime::{
-        PlannerError,
+        DeviceOutputError, PlannerError,
         batch::BatchError,
         cpu::{CpuError, ThreadsError},
         cuda::CudaError,
@@ -346,6 +346,12 @@ pub enum EngineError {
     Cpu(#[from] CpuError),
     #[error(transparent)]
     Cuda(#[from] CudaError),
+    #[error(transparent)]
+    DeviceOutput(#[from] DeviceOutputError),
+    #[error(
+        "the engine keeps padding, which is removed from outputs on the host, so they cannot stay on the device that computes them; call `Session::run`, or build the engine without `Padding::Kept`"
+    )]
+    PaddedOutputs,
 }
 
 /// Lists the first names.

@@ -7,7 +7,7 @@ use crate::{
     ops::BatchInput,
     program::Program,
     runtime::{
-        GraphUse, MemoryUse, MemoryWork,
+        DeviceOutput, GraphUse, MemoryUse, MemoryWork,
         batch::{Batch, BatchError, Limits},
         cpu::CpuSession,
         cuda::{CudaSession, Timing},
@@ -64,9 +64,7 @@ impl Session {
     /// # }
     /// ```
     pub fn submit(&mut self, batch: &Batch) -> Result<Pending, EngineError> {
-        batch.check(&self.limits)?;
-        self.check_left_out(batch)?;
-        let batch = &*self.ended(batch)?;
+        let batch = &*self.checked(batch)?;
         let laid_out = padding::laid_out(batch, self.padding)?;
         let lens = batch.own_lens().to_vec();
         let mut outputs = match &mut self.backend {
@@ -82,6 +80,34 @@ impl Session {
             padding::remove(&mut outputs, self.program(), &laid_out);
         }
         Ok(Pending::done(Outputs { outputs, lens }))
+    }
+
+    /// Runs a batch and leaves its outputs in the memory of the device that computed them: on a CUDA device in the storage type of
+    /// the model, and on the CPU in f32. The values are complete when this returns. They are not checked for NaN values.
+    ///
+    /// # Errors
+    /// Returns the errors of [`submit`](Self::submit), driver errors, and an error if the engine keeps padding
+    /// ([`Padding::Kept`]).
+    pub fn run_on_device(&mut self, batch: &Batch) -> Result<Vec<DeviceOutput>, EngineError> {
+        if self.padding == Padding::Kept {
+            return Err(EngineError::PaddedOutputs);
+        }
+        let batch = &*self.checked(batch)?;
+        let laid_out = padding::laid_out(batch, self.padding)?;
+        match &mut self.backend {
+            SessionBackend::Cpu(session) => {
+                let outputs = session.run(&laid_out)?;
+                Ok(outputs.into_iter().map(DeviceOutput::from).collect())
+            }
+            SessionBackend::Cuda(session) => Ok(session.run_on_device(&laid_out)?),
+        }
+    }
+
+    /// Checks a batch, and removes the tokens after the end of each sequence.
+    fn checked<'b>(&self, batch: &'b Batch) -> Result<Cow<'b, Batch>, BatchError> {
+        batch.check(&self.limits)?;
+        self.check_left_out(batch)?;
+        self.ended(batch)
     }
 
     /// Returns an error if tokens of a prompt are left out of pooling, but an output pools all tokens.

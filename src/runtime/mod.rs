@@ -6,6 +6,7 @@
 pub mod batch;
 pub mod cpu;
 pub mod cuda;
+mod device_output;
 mod elements;
 mod model;
 mod output;
@@ -16,6 +17,7 @@ mod workspace;
 
 pub(crate) use model::LoadedModel;
 
+pub use device_output::{DeviceOutput, DeviceOutputError};
 pub use elements::{decode_indices, decode_values, encode_tensor, extend_values};
 pub use output::{MemoryUse, Output};
 pub use planner::{AllocatorChoice, Footprint, Planner, PlannerError};

@@ -13,6 +13,15 @@ use crate::{
 };
 
 impl Builder {
+    /// Opens the checkpoint's folder, as [`build`](Self::build) does; `None` without a checkpoint. Its settings may decide which
+    /// outputs to compute.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Folder::open`].
+    pub fn folder(&self) -> Result<Option<Folder>, EngineError> {
+        Ok(self.checkpoint.as_deref().map(Folder::open).transpose()?)
+    }
+
     pub(super) fn description(&self, folder: Option<&Folder>) -> Result<Description, EngineError> {
         match &self.start {
             Start::Named(name) => description(name),

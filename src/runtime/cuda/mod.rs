@@ -9,6 +9,7 @@ mod graphs;
 mod matrix;
 mod memory;
 mod model;
+mod output_memory;
 mod session;
 mod stopwatch;
 mod watch;
@@ -18,6 +19,7 @@ pub use check::{CheckResult, check_kernel};
 pub use device::{Device, DeviceInfo, Presence, probe};
 pub use error::CudaError;
 pub use model::{Code, CudaModel};
+pub use output_memory::CudaMemory;
 pub use session::{
     ChosenRows, CudaCache, CudaSession, CudaTicket, DecodeLoop, Entry, Fence, LoopRoom, Part,
     Timing, TokenSelection,

@@ -1,6 +1,7 @@
 mod decode_loop;
 mod fence;
 mod launcher;
+mod on_device;
 mod slot;
 mod staging;
 mod timing;
@@ -26,7 +27,7 @@ use super::{
 use crate::{
     kernels::{KernelSpec, upload::Upload},
     plan::{ALIGNMENT, Plan},
-    program::{Buckets, Program, SizeOverflow},
+    program::{Buckets, Program, SizeOverflow, TensorIndex},
     runtime::{
         AllocatorChoice, GraphChoice, GraphUse, MemoryUse, MemoryWork, Output, Planner,
         batch::Batch,
@@ -443,17 +444,13 @@ impl CudaSession {
 
     /// Enqueues the copies of a run's results to the host, in their storage type.
     fn download(&mut self, ready: &Ready, pieces: &[Piece], bytes: usize) -> Result<(), CudaError> {
+        let addresses = self.output_addresses(ready);
         let Launcher { model, stream, .. } = &self.launcher;
-        let program = &model.program;
         let output = self.slots[ready.slot].output();
         let output = output.expect("there is room for the results, as was just made");
         let to = output.address()?;
-        let outputs = program.outputs_of(ready.own.part);
-        for ((name, tensor), piece) in outputs.zip(pieces) {
-            let nth = program.outputs.iter().position(|(_, of)| of == tensor);
-            let slot = self.output_slots[nth.unwrap_or_default()];
-            let at = ready.site.plan.placements[slot];
-            let from = self.workspace.chunks().at(at.chunk as usize, at.offset);
+        for (piece, from) in pieces.iter().zip(addresses) {
+            let name = &piece.name;
             if piece.bytes == 0 {
                 continue;
             }
@@ -474,6 +471,19 @@ impl CudaSession {
             }
         }
         output.note(stream)
+    }
+
+    /// Returns the address of each output of a run, which is valid until the next batch on the stream.
+    fn output_addresses(&self, ready: &Ready) -> Vec<u64> {
+        let program = &self.launcher.model.program;
+        let outputs = program.outputs_of(ready.own.part);
+        let address = |(_, tensor): &(String, TensorIndex)| {
+            let nth = program.outputs.iter().position(|(_, of)| of == tensor);
+            let slot = self.output_slots[nth.unwrap_or_default()];
+            let at = ready.site.plan.placements[slot];
+            self.workspace.chunks().at(at.chunk as usize, at.offset)
+        };
+        outputs.map(address).collect()
     }
 }
 

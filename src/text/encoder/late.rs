@@ -122,7 +122,7 @@ impl TextEncoder {
 
     /// Returns an error for a late-interaction model, which needs to know whether a text is a query or a document.
     pub(super) fn check_not_late(&self) -> Result<(), TextError> {
-        let problem = "a late-interaction model reads queries and documents differently, and the text is neither; in Rust, use `Engine::token_vectors` or `TextEncoder::encode_as`, or give token ids";
+        let problem = "a late-interaction model reads queries and documents differently, and the text is neither; in Rust, use `Engine::token_vectors` or `TextEncoder::encode_as`, and in Python `MultiVectorEncoder`, or give token ids";
         match &self.late {
             None => Ok(()),
             Some(_) => Err(self.late_problem(problem.to_owned())),

@@ -92,14 +92,14 @@ caused by: No such file or directory (os error 2)
 fn a_text_without_a_side_is_refused() {
     let folder = copy("late-bert");
     let encoder = TextEncoder::open(folder.path()).expect("a tokenizer");
-    assert_snapshot!(folder.text(&encoder.encode(&["bread"]).expect_err("refused")), @"`[dir]/config_sentence_transformers.json`: a late-interaction model reads queries and documents differently, and the text is neither; in Rust, use `Engine::token_vectors` or `TextEncoder::encode_as`, or give token ids");
+    assert_snapshot!(folder.text(&encoder.encode(&["bread"]).expect_err("refused")), @"`[dir]/config_sentence_transformers.json`: a late-interaction model reads queries and documents differently, and the text is neither; in Rust, use `Engine::token_vectors` or `TextEncoder::encode_as`, and in Python `MultiVectorEncoder`, or give token ids");
     let pair = encoder.encode_pairs(&[("a", "b")], Prompt::Default);
     assert!(pair.is_err());
     let engine = gemmule::Engine::from_checkpoint(folder.path())
         .device(gemmule::DeviceChoice::Cpu)
         .build()
         .expect("it loads");
-    assert_snapshot!(folder.text(&engine.embed(&["bread"]).expect_err("refused")), @"`[dir]/config_sentence_transformers.json`: a late-interaction model reads queries and documents differently, and the text is neither; in Rust, use `Engine::token_vectors` or `TextEncoder::encode_as`, or give token ids");
+    assert_snapshot!(folder.text(&engine.embed(&["bread"]).expect_err("refused")), @"`[dir]/config_sentence_transformers.json`: a late-interaction model reads queries and documents differently, and the text is neither; in Rust, use `Engine::token_vectors` or `TextEncoder::encode_as`, and in Python `MultiVectorEncoder`, or give token ids");
 }
 
 /// PyLate cuts a document to its length, and pads a query to it; a null key has the default.

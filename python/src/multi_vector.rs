@@ -1,0 +1,292 @@
+//! `MultiVectorEncoder`: a vector for each token of a text, for late interaction.
+
+use gemmule::{
+    heads::TokenVectors,
+    model::TOKEN_VECTORS,
+    text::{Prompt, TextRole},
+};
+use numpy::{IxDyn, PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArray2};
+use pyo3::{
+    IntoPyObjectExt as _,
+    exceptions::PyTypeError,
+    prelude::*,
+    types::{PyDict, PyString},
+};
+
+use crate::{
+    arguments::{Texts, items, kind_of, text, texts},
+    error::{Error, Result},
+    loading::{Choices, Loading},
+    process,
+    reranker::ranked,
+    signals::Signals,
+    text_model::{DOCUMENT, QUERY, TextModel, prompt},
+};
+
+/// Computes a vector for each token of a text, for late interaction, as `MultiVectorEncoder` of sentence-transformers and `ColBERT`
+/// of PyLate do.
+///
+/// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or
+/// "cuda:N", and `dtype` "float32", "float16" or "bfloat16"; by default the first CUDA device in float16, or the CPU in float32.
+/// `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits, and `dequantize=True` dequantizes those of
+/// a quantized checkpoint. Several threads may use one object at once.
+#[pyclass(frozen, module = "gemmule")]
+pub struct MultiVectorEncoder {
+    model: TextModel,
+}
+
+#[pymethods]
+impl MultiVectorEncoder {
+    #[new]
+    #[pyo3(signature = (model, *, device=None, dtype=None, quantize=None, dequantize=false, threads=None))]
+    fn new(
+        py: Python<'_>,
+        model: &Bound<'_, PyAny>,
+        device: Option<&str>,
+        dtype: Option<&str>,
+        quantize: Option<&str>,
+        dequantize: bool,
+        threads: Option<usize>,
+    ) -> Result<Self> {
+        let choices = Choices {
+            device,
+            dtype,
+            quantize,
+            dequantize,
+            threads,
+            ..Choices::default()
+        };
+        let loading = Loading::new(model, &choices)?;
+        Ok(Self {
+            model: TextModel::load(py, loading, |_| Ok(TOKEN_VECTORS))?,
+        })
+    }
+
+    /// Compute the vectors of the tokens of queries, or of documents with `is_query=False`.
+    ///
+    /// Returns a list of float32 arrays of shape [tokens, d], or one array for a single str. Each vector has length 1. Queries are
+    /// padded, and the vectors of some tokens are left out of documents, as the model's folder says.
+    ///
+    /// `prompt`, or the folder's prompt `prompt_name`, is put before each text. `batch_tokens` limits the tokens that are
+    /// computed at once.
+    #[pyo3(signature = (sentences, *, is_query=true, prompt_name=None, prompt=None, batch_tokens=None))]
+    fn encode<'py>(
+        &self,
+        py: Python<'py>,
+        sentences: &Bound<'py, PyAny>,
+        is_query: bool,
+        prompt_name: Option<&str>,
+        prompt: Option<&str>,
+        batch_tokens: Option<usize>,
+    ) -> Result<Bound<'py, PyAny>> {
+        let role = match is_query {
+            true => TextRole::Query,
+            false => TextRole::Document,
+        };
+        let chosen = self::prompt(prompt_name, prompt)?;
+        self.run(py, sentences, role, chosen, batch_tokens)
+    }
+
+    /// Compute the vectors of the tokens of queries: `encode` with the prompt `query`, if the model's folder defines it.
+    ///
+    /// Returns a list of float32 arrays of shape [tokens, d], or one array for a single str.
+    #[pyo3(signature = (sentences, *, batch_tokens=None))]
+    fn encode_query<'py>(
+        &self,
+        py: Python<'py>,
+        sentences: &Bound<'py, PyAny>,
+        batch_tokens: Option<usize>,
+    ) -> Result<Bound<'py, PyAny>> {
+        let chosen = self.model.prompt_of(&QUERY)?;
+        self.run(py, sentences, TextRole::Query, chosen, batch_tokens)
+    }
+
+    /// Compute the vectors of the tokens of documents: `encode` with `is_query=False` and the prompt `document`, `passage` or
+    /// `corpus`, the first that the model's folder defines.
+    ///
+    /// Returns a list of float32 arrays of shape [tokens, d], or one array for a single str.
+    #[pyo3(signature = (sentences, *, batch_tokens=None))]
+    fn encode_document<'py>(
+        &self,
+        py: Python<'py>,
+        sentences: &Bound<'py, PyAny>,
+        batch_tokens: Option<usize>,
+    ) -> Result<Bound<'py, PyAny>> {
+        let chosen = self.model.prompt_of(&DOCUMENT)?;
+        self.run(py, sentences, TextRole::Document, chosen, batch_tokens)
+    }
+
+    /// Score documents for queries by the vectors of their tokens (MaxSim), on the CPU.
+    ///
+    /// `queries` and `documents` are lists of arrays of shape [tokens, d], or one such array. Returns a float32 array of shape
+    /// [queries, documents].
+    fn similarity<'py>(
+        &self,
+        py: Python<'py>,
+        queries: &Bound<'py, PyAny>,
+        documents: &Bound<'py, PyAny>,
+    ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
+        let queries = matrices(queries, "queries")?;
+        let documents = matrices(documents, "documents")?;
+        let shape = [queries.len(), documents.len()];
+        let scores = self.scores(py, &queries, &documents)?;
+        Ok(PyArray1::from_vec(py, scores).reshape(IxDyn(&shape))?)
+    }
+
+    /// Rank documents for a query, the best first.
+    ///
+    /// Returns a list of dicts with `corpus_id`, the index of the document, `score`, and with `return_documents` its `text`. Texts
+    /// have the prompts of `encode_query` and `encode_document`.
+    #[pyo3(signature = (query, documents, top_k=None, return_documents=false, *, batch_tokens=None))]
+    fn rank<'py>(
+        &self,
+        py: Python<'py>,
+        query: &Bound<'py, PyAny>,
+        documents: &Bound<'py, PyAny>,
+        top_k: Option<usize>,
+        return_documents: bool,
+        batch_tokens: Option<usize>,
+    ) -> Result<Vec<Bound<'py, PyDict>>> {
+        let query = [text(query, || "query".to_owned())?];
+        let Texts { texts, .. } = texts(documents, "documents")?;
+        let vectors = |texts: &[String], role, names: &[&str]| {
+            let prompt = self.model.prompt_of(names)?;
+            self.model
+                .token_vectors(py, texts, role, prompt, batch_tokens)
+        };
+        let queries = vectors(&query, TextRole::Query, &QUERY)?;
+        let documents = vectors(&texts, TextRole::Document, &DOCUMENT)?;
+        let scores = self.scores(py, &queries, &documents)?;
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        ranked(py, &scores, top_k, return_documents.then_some(&texts[..]))
+    }
+
+    /// Names of the prompts that the model's folder defines, sorted.
+    #[getter]
+    fn prompt_names(&self) -> Vec<&str> {
+        self.model.encoder.folder().prompt_names()
+    }
+
+    /// Maximum number of tokens of a query, with special tokens; None without a limit.
+    #[getter]
+    fn query_length(&self) -> Option<usize> {
+        self.length(TextRole::Query)
+    }
+
+    /// Maximum number of tokens of a document, with special tokens; None without a limit.
+    #[getter]
+    fn document_length(&self) -> Option<usize> {
+        self.length(TextRole::Document)
+    }
+
+    /// Device that the model runs on, in words.
+    #[getter]
+    fn device(&self) -> String {
+        self.model.engine.device().to_string()
+    }
+
+    /// Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4".
+    #[getter]
+    fn precision(&self) -> &'static str {
+        self.model.engine.precision().name()
+    }
+}
+
+impl MultiVectorEncoder {
+    /// Scores all documents for each query, one query after another.
+    fn scores(
+        &self,
+        py: Python<'_>,
+        queries: &[TokenVectors],
+        documents: &[TokenVectors],
+    ) -> Result<Vec<f32>> {
+        process::check()?;
+        py.detach(|| {
+            let mut signals = Signals::new();
+            let mut scores = Vec::new();
+            for query in queries {
+                scores.extend(self.model.engine.max_sim(query, documents)?);
+                signals.check()?;
+            }
+            Ok(scores)
+        })
+    }
+
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        sentences: &Bound<'py, PyAny>,
+        role: TextRole,
+        prompt: Prompt<'_>,
+        batch_tokens: Option<usize>,
+    ) -> Result<Bound<'py, PyAny>> {
+        let Texts { texts, is_single } = texts(sentences, "sentences")?;
+        let model = &self.model;
+        let vectors = model.token_vectors(py, &texts, role, prompt, batch_tokens)?;
+        let arrays = vectors.into_iter().map(|TokenVectors { width, values }| {
+            let shape = IxDyn(&[values.len() / width.max(1), width]);
+            Ok(PyArray1::from_vec(py, values).reshape(shape)?)
+        });
+        let mut arrays: Vec<Bound<'py, PyArrayDyn<f32>>> = arrays.collect::<Result<_>>()?;
+        match arrays.pop() {
+            Some(array) if is_single => Ok(array.into_any()),
+            last => {
+                arrays.extend(last);
+                Ok(arrays.into_bound_py_any(py)?)
+            }
+        }
+    }
+
+    fn length(&self, role: TextRole) -> Option<usize> {
+        let encoder = &self.model.encoder;
+        let positions = encoder.max_tokens();
+        match encoder.folder().late_interaction() {
+            Some(late) => Some(late.length(role).min(positions.unwrap_or(usize::MAX))),
+            None => positions,
+        }
+    }
+}
+
+/// Copies the vectors of several texts, or of one.
+fn matrices(value: &Bound<'_, PyAny>, name: &str) -> Result<Vec<TokenVectors>> {
+    let numpy = value.py().import("numpy")?;
+    let matrix = |value: &Bound<'_, PyAny>, name: &str| -> Result<TokenVectors> {
+        let keywords = PyDict::new(value.py());
+        keywords.set_item("dtype", "float32")?;
+        let array = numpy.call_method("asarray", (value,), Some(&keywords));
+        let array = array.map_err(|e| Error::Python(wrong(name, value, &e.to_string())))?;
+        let array: PyReadonlyArray2<'_, f32> = array.extract().map_err(|_| {
+            let found = array.getattr("ndim").map_or_else(
+                |_| "an unknown number of".to_owned(),
+                |ndim| ndim.to_string(),
+            );
+            Error::Input(format!(
+                "{name} has {found} dimensions; expected 2, an array of shape [tokens, d]"
+            ))
+        })?;
+        let array = array.as_array();
+        Ok(TokenVectors {
+            width: array.ncols(),
+            values: array.iter().copied().collect(),
+        })
+    };
+    if value.is_instance_of::<PyString>() {
+        let expected = "the arrays of encode, not texts";
+        return Err(Error::Python(wrong(name, value, expected)));
+    }
+    let n_dims = value.getattr("ndim").and_then(|n| n.extract::<usize>());
+    if n_dims.is_ok_and(|n| n == 2) {
+        return Ok(vec![matrix(value, name)?]);
+    }
+    let expected = "a list of arrays of shape [tokens, d]";
+    items(value, name, expected, |item, at| {
+        matrix(item, &format!("{name}[{at}]"))
+    })
+}
+
+fn wrong(name: &str, value: &Bound<'_, PyAny>, expected: &str) -> PyErr {
+    PyTypeError::new_err(format!(
+        "{name} is {}; expected an array of shape [tokens, d]: {expected}",
+        kind_of(value)
+    ))
+}
