@@ -21,7 +21,7 @@ export GEMMULE_CHECKPOINT_MINILM = $(abspath $(CHECKPOINT))
 export GEMMULE_NVRTC ?= $(abspath $(VENV))
 export GEMMULE_CLIENTS ?= $(abspath $(CLIENTS))
 
-.PHONY: help setup demo serve test lint wheel wheels test-python dist bench-load clean
+.PHONY: help setup demo serve test lint wheel wheels test-python dist deb bench-load clean
 
 help:
 	@echo "make demo        compare a few sentences by all-MiniLM-L6-v2, let a small GPT-2 write, and a small Marian translate"
@@ -31,6 +31,7 @@ help:
 	@echo "make wheels      build it for machines with older C libraries: $(MANYLINUX), $(WHEEL_TARGET)"
 	@echo "make test-python install that package into a fresh environment, and run its tests"
 	@echo "make dist        build an archive of the program, its man pages and completions into target/dist"
+	@echo "make deb         make the same into a Debian package (cargo install cargo-deb)"
 	@echo "make bench-load  time the steps before the first run"
 
 setup: $(STAMP)
@@ -154,6 +155,13 @@ run-dist:
 	@# The same files give the same archive.
 	tar --create --directory target/dist --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 $(DIST) | gzip --no-name --best > target/dist/$(DIST).tar.gz
 	cd target/dist && sha256sum $(DIST).tar.gz > $(DIST).tar.gz.sha256 && sha256sum --check $(DIST).tar.gz.sha256
+
+deb: dist
+	@$(MAKE) --no-print-directory run-deb
+
+.PHONY: run-deb
+run-deb:
+	cargo deb --no-build --no-strip --output target/dist
 
 bench-load: $(STAMP)
 	cargo build --release --locked --bin gemmule
