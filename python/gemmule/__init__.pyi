@@ -57,6 +57,8 @@ class _Options(TypedDict, total=False):
     min_p: float | None
     seed: int | None
     num_beams: int | None
+    num_beam_groups: int | None
+    diversity_penalty: float | None
     length_penalty: float | None
     early_stopping: bool | Literal["never"] | None
     repetition_penalty: float | None
@@ -491,6 +493,7 @@ class Generator:
             temperature, top_k, top_p, min_p: Parameters of sampling.
             seed: Seed of sampling, 0 by default. Equal seeds give equal texts.
             num_beams: Number of beams of beam search; 1 for none.
+            num_beam_groups, diversity_penalty: Parameters of diverse beam search, whose groups of beams avoid each other's tokens.
             length_penalty, early_stopping: Parameters of beam search.
             repetition_penalty: Makes tokens that occurred less probable if above 1.
             no_repeat_ngram_size: Length of sequences of tokens that must not occur twice.

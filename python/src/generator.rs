@@ -80,8 +80,8 @@ impl Generator {
     /// parts of the text of a single prompt.
     ///
     /// Options, with the names of transformers: max_new_tokens, min_new_tokens, do_sample, temperature, top_k, top_p, min_p,
-    /// seed, num_beams, length_penalty, early_stopping, repetition_penalty, no_repeat_ngram_size, forced_bos_token,
-    /// stop_strings. One that is left out has the value of the folder's generation_config.json.
+    /// seed, num_beams, num_beam_groups, diversity_penalty, length_penalty, early_stopping, repetition_penalty, no_repeat_ngram_size,
+    /// forced_bos_token, stop_strings. One that is left out has the value of the folder's generation_config.json.
     #[pyo3(signature = (prompts, *, stream=false, **options))]
     fn generate<'py>(
         &self,

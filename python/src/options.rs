@@ -13,7 +13,7 @@ use crate::{
 };
 
 const NAMES: &str = "max_new_tokens, min_new_tokens, do_sample, temperature, top_k, top_p, min_p, seed, num_beams, \
-    length_penalty, early_stopping, repetition_penalty, no_repeat_ngram_size, forced_bos_token, stop_strings";
+    num_beam_groups, diversity_penalty, length_penalty, early_stopping, repetition_penalty, no_repeat_ngram_size, forced_bos_token, stop_strings";
 
 /// Options of a call; `None` is the value of the folder's generation_config.json.
 #[derive(Default)]
@@ -27,6 +27,8 @@ pub struct Options {
     min_p: Option<f32>,
     seed: Option<u64>,
     num_beams: Option<usize>,
+    num_beam_groups: Option<usize>,
+    diversity_penalty: Option<f32>,
     length_penalty: Option<f32>,
     early_stopping: Option<EarlyStopping>,
     repetition_penalty: Option<f32>,
@@ -62,6 +64,8 @@ impl Options {
                 "min_p" => options.min_p = Some(value.real()?),
                 "seed" => options.seed = Some(value.seed()?),
                 "num_beams" => options.num_beams = Some(value.count()?),
+                "num_beam_groups" => options.num_beam_groups = Some(value.count()?),
+                "diversity_penalty" => options.diversity_penalty = Some(value.real()?),
                 "length_penalty" => options.length_penalty = Some(value.real()?),
                 "early_stopping" => options.early_stopping = Some(value.early_stopping()?),
                 "repetition_penalty" => options.repetition_penalty = Some(value.real()?),
@@ -149,6 +153,8 @@ impl Options {
             params.beams = (n != 1).then_some(beams);
         }
         let given = [
+            ("num_beam_groups", self.num_beam_groups.is_some()),
+            ("diversity_penalty", self.diversity_penalty.is_some()),
             ("length_penalty", self.length_penalty.is_some()),
             ("early_stopping", self.early_stopping.is_some()),
         ];
@@ -157,6 +163,14 @@ impl Options {
             given.iter().find(|(_, is_given)| *is_given),
         ) {
             (Some(beams), _) => {
+                beams.groups = self.num_beam_groups.unwrap_or(beams.groups);
+                if self.diversity_penalty.is_some() && beams.groups <= 1 {
+                    return Err(Error::Input(
+                        "diversity_penalty has an effect only between groups of beams; set num_beam_groups to more than 1, or omit diversity_penalty"
+                            .to_owned(),
+                    ));
+                }
+                beams.diversity = self.diversity_penalty.unwrap_or(beams.diversity);
                 beams.length_penalty = self.length_penalty.unwrap_or(beams.length_penalty);
                 beams.early_stopping = self.early_stopping.unwrap_or(beams.early_stopping);
                 Ok(())

@@ -90,6 +90,9 @@ def test_beams_and_rules_are_passed_on(writer):
         ({"num_beams": 2, "do_sample": True}, InputError, "beam search and sampling cannot be combined"),
         ({"do_sample": False, "top_k": 3}, InputError, "do_sample is False"),
         ({"length_penalty": 2.0}, InputError, "length_penalty has an effect only with beam search"),
+        ({"num_beam_groups": 2}, InputError, "num_beam_groups has an effect only with beam search"),
+        ({"num_beams": 4, "diversity_penalty": 1.0}, InputError, "only between groups of beams; set num_beam_groups"),
+        ({"num_beams": 4, "num_beam_groups": 3, "diversity_penalty": 1.0}, InputError, "groups"),
         ({"early_stopping": "soon", "num_beams": 2}, InputError, '"soon"; expected True, False or "never"'),
         ({"forced_bos_token": "nowhere"}, InputError, "no token `nowhere`"),
         ({"stop_strings": [""]}, InputError, "empty text in stop_strings"),
@@ -157,6 +160,15 @@ def test_conversations_are_checked(talker, messages, error, text):
 def test_a_folder_without_a_template_cannot_chat(writer):
     with pytest.raises(InputError, match="chat template"):
         writer.chat([{"role": "user", "content": "a"}])
+
+
+def test_groups_of_beams_differ(writer):
+    greedy = writer.generate("Ben", max_new_tokens=24)
+    together = writer.generate("Ben", num_beams=4, max_new_tokens=24)
+    assert together != greedy
+    # The first of as many groups as beams is a greedy search, and the others keep away from its tokens.
+    apart = {"num_beams": 4, "num_beam_groups": 4, "diversity_penalty": 5.0}
+    assert writer.generate("Ben", max_new_tokens=24, **apart) == greedy
 
 
 def test_a_cache_in_fp8_is_rounded(writer, translator):
