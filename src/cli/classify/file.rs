@@ -227,7 +227,7 @@ fn entity_columns(aggregation: Aggregation) -> Vec<Column> {
             "entity_group"
         }
     };
-    let index = (aggregation == Aggregation::None).then(|| ("index", Kind::Integer));
+    let index = (aggregation == Aggregation::None).then_some(("index", Kind::Integer));
     let before = [(label, Kind::Text), ("score", Kind::Number)];
     let after = [
         ("word", Kind::Text),

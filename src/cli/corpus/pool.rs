@@ -52,7 +52,7 @@ pub(super) struct Pool<T: Task> {
     identity: String,
     columns: Vec<Column>,
     /// To the tokenizer. `None` after shutdown has begun.
-    windows: Option<SyncSender<Arc<Window<T>>>>,
+    windows: Option<SyncSender<Untokenized<T>>>,
     begun: VecDeque<Arc<Window<T>>>,
     threads: Vec<JoinHandle<()>>,
     shared: Arc<Shared<T>>,
@@ -186,9 +186,13 @@ impl<T: Task> Model for Pool<T> {
     fn begin(&mut self, rows: Vec<Texts>) {
         let window = Arc::new(Window::new(rows));
         self.begun.push_back(Arc::clone(&window));
-        let sent = self.windows.as_ref().map(|to| to.send(Arc::clone(&window)));
-        if !matches!(sent, Some(Ok(()))) {
-            window.fail(EngineError::PipelineEnded);
+        let window = Untokenized {
+            window,
+            is_done: false,
+        };
+        if let Some(windows) = &self.windows {
+            // A window that is not sent fails.
+            let _ = windows.send(window);
         }
     }
 
@@ -211,16 +215,33 @@ impl<T: Task> Drop for Pool<T> {
     }
 }
 
+/// A window for the tokenizer. If it is dropped before it is tokenized, it fails.
+struct Untokenized<T: Task> {
+    window: Arc<Window<T>>,
+    is_done: bool,
+}
+
+impl<T: Task> Drop for Untokenized<T> {
+    fn drop(&mut self) {
+        if !self.is_done {
+            self.window.fail(EngineError::PipelineEnded);
+        }
+    }
+}
+
+/// The index of a row and its sequences, or the reason why it is refused.
+type Encoding<T> = (usize, Result<Units<<T as Task>::Row>, String>);
+
 /// Rows of a window that are tokenized. If it is dropped before it is packed, the window fails.
 struct Piece<T: Task> {
     window: Arc<Window<T>>,
-    rows: Vec<(usize, Result<Units<T::Row>, String>)>,
+    rows: Vec<Encoding<T>>,
     is_last: bool,
 }
 
 impl<T: Task> Drop for Piece<T> {
     fn drop(&mut self) {
-        if !self.rows.is_empty() {
+        if !self.rows.is_empty() || thread::panicking() {
             self.window.fail(EngineError::PipelineEnded);
         }
     }
@@ -228,11 +249,12 @@ impl<T: Task> Drop for Piece<T> {
 
 /// Tokenizes the rows of windows in order of their bytes, until no result is wanted.
 fn tokenize<T: Task>(
-    windows: Receiver<Arc<Window<T>>>,
+    windows: Receiver<Untokenized<T>>,
     shared: &Shared<T>,
     tokenized: &SyncSender<Piece<T>>,
 ) {
-    for window in windows {
+    for mut untokenized in windows {
+        let window = Arc::clone(&untokenized.window);
         let bytes = |row: &usize| window.texts[*row].iter().map(String::len).sum::<usize>();
         let mut order: Vec<usize> = (0..window.texts.len()).collect();
         order.sort_by_key(bytes);
@@ -248,6 +270,7 @@ fn tokenize<T: Task>(
                 return;
             }
         }
+        untokenized.is_done = true;
     }
 }
 
