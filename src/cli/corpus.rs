@@ -118,7 +118,7 @@ impl PromptArgs {
     }
 }
 
-/// What a command reads and writes.
+/// The files and columns of a command.
 pub(super) struct Places {
     pub(super) input: PathBuf,
     pub(super) columns: Vec<String>,

@@ -1,14 +1,14 @@
-//! The interface to what is computed for a row.
+//! The interface between the threads of a run and the values that a command computes.
 
 use gemmule_corpus::{Column, Value};
 use miette::Report;
 
 use crate::text::Encoded;
 
-/// What is computed for a row: from its texts to sequences of tokens, and from the model's values to those of the output.
+/// The values of a row: from its texts to sequences of tokens, and from the model's values to those of the output.
 /// Errors of a row are reasons for refusing it.
 pub(in crate::cli) trait Task: Send + Sync + 'static {
-    /// What a row keeps from its sequences to its values.
+    /// State of a row between its sequences and its values.
     type Row: Send;
 
     /// Describes the options that change a value.
