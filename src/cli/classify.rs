@@ -1,3 +1,6 @@
+#[cfg(feature = "corpora")]
+mod file;
+
 use std::process::ExitCode;
 
 use miette::IntoDiagnostic;
@@ -41,9 +44,36 @@ pub(super) struct Args {
     /// Print one JSON document per text
     #[arg(long)]
     json: bool,
+    #[cfg(feature = "corpora")]
+    #[command(flatten)]
+    file: file::Args,
+}
+
+impl Args {
+    fn entity_options(&self) -> EntityOptions {
+        let mut options = EntityOptions {
+            aggregation: self.aggregation.unwrap_or_default(),
+            ..EntityOptions::default()
+        };
+        if !self.ignore_label.is_empty() {
+            options.ignored.clone_from(&self.ignore_label);
+        }
+        options
+    }
+
+    fn zero_shot_options(&self) -> ZeroShotOptions {
+        ZeroShotOptions {
+            template: self.template.clone(),
+            multi_label: self.multi_label,
+        }
+    }
 }
 
 pub(super) fn run(args: Args) -> Outcome {
+    #[cfg(feature = "corpora")]
+    if args.file.is_given() {
+        return file::run(args);
+    }
     let (texts, _) = args.input.read()?;
     let output = match args.tokens {
         true => TOKEN_LOGITS,
@@ -52,14 +82,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let builder = args.model.builder_of_own_outputs()?.outputs([output]);
     let engine = Runnable::build(builder)?;
     if args.tokens {
-        let mut options = EntityOptions {
-            aggregation: args.aggregation.unwrap_or_default(),
-            ..EntityOptions::default()
-        };
-        if !args.ignore_label.is_empty() {
-            options.ignored = args.ignore_label;
-        }
-        for entities in engine.classify_tokens(&texts, &options)? {
+        for entities in engine.classify_tokens(&texts, &args.entity_options())? {
             if args.json {
                 print_json(&serde_json::to_value(&entities).into_diagnostic()?)?;
                 continue;
@@ -82,10 +105,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let scores = match args.label.is_empty() {
         true => engine.classify(&texts)?,
         false => {
-            let options = ZeroShotOptions {
-                template: args.template,
-                multi_label: args.multi_label,
-            };
+            let options = args.zero_shot_options();
             let each = texts.iter();
             let each = each.map(|text| engine.classify_zero_shot(text, &args.label, &options));
             each.collect::<Result<Vec<Vec<LabelScore>>, _>>()?

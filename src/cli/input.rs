@@ -201,9 +201,7 @@ impl Input {
                     }
                 }
                 Texts::Single(texts) => {
-                    let role = self.role.ok_or_else(|| {
-                        miette!("a late-interaction model reads queries and documents differently; give --role query or --role document")
-                    })?;
+                    let role = self.role.ok_or_else(no_role)?;
                     for (index, text) in texts.iter().enumerate() {
                         sequences.push(side(index, role, text)?);
                     }
@@ -239,8 +237,15 @@ impl Input {
     }
 }
 
+/// Returns the error of a late-interaction model whose texts have no side.
+pub(super) fn no_role() -> Report {
+    miette!(
+        "a late-interaction model reads queries and documents differently; give --role query or --role document"
+    )
+}
+
 /// Parses the side of a text in late interaction.
-fn role(name: &str) -> Result<TextRole, String> {
+pub(super) fn role(name: &str) -> Result<TextRole, String> {
     let all = [TextRole::Query, TextRole::Document];
     let found = all.into_iter().find(|role| role.name() == name);
     found.ok_or_else(|| "expected query or document".to_owned())

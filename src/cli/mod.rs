@@ -8,6 +8,8 @@ pub mod bench;
 mod check;
 mod classify;
 mod compile;
+#[cfg(feature = "corpora")]
+mod corpus;
 mod doctor;
 #[cfg(feature = "corpora")]
 mod embed;
@@ -27,6 +29,8 @@ mod model;
 mod models;
 mod plan;
 mod progress;
+#[cfg(feature = "corpora")]
+mod rerank;
 mod run;
 mod score;
 #[cfg(feature = "server")]
@@ -99,12 +103,21 @@ enum Command {
     #[cfg(feature = "corpora")]
     #[command(mut_arg("outputs", |arg| arg.long("model-output").hide(true)))]
     Embed(Box<embed::Args>),
+    /// Score the pairs of queries and documents of a large file, and go on where an interrupted run stopped
+    #[cfg(feature = "corpora")]
+    #[command(mut_arg("outputs", |arg| arg.long("model-output").hide(true)))]
+    Rerank(Box<rerank::Args>),
     /// Generate text from prompts
     Generate(generate::Args),
     /// Translate a file with one text per line
     Translate(translate::Args),
     /// Classify texts, or label their tokens, or score labels that the model was not trained on
-    Classify(classify::Args),
+    // With a file of texts, `--output` is a file, too.
+    #[cfg_attr(feature = "corpora", command(
+        mut_arg("outputs", |arg| arg.long("model-output").hide(true)),
+        mut_arg("texts", |arg| arg.required_unless_present("input")),
+    ))]
+    Classify(Box<classify::Args>),
     /// Fill the masks of texts with a masked language model
     FillMask(fill_mask::Args),
     /// Answer questions about a text with a part of it
@@ -181,9 +194,11 @@ fn run(command: Option<Command>) -> Outcome {
         Command::Run(args) => run::run(args),
         #[cfg(feature = "corpora")]
         Command::Embed(args) => embed::run(*args),
+        #[cfg(feature = "corpora")]
+        Command::Rerank(args) => rerank::run(*args),
         Command::Generate(args) => generate::run(args),
         Command::Translate(args) => translate::run(args),
-        Command::Classify(args) => classify::run(args),
+        Command::Classify(args) => classify::run(*args),
         Command::FillMask(args) => fill_mask::run(args),
         Command::Answer(args) => answer::run(args),
         Command::Score(args) => score::run(args),

@@ -57,8 +57,6 @@ pub use precision::Precision;
 pub use session::Session;
 pub(crate) use session::SessionBackend;
 pub use stage::Stage;
-#[cfg(feature = "corpora")]
-pub(crate) use texts::batches_of_texts;
 pub use timings::{
     TimedOn, TimingsError, parse_timings, read_timings, timings_for, timings_to_ron, write_timings,
 };

@@ -139,7 +139,7 @@ impl Engine {
 }
 
 /// Returns the indices of the sequences of each batch of up to `max_tokens`, in order of length.
-pub(crate) fn batches_of_texts(lens: &[usize], max_tokens: usize) -> Vec<Vec<usize>> {
+pub(super) fn batches_of_texts(lens: &[usize], max_tokens: usize) -> Vec<Vec<usize>> {
     let length = |index: usize| lens[index];
     let mut order: Vec<usize> = (0..lens.len()).collect();
     order.sort_by_key(|&index| length(index));

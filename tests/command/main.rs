@@ -7,6 +7,8 @@ mod cli;
 #[cfg(feature = "corpora")]
 mod embed;
 mod examples;
+#[cfg(feature = "corpora")]
+mod files;
 mod hub;
 #[cfg(target_os = "linux")]
 mod inputs;

@@ -6,7 +6,7 @@
 
 use std::{error::Error, time::Instant};
 
-use gemmule_corpus::{Embedded, Function, Hooks, Job, Keep, run};
+use gemmule_corpus::{Column, Function, Hooks, Job, Keep, Kind, Results, Texts, Value, run};
 
 /// Number of values of a vector.
 const WIDTH: usize = 384;
@@ -33,16 +33,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some("all") => Keep::All,
         Some(first) => Keep::Named([first.to_owned()].into_iter().chain(arguments).collect()),
     };
-    let mut embedder = Function {
-        identity: "lengths of words".to_owned(),
-        width: WIDTH,
-        embed: |texts: &[&str]| {
-            let rows = texts.iter().map(|text| Ok(vector(text))).collect();
-            Ok(Embedded { rows, tokens: None })
-        },
-    };
+    let columns = vec![Column::new("embedding", Kind::Vector(WIDTH))];
+    let mut model = Function::new("lengths of words", columns, |rows: &[Texts]| {
+        let row = |texts: &Texts| Ok(vec![Value::Vector(vector(&texts[0]))]);
+        let rows = rows.iter().map(row).collect();
+        Ok(Results { rows, tokens: None })
+    });
     let began = Instant::now();
-    let report = run(&job, &mut embedder, Hooks::default())?;
+    let report = run(&job, &mut model, Hooks::default())?;
     let seconds = began.elapsed().as_secs_f64();
     let rate = (report.rows - report.resumed) as f64 / seconds;
     println!("{report:?}");

@@ -3,7 +3,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::EmbedderError;
+use crate::ModelError;
 
 /// Errors of a run. Each message says how to fix it.
 #[derive(Debug, thiserror::Error)]
@@ -78,15 +78,13 @@ pub enum CorpusError {
     Locked { output: PathBuf, holder: String },
     #[error("`{partial}` cannot go on: {problem}; start over with overwrite, or delete the folder")]
     Damaged { partial: PathBuf, problem: String },
-    #[error(
-        "the embedder broke its contract: {problem}; this is an error of the program that calls"
-    )]
-    BadEmbedder { problem: String },
-    #[error("the texts of rows {first} to {last} cannot be embedded: {source}")]
-    Embedder {
+    #[error("the model broke its contract: {problem}; this is an error of the program that calls")]
+    BadModel { problem: String },
+    #[error("the model failed at rows {first} to {last}: {source}")]
+    Model {
         first: u64,
         last: u64,
-        source: EmbedderError,
+        source: ModelError,
     },
     #[error("rows {first} to {last} cannot be encoded as {format}: {problem}")]
     Encode {

@@ -7,7 +7,7 @@ use std::{
     str::FromStr,
 };
 
-use crate::CorpusError;
+use crate::{Column, CorpusError, Kind};
 
 /// The options of a run.
 #[derive(Clone, Debug)]
@@ -15,29 +15,27 @@ pub struct Job {
     pub input: PathBuf,
     /// Format of the input. `None` chooses it by the ending of the name.
     pub input_format: Option<InputFormat>,
-    /// Column or field with the texts. Plain lines have none.
-    pub column: String,
+    /// Columns or fields with the texts, at least one. Plain lines have a single text, whatever it is called here.
+    pub columns: Vec<String>,
     pub output: PathBuf,
     /// Format of the output. `None` chooses it by the ending of the name.
     pub output_format: Option<OutputFormat>,
     /// Columns of the input that are copied to the output.
     pub keep: Keep,
-    /// Type of the vectors' values.
+    /// Type of the values of vectors. It concerns no other column.
     pub vectors: Vectors,
     /// Whether an output that exists is replaced, and an interrupted run with other options discarded.
     pub overwrite: bool,
     /// Name of the output's column with the row number.
     pub row_column: String,
-    /// Name of the output's column with the vector.
-    pub vector_column: String,
     pub limits: Limits,
 }
 
 /// Limits that bound memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Max number of rows that are embedded at once. A run resumes after its last finished window, so a slow embedder
-    /// needs smaller windows.
+    /// Max number of rows of a window. A run resumes after its last finished window, so a slow model needs smaller
+    /// windows.
     pub window_rows: usize,
     /// Number of bytes of texts and kept columns after which a window ends.
     pub window_bytes: usize,
@@ -98,15 +96,15 @@ pub enum Vectors {
     #[default]
     F32,
     F16,
-    /// Integers from -127 to 127 and a scale for each row, in the column `scale`. A value is its integer times the scale, the
-    /// largest magnitude of the row divided by 127.
+    /// Integers from -127 to 127 and a scale for each vector, in the column `scale`. A value is its integer times the scale,
+    /// the largest magnitude of the vector divided by 127.
     Int8,
     /// A bit for each value, 1 if the value is positive. 8 values are a byte, the first one in its highest bit, as with
     /// `ubinary` of sentence-transformers. The last byte is filled with zeros.
     Binary,
 }
 
-/// Name of the column with the scales of [`Vectors::Int8`].
+/// Name of the column with the scales of [`Vectors::Int8`]. It has a scale, or a list of scales for several vectors.
 pub(crate) const SCALE: &str = "scale";
 
 impl Job {
@@ -115,14 +113,13 @@ impl Job {
         Self {
             input: input.into(),
             input_format: None,
-            column: "text".to_owned(),
+            columns: vec!["text".to_owned()],
             output: output.into(),
             output_format: None,
             keep: Keep::None,
             vectors: Vectors::F32,
             overwrite: false,
             row_column: "row".to_owned(),
-            vector_column: "embedding".to_owned(),
             limits: Limits::default(),
         }
     }
@@ -137,8 +134,17 @@ impl Job {
         beside(&self.output, ".errors.jsonl")
     }
 
+    /// Checks the options for a model that computes these columns, as [`run`](crate::run) does. A program may check them
+    /// before it loads the model, when the widths of vectors are not known. Any width is then as good as another.
+    ///
+    /// # Errors
+    /// Returns an error for contradictory options, and for a format of the output that cannot hold the columns.
+    pub fn check(&self, columns: &[Column]) -> Result<(), CorpusError> {
+        self.checked(columns).map(drop)
+    }
+
     /// Checks the options, and returns them with the formats chosen.
-    pub(crate) fn check(&self) -> Result<Checked<'_>, CorpusError> {
+    pub(crate) fn checked(&self, columns: &[Column]) -> Result<Checked<'_>, CorpusError> {
         let bad = |problem: String| Err(CorpusError::BadOption { problem });
         let input = match self.input_format {
             Some(format) => format,
@@ -173,46 +179,110 @@ impl Job {
             if self.keep != Keep::None {
                 return bad("an array of NumPy has no columns to keep; write Parquet".to_owned());
             }
-            if self.vectors == Vectors::Int8 {
-                return bad(
-                    "an array of NumPy has no place for the scales of int8; write Parquet"
-                        .to_owned(),
-                );
-            }
+            self.check_array(columns)?;
         }
         if input == InputFormat::Lines && self.keep != Keep::None {
             return bad("plain lines have no columns to keep".to_owned());
         }
-        if let Keep::Named(names) = &self.keep {
-            let mut sorted = names.clone();
-            sorted.sort_unstable();
-            if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-                return bad(format!("column `{}` is kept twice; name it once", pair[0]));
+        match self.columns.as_slice() {
+            [] => return bad("no column has texts; name at least one".to_owned()),
+            [_] => {}
+            several => {
+                if let Some(name) = twice(several) {
+                    return bad(format!("column `{name}` is read twice; name two columns"));
+                }
+                if input == InputFormat::Lines {
+                    return bad(format!(
+                        "plain lines have one text for each row, and {} are expected ({}); write JSONL, CSV, TSV or Parquet",
+                        several.len(),
+                        quoted(several)
+                    ));
+                }
             }
         }
-        let checked = Checked {
+        if let Keep::Named(names) = &self.keep
+            && let Some(name) = twice(names)
+        {
+            return bad(format!("column `{name}` is kept twice; name it once"));
+        }
+        let own = self.own_columns(columns);
+        if let Some(name) = twice(&own) {
+            return bad(format!(
+                "two columns of the output are called `{name}`; rename the one of row numbers or the computed one"
+            ));
+        }
+        Ok(Checked {
             job: self,
             input,
             output,
+            own,
+        })
+    }
+
+    /// Checks that an array of NumPy can hold the columns.
+    fn check_array(&self, columns: &[Column]) -> Result<(), CorpusError> {
+        let problem = match columns {
+            [column] => match column.kind {
+                Kind::Vector(_) if self.vectors == Vectors::Int8 => {
+                    "an array of NumPy has no place for the scales of int8; write Parquet"
+                        .to_owned()
+                }
+                Kind::Vector(_) | Kind::Number => return Ok(()),
+                Kind::Vectors(_) => format!(
+                    "an array of NumPy has one vector for each row, and `{}` has several; write Parquet, Arrow or JSONL",
+                    column.name
+                ),
+                Kind::Integer | Kind::Text | Kind::Records(_) => format!(
+                    "an array of NumPy cannot hold `{}`, {}; write Parquet, Arrow or JSONL",
+                    column.name, column.kind
+                ),
+            },
+            columns => {
+                let names = columns.iter().map(|column| column.name.clone());
+                format!(
+                    "an array of NumPy cannot hold several columns ({}); write Parquet, Arrow or JSONL",
+                    quoted(&names.collect::<Vec<_>>())
+                )
+            }
         };
-        let mut own = checked.own_columns();
-        own.sort_unstable();
-        if let Some(pair) = own.windows(2).find(|pair| pair[0] == pair[1]) {
-            return bad(format!(
-                "two columns of the output are called `{}`; rename the one of row numbers or of vectors",
-                pair[0]
-            ));
+        Err(CorpusError::BadOption { problem })
+    }
+
+    /// Returns the names of the output's own columns.
+    fn own_columns(&self, columns: &[Column]) -> Vec<String> {
+        let mut names = vec![self.row_column.clone()];
+        for column in columns {
+            names.push(column.name.clone());
+            if self.vectors == Vectors::Int8
+                && matches!(column.kind, Kind::Vector(_) | Kind::Vectors(_))
+            {
+                names.push(SCALE.to_owned());
+            }
         }
-        Ok(checked)
+        names
     }
 }
 
+/// Returns a name that is there twice.
+fn twice(names: &[String]) -> Option<&str> {
+    let again = |(at, name): &(usize, &String)| names[..*at].contains(name);
+    let found = names.iter().enumerate().find(again);
+    found.map(|(_, name)| name.as_str())
+}
+
+fn quoted(names: &[String]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    quoted.join(", ")
+}
+
 /// A job whose options are checked.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct Checked<'j> {
     pub job: &'j Job,
     pub input: InputFormat,
     pub output: OutputFormat,
+    /// Names of the output's own columns.
+    pub own: Vec<String>,
 }
 
 impl Checked<'_> {
@@ -226,27 +296,17 @@ impl Checked<'_> {
         };
         let pairs = [
             ("input format", self.input.to_string()),
-            ("column", job.column.clone()),
+            ("columns of texts", quoted(&job.columns)),
             ("output format", self.output.to_string()),
             ("kept columns", keep),
             ("vectors", job.vectors.to_string()),
             ("row column", job.row_column.clone()),
-            ("vector column", job.vector_column.clone()),
             ("rows of a window", job.limits.window_rows.to_string()),
             ("bytes of a window", job.limits.window_bytes.to_string()),
             ("bytes of a row", job.limits.row_bytes.to_string()),
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ];
         pairs.map(|(name, value)| (name.to_owned(), value)).into()
-    }
-
-    /// Returns the names of the output's own columns.
-    pub fn own_columns(&self) -> Vec<&str> {
-        let mut names = vec![self.job.row_column.as_str(), &self.job.vector_column];
-        if self.job.vectors == Vectors::Int8 {
-            names.push(SCALE);
-        }
-        names
     }
 }
 
@@ -361,10 +421,11 @@ mod tests {
     #[test]
     fn options_that_do_not_go_together() {
         let good = Job::new("a.jsonl", "b/v.parquet");
-        assert!(good.check().is_ok());
+        let columns = [Column::new("embedding", Kind::Vector(4))];
+        assert!(good.check(&columns).is_ok());
         assert_eq!(good.partial(), Path::new("b/v.parquet.partial"));
         assert_eq!(good.errors(), Path::new("b/v.parquet.errors.jsonl"));
-        let changes: [fn(&mut Job); 9] = [
+        let changes: [fn(&mut Job); 12] = [
             |job| job.limits.window_rows = 0,
             |job| job.limits.window_bytes = usize::MAX,
             |job| job.limits.row_bytes = 0,
@@ -374,14 +435,37 @@ mod tests {
             |job| (job.keep, job.output) = (Keep::All, "v.npy".into()),
             |job| (job.vectors, job.output) = (Vectors::Int8, "v.npy".into()),
             |job| (job.keep, job.input) = (Keep::All, "a.txt".into()),
+            |job| job.columns.clear(),
+            |job| job.columns.push("text".to_owned()),
+            |job| (job.columns, job.input) = (vec!["q".into(), "d".into()], "a.txt".into()),
         ];
         for (i, change) in changes.iter().enumerate() {
             let mut job = good.clone();
             change(&mut job);
             assert!(
-                matches!(job.check(), Err(CorpusError::BadOption { .. })),
+                matches!(job.check(&columns), Err(CorpusError::BadOption { .. })),
                 "change {i}"
             );
+        }
+    }
+
+    #[test]
+    fn arrays_hold_vectors_and_numbers_alone() {
+        let job = Job::new("a.jsonl", "v.npy");
+        let check = |kinds: &[Kind]| {
+            let columns = kinds.iter().zip(["a", "b"]);
+            let columns = columns.map(|(kind, name)| Column::new(name, kind.clone()));
+            let checked = job.check(&columns.collect::<Vec<_>>());
+            checked.map_err(|error| error.to_string())
+        };
+        assert!(check(&[Kind::Vector(4)]).is_ok() && check(&[Kind::Number]).is_ok());
+        for (kinds, part) in [
+            (&[Kind::Vectors(4)][..], "`a` has several"),
+            (&[Kind::Text], "`a`, a text"),
+            (&[Kind::Text, Kind::Number], "several columns (`a`, `b`)"),
+        ] {
+            let error = check(kinds).expect_err("it is refused");
+            assert!(error.contains(part), "{error}");
         }
     }
 }

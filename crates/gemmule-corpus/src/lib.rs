@@ -1,30 +1,27 @@
-//! Embeds the texts of large files.
+//! Computes values from the texts of large files: vectors, scores or labels.
 //!
-//! [`run`] reads texts from a file, passes them to an [`Embedder`] in windows of a few thousand rows, and writes a
-//! vector for each. The crate knows nothing about models.
+//! [`run`] reads texts from a file, passes them to a [`Model`] in windows of a few thousand rows, and writes the values that it
+//! computes for each row. The crate knows nothing about transformers.
 //!
 //! ```
-//! use gemmule_corpus::{Embedded, Function, Hooks, Job, Keep, run};
+//! use gemmule_corpus::{Column, Function, Hooks, Job, Keep, Kind, Results, Texts, Value, run};
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let (input, output) = (folder.path().join("corpus.jsonl"), folder.path().join("vectors.parquet"));
 //! # std::fs::write(&input, "{\"id\": 7, \"text\": \"a text\"}\n{\"id\": 8, \"text\": null}\n")?;
 //! let mut job = Job::new(&input, &output);
 //! job.keep = Keep::Named(vec!["id".to_owned()]);
-//! let mut embedder = Function {
-//!     identity: "lengths, revision 1".to_owned(),
-//!     width: 2,
-//!     embed: |texts: &[&str]| {
-//!         let row = |text: &&str| match text.len() {
-//!             n if n <= 1000 => Ok(vec![n as f32, 1.0]),
-//!             n => Err(format!("the text has {n} bytes, and the model takes up to 1000")),
-//!         };
-//!         Ok(Embedded { rows: texts.iter().map(row).collect(), tokens: None })
-//!     },
-//! };
+//! let columns = vec![Column::new("embedding", Kind::Vector(2))];
+//! let mut model = Function::new("lengths, revision 1", columns, |rows: &[Texts]| {
+//!     let row = |texts: &Texts| match texts[0].len() {
+//!         n if n <= 1000 => Ok(vec![Value::Vector(vec![n as f32, 1.0])]),
+//!         n => Err(format!("the text has {n} bytes, and the model takes up to 1000")),
+//!     };
+//!     Ok(Results { rows: rows.iter().map(row).collect(), tokens: None })
+//! });
 //! let mut print = |progress: &gemmule_corpus::Progress| println!("{} rows", progress.rows);
 //! let hooks = Hooks { progress: Some(&mut print), ..Hooks::default() };
-//! let report = run(&job, &mut embedder, hooks)?;
+//! let report = run(&job, &mut model, hooks)?;
 //! assert_eq!((report.rows, report.written, report.refused), (2, 1, 1));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -39,8 +36,9 @@
 //! | [`Lines`](InputFormat::Lines) | every line; an empty line is an empty text | none |
 //!
 //! Text formats may be compressed with gzip, whatever the name of the file. Parquet may be compressed with Snappy, gzip
-//! or, with the feature `zstd`, Zstandard. The column of texts has strings or UTF-8 bytes. A kept string column of
-//! Parquet that is not UTF-8 stops the run.
+//! or, with the feature `zstd`, Zstandard. Columns of texts have strings or UTF-8 bytes. A kept string column of
+//! Parquet that is not UTF-8 stops the run. [`Job::columns`] may name several columns, such as the query and the document
+//! of a pair; plain lines have one text.
 //!
 //! Kept fields of JSONL are copied to JSONL unchanged. For other outputs, the first window determines the columns of
 //! [`Keep::All`] and the type of each: boolean, 64-bit integer, 64-bit float, string, or else JSON text. Later rows
@@ -49,44 +47,44 @@
 //! # Outputs
 //!
 //! Each output row has the number of its input row, counted from 0, in the column [`Job::row_column`]; then the kept
-//! columns; then the vector in [`Job::vector_column`], a list of fixed size. The identity of the model is in the
-//! metadata of the schema, under the key `gemmule:model`. Refused rows are omitted. [`Vectors`] describes the types of
-//! values.
+//! columns; then the columns that the model computes. [`Kind`] lists their types in each format. The identity of the model
+//! is in the metadata of the schema, under the key `gemmule:model`. Refused rows are omitted. [`Vectors`] describes the
+//! types of the values of vectors.
 //!
-//! A NumPy array has a row for each input row. The values of a refused row are NaN, or zeros for [`Vectors::Binary`].
-//! The list of refused rows distinguishes such a row from a vector with these values.
+//! A NumPy array has a row for each input row. It holds one column, of vectors or of numbers. The values of a refused row
+//! are NaN, or zeros for [`Vectors::Binary`]. The list of refused rows distinguishes such a row from one with these values.
 //!
 //! # Refused rows
 //!
-//! A row is refused if it is damaged, has no text or is longer than [`Limits::row_bytes`], or if the embedder refuses
-//! its text or returns values that are not finite. [`Job::errors`] lists refused rows: each line is an object with the
-//! members `row` and `reason`. An input whose first window has no texts is an error.
+//! A row is refused if it is damaged, lacks a text or is longer than [`Limits::row_bytes`], or if the model refuses its
+//! texts or returns values that are not finite. [`Job::errors`] lists refused rows: each line is an object with the
+//! members `row` and `reason`. An input whose first window has no row with texts is an error.
 //!
 //! # Interrupted runs
 //!
 //! A run writes to the folder [`Job::partial`] and moves the output to its place at the end. It writes each window to
-//! the disk while the next one is embedded. If a run was killed and is started again, it resumes after its last
+//! the disk while the next one is computed. If a run was killed and is started again, it resumes after its last
 //! finished window. Its output is byte for byte that of an uninterrupted run. It requires the same input, options and
-//! [`Embedder::identity`]; see [`CorpusError::Differs`]. A run locks the folder, so two runs never write the same
+//! [`Model::identity`]; see [`CorpusError::Differs`]. A run locks the folder, so two runs never write the same
 //! output.
 //!
 //! # Memory
 //!
-//! Up to four windows are in memory: one is read, one waits, one is embedded, and one is written. A window has up to
+//! Up to five windows are in memory: one is read, two are computed, one is finished, and one is written. A window has up to
 //! [`Limits::window_rows`] rows and ends after [`Limits::window_bytes`]. A page of Parquet is decoded whole.
 
-mod embedder;
 mod error;
 mod input;
 mod job;
 mod journal;
 mod lock;
+mod model;
 mod output;
 mod run;
 mod store;
 mod window;
 
-pub use embedder::{Embedded, Embedder, EmbedderError, Function};
 pub use error::CorpusError;
 pub use job::{InputFormat, Job, Keep, Limits, OutputFormat, Vectors};
+pub use model::{Column, Function, Kind, Model, ModelError, Results, Texts, Value};
 pub use run::{Hooks, Progress, Report, run};

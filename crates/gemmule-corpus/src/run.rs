@@ -1,7 +1,8 @@
-//! A run: a thread reads windows, the calling thread embeds them, and a thread writes them.
+//! A run: a thread reads windows, the calling thread passes them to the model, and a thread writes their results.
 
 use std::{
     any::Any,
+    collections::VecDeque,
     fs,
     panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
@@ -13,17 +14,18 @@ use std::{
 };
 
 use crate::{
-    CorpusError, Embedded, Embedder, Job,
+    Column, CorpusError, Job, Model, Results,
     input::{self, Inferred, Source},
     job::Checked,
     journal::Entry,
+    model::{fit, problem, unwritable},
     output::{self, Batch, Encoder, Layout},
     store::{Opened, Store},
-    window::{Position, Window},
+    window::{Kept, Position, Row, Window},
 };
 
-/// Number of windows that wait to be embedded. None waits to be written, as a crash would lose it.
-const WAITING: usize = 1;
+/// Max number of windows that the model has begun and not finished.
+const BEGUN: usize = 2;
 
 /// Max number of bytes of a reason in the list of refused rows.
 const MAX_REASON: usize = 1000;
@@ -33,23 +35,23 @@ const MAX_REASON: usize = 1000;
 pub struct Report {
     /// Number of rows of the input.
     pub rows: u64,
-    /// Number of rows with a vector.
+    /// Number of rows with values.
     pub written: u64,
     /// Number of rows that are refused.
     pub refused: u64,
     /// Number of rows that earlier, interrupted runs finished.
     pub resumed: u64,
-    /// Number of tokens, if the embedder gave it for each window.
+    /// Number of tokens, if the model gave it for each window.
     pub tokens: Option<u64>,
     pub output: PathBuf,
     /// List of refused rows, if there are any.
     pub errors: Option<PathBuf>,
 }
 
-/// The state of a run after a window is embedded.
+/// The state of a run after a window is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Number of rows that are embedded or refused, including those of earlier runs.
+    /// Number of rows that are computed or refused, including those of earlier runs.
     pub rows: u64,
     /// Number of rows of the input, if its format states it.
     pub total_rows: Option<u64>,
@@ -59,7 +61,7 @@ pub struct Progress {
     pub total_bytes: Option<u64>,
     /// Number of rows that are refused.
     pub refused: u64,
-    /// Number of tokens, if the embedder gave it for each window.
+    /// Number of tokens, if the model gave it for each window.
     pub tokens: Option<u64>,
 }
 
@@ -68,27 +70,22 @@ pub struct Progress {
 pub struct Hooks<'h> {
     /// Called after each window.
     pub progress: Option<&'h mut dyn FnMut(&Progress)>,
-    /// Set to stop the run. Windows that are embedded are written first.
+    /// Set to stop the run. Windows that are finished are written first.
     pub cancel: Option<&'h AtomicBool>,
 }
 
-/// Embeds the texts of a file, and writes their vectors. An interrupted run resumes where it stopped.
+/// Computes the values of a file's rows, and writes them. An interrupted run resumes where it stopped.
 ///
 /// # Errors
-/// Returns an error for contradictory options, an input that cannot be read, an output that exists or that another run
-/// writes, a failure of the embedder, a full disk or cancellation. See [`CorpusError::Stopped`] for the errors after
+/// Returns an error for contradictory options, an input that cannot be read, an output that exists, that another run writes or
+/// whose format cannot hold the columns, a failure of the model, a full disk or cancellation. See [`CorpusError::Stopped`] for the errors after
 /// which the same command resumes the run.
-pub fn run(
-    job: &Job,
-    embedder: &mut dyn Embedder,
-    hooks: Hooks<'_>,
-) -> Result<Report, CorpusError> {
-    let checked = job.check()?;
-    let width = embedder.width();
-    if width == 0 || i32::try_from(width).is_err() {
-        let problem = format!("a vector of {width} values");
-        return Err(CorpusError::BadEmbedder { problem });
+pub fn run(job: &Job, model: &mut dyn Model, hooks: Hooks<'_>) -> Result<Report, CorpusError> {
+    let columns = model.columns();
+    if let Some(problem) = problem(&columns) {
+        return Err(CorpusError::BadModel { problem });
     }
+    let checked = job.checked(&columns)?;
     let is_same = match (fs::canonicalize(&job.input), fs::canonicalize(&job.output)) {
         (Ok(input), Ok(output)) => input == output,
         _ => false,
@@ -99,24 +96,20 @@ pub fn run(
         });
     }
     let input = input::identity(&job.input)?;
-    let model = embedder.identity();
     let mut identity = checked.options();
     identity.extend(input.clone());
-    identity.insert("model".to_owned(), model.clone());
-    identity.insert("values of a vector".to_owned(), width.to_string());
+    identity.insert("model".to_owned(), model.identity());
+    let computed = columns
+        .iter()
+        .map(|column| format!("{}: {}", column.name, column.kind));
+    let computed: Vec<String> = computed.collect();
+    identity.insert("computed columns".to_owned(), computed.join("; "));
     let mut store = match Store::open(job, identity)? {
         Opened::Published(report) => return Ok(report),
         Opened::Unfinished(store) => store,
     };
     if store.state().complete.is_none() {
-        let finished = finish(
-            &checked,
-            embedder,
-            hooks,
-            &mut store,
-            (width, model),
-            &input,
-        );
+        let finished = finish(&checked, model, columns, hooks, &mut store, &input);
         if let Err(error) = finished {
             store.abandon_empty();
             return Err(stopped(error, &store, job));
@@ -138,13 +131,13 @@ fn stopped(error: CorpusError, store: &Store, job: &Job) -> CorpusError {
     }
 }
 
-/// Embeds the rows that are left, and completes the data.
+/// Computes the rows that are left, and completes the data.
 fn finish(
     checked: &Checked<'_>,
-    embedder: &mut dyn Embedder,
+    model: &mut dyn Model,
+    columns: Vec<Column>,
     mut hooks: Hooks<'_>,
     store: &mut Store,
-    (width, model): (usize, String),
     input: &[(String, String); 3],
 ) -> Result<(), CorpusError> {
     let job = checked.job;
@@ -157,11 +150,10 @@ fn finish(
     })?;
     let layout = Layout {
         row: job.row_column.clone(),
-        vector: job.vector_column.clone(),
         fields: source.fields(),
+        columns: columns.clone(),
         vectors: job.vectors,
-        width,
-        model,
+        model: model.identity(),
     };
     let inferred = source.inferred();
     let encoder = output::encoder(checked, layout)?;
@@ -172,10 +164,11 @@ fn finish(
         problem,
     };
     let head = encoder.head().map_err(problem)?;
-    let mut embedding = Embedding {
+    let mut computing = Computing {
         job,
-        embedder,
-        width,
+        model,
+        columns,
+        begun: VecDeque::new(),
         progress: Progress {
             rows: last.end.row,
             total_rows: source.total(),
@@ -194,16 +187,17 @@ fn finish(
     };
     if let Some(first) = first {
         thread::scope(|scope| {
-            let (to_embed, windows) = sync_channel(WAITING);
+            // No window waits between the threads: the model has the next one, and a crash would lose a waiting result.
+            let (to_compute, windows) = sync_channel(0);
             let (to_write, batches) = sync_channel(0);
-            scope.spawn(move || read(checked, source.as_mut(), &to_embed));
+            scope.spawn(move || read(checked, source.as_mut(), &to_compute));
             let writer = scope.spawn(move || contain("writer", || writing.all(&batches)));
-            let embedded = embedding.all(first, windows, to_write, &mut hooks);
+            let computed = computing.all(first, windows, to_write, &mut hooks);
             let written = writer
                 .join()
                 .unwrap_or_else(|panic| Err(panicked("writer", &panic)));
-            // The embedding thread stops without an error if the writer fails.
-            written.and(embedded)
+            // This thread stops without an error if the writer fails.
+            written.and(computed)
         })?;
     }
     if input::identity(&job.input)? != *input {
@@ -223,7 +217,7 @@ fn finish(
 fn read(
     checked: &Checked<'_>,
     source: &mut dyn Source,
-    to_embed: &SyncSender<Result<Window, CorpusError>>,
+    to_compute: &SyncSender<Result<Window, CorpusError>>,
 ) {
     loop {
         let window = contain_reader(checked, || source.window()).transpose();
@@ -231,21 +225,32 @@ fn read(
             return;
         };
         let is_last = window.is_err();
-        if to_embed.send(window).is_err() || is_last {
+        if to_compute.send(window).is_err() || is_last {
             return;
         }
     }
 }
 
 /// The part of a run on the calling thread.
-struct Embedding<'r> {
+struct Computing<'r> {
     job: &'r Job,
-    embedder: &'r mut dyn Embedder,
-    width: usize,
+    model: &'r mut dyn Model,
+    columns: Vec<Column>,
+    /// Windows that the model has begun, in order.
+    begun: VecDeque<Begun>,
     progress: Progress,
 }
 
-/// A window that is embedded, and the counts up to it.
+/// A window that the model has begun.
+struct Begun {
+    first: u64,
+    /// For each row, nothing if the model has its texts, or the reason why it is refused.
+    rows: Vec<Result<(), String>>,
+    kept: Kept,
+    end: Position,
+}
+
+/// A window that is computed, and the counts up to it.
 struct Done {
     batch: Batch,
     end: Position,
@@ -253,7 +258,7 @@ struct Done {
     tokens: Option<u64>,
 }
 
-impl Embedding<'_> {
+impl Computing<'_> {
     fn all(
         &mut self,
         first: Window,
@@ -261,14 +266,27 @@ impl Embedding<'_> {
         to_write: SyncSender<Done>,
         hooks: &mut Hooks<'_>,
     ) -> Result<(), CorpusError> {
-        for window in std::iter::once(Ok(first)).chain(windows) {
+        let mut windows = std::iter::once(Ok(first)).chain(windows).fuse();
+        // An error of the reader is returned after the windows before it are computed.
+        let mut end = Ok(());
+        loop {
             if hooks
                 .cancel
                 .is_some_and(|cancel| cancel.load(Ordering::Relaxed))
             {
                 return Err(CorpusError::Cancelled);
             }
-            let done = self.window(window?)?;
+            while self.begun.len() < BEGUN && end.is_ok() {
+                match windows.next() {
+                    Some(Ok(window)) => self.begin(window),
+                    Some(Err(error)) => end = Err(error),
+                    None => break,
+                }
+            }
+            let Some(begun) = self.begun.pop_front() else {
+                return end;
+            };
+            let done = self.finish(begun)?;
             if to_write.send(done).is_err() {
                 return Ok(());
             }
@@ -276,56 +294,90 @@ impl Embedding<'_> {
                 progress(&self.progress);
             }
         }
-        Ok(())
     }
 
-    /// Embeds a window.
-    fn window(&mut self, window: Window) -> Result<Done, CorpusError> {
+    /// Passes a window to the model.
+    fn begin(&mut self, window: Window) {
         let Window {
             first,
-            texts,
+            rows,
             kept,
             end,
         } = window;
-        let given: Vec<&str> = texts.iter().flatten().map(String::as_str).collect();
-        let embedded = match given.is_empty() {
-            true => Ok(Embedded {
+        let mut given = Vec::with_capacity(rows.len());
+        let give = |row: Row| row.map(|texts| given.push(texts));
+        let rows: Vec<Result<(), String>> = rows.into_iter().map(give).collect();
+        if !given.is_empty() {
+            self.model.begin(given);
+        }
+        self.begun.push_back(Begun {
+            first,
+            rows,
+            kept,
+            end,
+        });
+    }
+
+    /// Waits for the results of the window that was begun first.
+    fn finish(&mut self, window: Begun) -> Result<Done, CorpusError> {
+        let Begun {
+            first,
+            rows,
+            kept,
+            end,
+        } = window;
+        let n_given = rows.iter().flatten().count();
+        let results = match n_given {
+            0 => Ok(Results {
                 rows: Vec::new(),
                 tokens: Some(0),
             }),
-            false => self.embedder.embed(&given),
+            _ => self.model.finish(),
         };
-        let Embedded { rows, tokens } = embedded.map_err(|source| CorpusError::Embedder {
+        let results = results.map_err(|source| CorpusError::Model {
             first,
             last: end.row.saturating_sub(1),
             source,
         })?;
-        let bad = |problem: String| Err(CorpusError::BadEmbedder { problem });
-        if rows.len() != given.len() {
-            return bad(format!("{} vectors for {} texts", rows.len(), given.len()));
+        let bad = |problem: String| Err(CorpusError::BadModel { problem });
+        if results.rows.len() != n_given {
+            return bad(format!("{} results for {n_given} rows", results.rows.len()));
         }
-        let mut vectors = rows.into_iter();
-        let mut rows = Vec::with_capacity(texts.len());
-        for text in texts {
-            let row = text.and_then(|_| vectors.next().unwrap_or_else(|| Err(String::new())));
-            rows.push(match row {
-                Ok(vector) if vector.len() != self.width => {
-                    let width = self.width;
-                    return bad(format!("a vector of {} values, not {width}", vector.len()));
+        let mut values = results.rows.into_iter();
+        let mut done = Vec::with_capacity(rows.len());
+        for row in rows {
+            let row = row.and_then(|()| values.next().unwrap_or_else(|| Err(String::new())));
+            done.push(match row {
+                Ok(row) if !fit(&self.columns, &row) => {
+                    let expected = self.columns.iter();
+                    let expected = expected.map(|c| format!("`{}`, {}", c.name, c.kind));
+                    let expected: Vec<String> = expected.collect();
+                    return bad(format!(
+                        "a row has other values than its columns, {}",
+                        expected.join("; ")
+                    ));
                 }
-                Ok(vector) => output::check(&vector, self.job.vectors).map(|()| vector),
+                Ok(row) => {
+                    let mut all = row.iter();
+                    let reason = all.find_map(|value| unwritable(value, self.job.vectors));
+                    reason.map_or(Ok(row), Err)
+                }
                 refused => refused,
             });
         }
         self.progress.rows = end.row;
         self.progress.bytes = end.byte;
-        self.progress.refused += rows.iter().filter(|row| row.is_err()).count() as u64;
-        self.progress.tokens = match (self.progress.tokens, tokens) {
+        self.progress.refused += done.iter().filter(|row| row.is_err()).count() as u64;
+        self.progress.tokens = match (self.progress.tokens, results.tokens) {
             (Some(before), Some(tokens)) => Some(before + tokens),
             _ => None,
         };
         Ok(Done {
-            batch: Batch { first, kept, rows },
+            batch: Batch {
+                first,
+                kept,
+                rows: done,
+            },
             end,
             refused: self.progress.refused,
             tokens: self.progress.tokens,

@@ -1,10 +1,17 @@
-//! Windows of rows, which are read, embedded and written at once.
+//! Windows of rows, which are read, computed and written at once.
 
 use arrow_array::ArrayRef;
 use serde::{Deserialize, Serialize};
 
-/// A text, or the reason why the row has none.
-pub(crate) type Text = Result<String, String>;
+use crate::Texts;
+
+/// The texts of a row, or the reason why the row has none.
+pub(crate) type Row = Result<Texts, String>;
+
+/// Returns the number of bytes of a row's texts.
+pub(crate) fn bytes(row: &Row) -> usize {
+    row.iter().flatten().map(String::len).sum()
+}
 
 /// The position in the input after a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,8 +27,8 @@ pub(crate) struct Position {
 pub(crate) struct Window {
     /// Number of the first row.
     pub first: u64,
-    /// At least one text.
-    pub texts: Vec<Text>,
+    /// At least one row.
+    pub rows: Vec<Row>,
     pub kept: Kept,
     pub end: Position,
 }

@@ -11,7 +11,10 @@ use arrow_array::{
     types::{Float16Type, Float32Type, Float64Type, Int8Type, Int32Type, Int64Type, UInt8Type},
 };
 use common::{Place, WIDTH, embed, read_arrow, read_lines, read_parquet, refused, vector};
-use gemmule_corpus::{CorpusError, InputFormat, Job, Keep, Vectors};
+use gemmule_corpus::{
+    Column, CorpusError, Function, Hooks, InputFormat, Job, Keep, Kind, Results, Texts, Value,
+    Vectors, run,
+};
 use parquet::{arrow::ArrowWriter, basic::Compression, file::properties::WriterProperties};
 use proptest::prelude::*;
 
@@ -379,6 +382,168 @@ fn empty_inputs() {
     let job = place.job("in.csv", "", "out.npy");
     assert!(matches!(embed(&job), Err(CorpusError::BadInput { .. })));
     assert_eq!(place.names(), ["in.csv"]);
+}
+
+/// Gives each pair of texts a value of each kind: as many vectors and records as the first text has bytes.
+fn values(texts: &Texts) -> Vec<Value> {
+    let (n, m) = (texts[0].len(), texts[1].len());
+    let record = |at: usize| {
+        let number = Value::Number(at as f32 / 4.0);
+        vec![
+            Value::Text(format!("label {at}")),
+            number,
+            Value::Integer(at as i64),
+        ]
+    };
+    vec![
+        Value::Vectors((0..2 * n).map(|at| at as f32 - 1.0).collect()),
+        Value::Number(m as f32),
+        Value::Text(texts.concat()),
+        Value::Integer(n as i64),
+        Value::Records((0..n).map(record).collect()),
+    ]
+}
+
+fn pairs() -> impl gemmule_corpus::Model {
+    let fields = [
+        ("label", Kind::Text),
+        ("score", Kind::Number),
+        ("index", Kind::Integer),
+    ];
+    let fields = fields.map(|(name, kind)| Column::new(name, kind)).to_vec();
+    let columns = [
+        ("vectors", Kind::Vectors(2)),
+        ("number", Kind::Number),
+        ("both", Kind::Text),
+        ("length", Kind::Integer),
+        ("records", Kind::Records(fields)),
+    ];
+    let columns = columns.map(|(name, kind)| Column::new(name, kind)).to_vec();
+    Function::new("pairs", columns, |rows: &[Texts]| {
+        let rows = rows.iter().map(|texts| Ok(values(texts))).collect();
+        Ok(Results { rows, tokens: None })
+    })
+}
+
+#[test]
+fn pairs_of_texts_and_columns_of_each_kind() {
+    let rows = [("abc", "x"), ("", "yy"), ("d", "")];
+    let json = |(q, d): &(&str, &str)| serde_json::json!({"q": q, "d": d}).to_string() + "\n";
+    let bad = "{\"q\": \"a\"}\n{\"q\": 1, \"d\": \"a\"}\n";
+    let jsonl = rows.iter().map(json).collect::<String>() + bad;
+    let csv = "d,id,q\nx,1,abc\nyy,2,\n,3,d\n4\n\"\u{ff}\",5,\n";
+    let csv: Vec<u8> = csv.chars().map(|c| c as u8).collect();
+    for input in ["in.jsonl", "in.csv", "in.parquet"] {
+        for window_rows in [1, 2, 100] {
+            let place = Place::new();
+            let content = if input == "in.jsonl" {
+                jsonl.clone().into_bytes()
+            } else {
+                csv.clone()
+            };
+            let mut job = place.job(input, content, "out.jsonl");
+            if input == "in.parquet" {
+                let queries = [Some("abc"), Some(""), Some("d"), None, Some("a")];
+                let documents = [Some("x"), Some("yy"), Some(""), Some("a"), None];
+                let batch = RecordBatch::try_from_iter_with_nullable([
+                    (
+                        "d",
+                        Arc::new(StringArray::from(documents.to_vec())) as ArrayRef,
+                        true,
+                    ),
+                    (
+                        "q",
+                        Arc::new(StringArray::from(queries.to_vec())) as _,
+                        true,
+                    ),
+                ]);
+                write_parquet(&job.input, &batch.expect("a batch"), Compression::SNAPPY);
+            }
+            job.columns = vec!["q".to_owned(), "d".to_owned()];
+            job.limits.window_rows = window_rows;
+            let report = run(&job, &mut pairs(), Hooks::default()).expect(input);
+            assert_eq!((report.rows, report.written), (5, 3), "{input}");
+            assert_eq!(
+                refused(&job)
+                    .iter()
+                    .map(|(row, _)| *row)
+                    .collect::<Vec<_>>(),
+                [3, 4]
+            );
+            let lines = read_lines(&job.output);
+            let record = |at: usize| serde_json::json!({"label": format!("label {at}"), "score": at as f32 / 4.0, "index": at});
+            let first = serde_json::json!({
+                "row": 0, "vectors": [[-1.0, 0.0], [1.0, 2.0], [3.0, 4.0]], "number": 1.0, "both": "abcx", "length": 3,
+                "records": [record(0), record(1), record(2)],
+            });
+            assert_eq!(lines[0], first);
+            assert_eq!(
+                (&lines[1]["vectors"], &lines[1]["records"]),
+                (&serde_json::json!([]), &serde_json::json!([]))
+            );
+            for (output, vectors) in [
+                ("out.parquet", Vectors::F32),
+                ("out.arrow", Vectors::Int8),
+                ("b.parquet", Vectors::Int8),
+            ] {
+                job.output = place.path(output);
+                job.vectors = vectors;
+                run(&job, &mut pairs(), Hooks::default()).expect(output);
+                let batches = match output {
+                    "out.arrow" => read_arrow(&job.output),
+                    _ => read_parquet(&job.output),
+                };
+                let batch = &batches[0];
+                let own = batch["vectors"].as_list::<i32>().value(0);
+                assert_eq!((own.len(), own.as_fixed_size_list().value_length()), (3, 2));
+                if vectors == Vectors::F32 {
+                    let values = own.as_fixed_size_list().values();
+                    assert_eq!(
+                        values.as_primitive::<Float32Type>().values()[..],
+                        [-1.0, 0.0, 1.0, 2.0, 3.0, 4.0]
+                    );
+                } else {
+                    let scales = batch["scale"].as_list::<i32>().value(0);
+                    assert_eq!(scales.as_primitive::<Float32Type>().value(2), 4.0 / 127.0);
+                }
+                assert_eq!(batch["number"].as_primitive::<Float32Type>().value(0), 1.0);
+                assert_eq!(batch["both"].as_string::<i32>().value(0), "abcx");
+                assert_eq!(batch["length"].as_primitive::<Int64Type>().value(0), 3);
+                let records = batch["records"].as_list::<i32>().value(0);
+                let records = records.as_struct();
+                assert_eq!(records["label"].as_string::<i32>().value(2), "label 2");
+                assert_eq!(records["score"].as_primitive::<Float32Type>().value(2), 0.5);
+                assert_eq!(records["index"].as_primitive::<Int64Type>().value(2), 2);
+                let n: usize = batches.iter().map(RecordBatch::num_rows).sum();
+                assert_eq!(n, 3);
+            }
+        }
+    }
+}
+
+#[test]
+fn columns_of_pairs_that_are_missing_or_no_strings() {
+    let place = Place::new();
+    let mut job = place.job("in.jsonl", "{\"q\": \"a\", \"d\": 1}\n", "out.jsonl");
+    let fail = |job: &Job| {
+        run(job, &mut pairs(), Hooks::default())
+            .expect_err("it fails")
+            .to_string()
+    };
+    job.columns = vec!["q".to_owned(), "e".to_owned()];
+    assert!(fail(&job).contains("has no column `e`; it has `q` (string), `d` (number)"));
+    job.columns[1] = "d".to_owned();
+    let error = fail(&job);
+    assert!(
+        error.contains("column `d`") && error.contains("its type is number"),
+        "{error}"
+    );
+    job.columns[1] = "q".to_owned();
+    assert!(fail(&job).contains("`q` is read twice"));
+    job.columns[1] = "d".to_owned();
+    job.output = place.path("out.npy");
+    assert!(fail(&job).contains("cannot hold several columns"));
+    assert_eq!(place.names(), ["in.jsonl"]);
 }
 
 proptest! {

@@ -78,13 +78,13 @@ fn a_window_without_texts_is_an_error() {
     let columns = "its type is number, expected strings; the columns are \
         `txt` (string), `n` (number or string), `text` (number)";
     assert!(error.contains(columns), "{error}");
-    job.column = "body".to_owned();
+    job.columns = vec!["body".to_owned()];
     let error = embed(&job).expect_err("no column").to_string();
     assert!(
         error.contains("has no column `body`; it has `txt` (string)"),
         "{error}"
     );
-    job.column = "txt".to_owned();
+    job.columns = vec!["txt".to_owned()];
     embed(&job).expect("embedded");
     let job = place.job("b.jsonl", "id,text\n1,a\n", "b.parquet");
     let error = embed(&job).expect_err("CSV").to_string();
@@ -95,7 +95,7 @@ fn a_window_without_texts_is_an_error() {
     let mut job = place.job("in.csv", "id,body\n1,a\n", "c.parquet");
     let error = embed(&job).expect_err("no column").to_string();
     assert!(error.contains("it has `id`, `body`"), "{error}");
-    job.column = "body".to_owned();
+    job.columns = vec!["body".to_owned()];
     job.keep = Keep::Named(vec!["title".to_owned()]);
     assert!(matches!(embed(&job), Err(CorpusError::NoColumn { column, .. }) if column == "title"));
     assert_eq!(
@@ -150,13 +150,13 @@ fn bad_columns_and_files_of_parquet() {
             ("text", Arc::new(BinaryArray::from(texts)) as _),
         ],
     );
-    job.column = "id".to_owned();
+    job.columns = vec!["id".to_owned()];
     let error = embed(&job).expect_err("integers").to_string();
     assert!(error.contains("type is Int64"), "{error}");
     assert!(error.contains("`id` (Int64), `text` (Binary)"), "{error}");
-    job.column = "txt".to_owned();
+    job.columns = vec!["txt".to_owned()];
     assert!(matches!(embed(&job), Err(CorpusError::NoColumn { .. })));
-    job.column = "text".to_owned();
+    job.columns = vec!["text".to_owned()];
     job.keep = Keep::Named(vec!["text".to_owned()]);
     assert!(matches!(embed(&job), Err(CorpusError::KeptType { .. })));
     job.keep = Keep::All;

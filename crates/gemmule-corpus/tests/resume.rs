@@ -8,9 +8,10 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use common::{Known, Place, embed, read_lines, read_parquet};
+use common::{Known, Place, column, embed, read_lines, read_parquet, results};
 use gemmule_corpus::{
-    CorpusError, Embedded, Function, Hooks, Job, Keep, Limits, Progress, Vectors, run,
+    CorpusError, Function, Hooks, Job, Keep, Limits, Model as _, ModelError, Progress, Results,
+    Texts, Vectors, run,
 };
 use proptest::prelude::*;
 
@@ -185,14 +186,11 @@ fn child() {
     }
     let millis: u64 = millis.parse().expect("a number");
     let mut known = Known::new();
-    let mut slow = Function {
-        identity: "known".to_owned(),
-        width: common::WIDTH,
-        embed: |texts: &[&str]| {
-            std::thread::sleep(std::time::Duration::from_millis(millis));
-            gemmule_corpus::Embedder::embed(&mut known, texts)
-        },
-    };
+    let mut slow = Function::new("known", column(common::WIDTH), |rows: &[Texts]| {
+        std::thread::sleep(std::time::Duration::from_millis(millis));
+        known.begin(rows.to_vec());
+        known.finish()
+    });
     if let Err(error) = run(&job, &mut slow, Hooks::default()) {
         println!("error: {error}");
         std::process::exit(3);
@@ -319,15 +317,12 @@ fn two_writers() {
     let mut met = None;
     let other = job.clone();
     let mut known = Known::new();
-    let mut embedder = Function {
-        identity: "known".to_owned(),
-        width: common::WIDTH,
-        embed: |texts: &[&str]| -> Result<Embedded, gemmule_corpus::EmbedderError> {
-            met.get_or_insert_with(|| embed(&other));
-            gemmule_corpus::Embedder::embed(&mut known, texts)
-        },
-    };
-    run(&job, &mut embedder, Hooks::default()).expect("embedded");
+    let mut meeting = Function::new("known", column(common::WIDTH), |rows: &[Texts]| {
+        met.get_or_insert_with(|| embed(&other));
+        known.begin(rows.to_vec());
+        known.finish()
+    });
+    run(&job, &mut meeting, Hooks::default()).expect("embedded");
     let error = met.expect("met").expect_err("locked").to_string();
     let holder = format!("is being written by process {}", std::process::id());
     assert!(error.contains(&holder), "{error}");
@@ -456,41 +451,27 @@ fn cancelled_runs_and_progress() {
 }
 
 #[test]
-fn broken_embedders_and_inputs() {
+fn broken_models_and_inputs() {
     let place = Place::new();
     let mut job = place.job("in.txt", "a\nb\n", "out.npy");
-    let embedder = |rows: Vec<Result<Vec<f32>, String>>| {
-        let mut function = Function {
-            identity: String::new(),
-            width: 1,
-            embed: |_: &[&str]| {
-                Ok(Embedded {
-                    rows: rows.clone(),
-                    tokens: None,
-                })
-            },
-        };
+    let model = |vectors: Vec<Vec<f32>>| {
+        let compute = |_: &[Texts]| Ok(results(vectors.clone()));
+        let mut function = Function::new("", column(1), compute);
         run(&job, &mut function, Hooks::default())
     };
-    let results = [
-        embedder(vec![Ok(vec![1.0])]),
-        embedder(vec![Ok(vec![1.0]), Ok(vec![1.0, 2.0])]),
+    let found = [
+        model(vec![vec![1.0]]),
+        model(vec![vec![1.0], vec![1.0, 2.0]]),
     ];
-    for result in results {
-        assert!(matches!(result, Err(CorpusError::BadEmbedder { .. })));
+    for result in found {
+        assert!(matches!(result, Err(CorpusError::BadModel { .. })));
     }
     let input = job.input.clone();
-    let mut changing = Function {
-        identity: String::new(),
-        width: 1,
-        embed: |texts: &[&str]| {
-            fs::write(&input, "c\n").expect("written");
-            Ok(Embedded {
-                rows: vec![Ok(vec![1.0]); texts.len()],
-                tokens: None,
-            })
-        },
+    let changing = |rows: &[Texts]| -> Result<Results, ModelError> {
+        fs::write(&input, "c\n").expect("written");
+        Ok(results(vec![vec![1.0]; rows.len()]))
     };
+    let mut changing = Function::new("", column(1), changing);
     let error = run(&job, &mut changing, Hooks::default());
     assert!(
         matches!(error, Err(CorpusError::InputChanged { .. })),
@@ -529,20 +510,15 @@ proptest! {
         let mut given: Vec<Vec<String>> = Vec::new();
         for windows in [stop, usize::MAX] {
             let mut left = windows;
-            let mut embedder = Function {
-                identity: String::new(),
-                width: 1,
-                embed: |texts: &[&str]| {
-                    if left == 0 {
-                        return Err("stopped".into());
-                    }
-                    left -= 1;
-                    given.push(texts.iter().map(|&text| text.to_owned()).collect());
-                    let rows = texts.iter().map(|text| Ok(vec![text.len() as f32])).collect();
-                    Ok(Embedded { rows, tokens: None })
-                },
-            };
-            if run(&job, &mut embedder, Hooks::default()).is_ok() {
+            let mut lengths = Function::new("", column(1), |rows: &[Texts]| {
+                if left == 0 {
+                    return Err("stopped".into());
+                }
+                left -= 1;
+                given.push(rows.concat());
+                Ok(results(rows.iter().map(|texts| vec![texts[0].len() as f32])))
+            });
+            if run(&job, &mut lengths, Hooks::default()).is_ok() {
                 break;
             }
         }

@@ -6,11 +6,11 @@ use arrow_array::{ArrayRef, builder::StringBuilder};
 use arrow_schema::{DataType, Field, Fields};
 use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
 
-use super::{Source, bytes::Stream, lines::utf8, list, read_error};
+use super::{Source, bytes::Stream, described, lines::utf8, list, read_error};
 use crate::{
     CorpusError, Keep, Limits,
     job::Checked,
-    window::{Kept, Position, Text, Window},
+    window::{Kept, Position, Row, Window, bytes},
 };
 
 /// Max number of fields of a record.
@@ -118,7 +118,8 @@ pub(super) struct Delimited {
     records: Records,
     limits: Limits,
     n_columns: usize,
-    column: usize,
+    /// Names and indices of the columns of texts.
+    columns: Vec<(String, usize)>,
     /// Names and indices of kept columns.
     kept: Vec<(String, usize)>,
     row: u64,
@@ -161,17 +162,19 @@ impl Delimited {
                 columns: list(names.iter().map(|name| format!("`{name}`"))),
             }),
         };
-        let column = place(&job.column)?;
+        let placed = |names: &[String]| {
+            let placed = names.iter().map(|name| Ok((name.clone(), place(name)?)));
+            placed.collect::<Result<Vec<_>, CorpusError>>()
+        };
+        let columns = placed(&job.columns)?;
         let kept = match &job.keep {
             Keep::None => Vec::new(),
             Keep::All => {
                 let all = names.iter().cloned().zip(0..);
-                all.filter(|(_, place)| *place != column).collect()
+                let is_text = |at: usize| columns.iter().any(|(_, place)| *place == at);
+                all.filter(|(_, place)| !is_text(*place)).collect()
             }
-            Keep::Named(names) => {
-                let kept = names.iter().map(|name| Ok((name.clone(), place(name)?)));
-                kept.collect::<Result<_, _>>()?
-            }
+            Keep::Named(names) => placed(names)?,
         };
         if from.byte > 0 {
             records = start(from.byte)?;
@@ -180,7 +183,7 @@ impl Delimited {
             format,
             limits: job.limits,
             n_columns: names.len(),
-            column,
+            columns,
             kept,
             row: from.row,
             path,
@@ -188,8 +191,8 @@ impl Delimited {
         })
     }
 
-    /// Returns the text of the current record.
-    fn text(&self) -> Text {
+    /// Returns the texts of the current record.
+    fn texts(&self) -> Row {
         let n = self.records.n_fields;
         if n != self.n_columns {
             return Err(format!(
@@ -203,48 +206,52 @@ impl Delimited {
                 &format!("the kept field `{name}`"),
             )?;
         }
-        utf8(self.records.field(self.column), "the text").map(str::to_owned)
+        let text = |(name, place): &(String, usize)| {
+            let what = described(&self.columns, name);
+            utf8(self.records.field(*place), &what).map(str::to_owned)
+        };
+        self.columns.iter().map(text).collect()
     }
 }
 
 impl Source for Delimited {
     fn window(&mut self) -> Result<Option<Window>, CorpusError> {
         let first = self.row;
-        let mut texts = Vec::new();
+        let mut rows = Vec::new();
         let mut builders: Vec<_> = self.kept.iter().map(|_| StringBuilder::new()).collect();
-        let mut bytes = 0;
-        while texts.len() < self.limits.window_rows && bytes < self.limits.window_bytes {
+        let mut n_bytes = 0;
+        while rows.len() < self.limits.window_rows && n_bytes < self.limits.window_bytes {
             let record = self.records.next();
-            let text = match record.map_err(read_error(&self.path, self.format))? {
+            let row = match record.map_err(read_error(&self.path, self.format))? {
                 Record::End => break,
-                Record::Complete => self.text(),
+                Record::Complete => self.texts(),
                 Record::TooLong => Err(format!(
                     "the record has more than {} bytes or {MAX_FIELDS} fields, the limits; a quote may have no end",
                     self.limits.row_bytes
                 )),
                 Record::Open => Err("the file ends before the record's quote does".to_owned()),
             };
-            bytes += text.as_ref().map_or(0, String::len);
+            n_bytes += bytes(&row);
             for ((_, place), builder) in self.kept.iter().zip(&mut builders) {
-                match &text {
+                match &row {
                     Ok(_) => {
                         let value = self.records.field(*place);
-                        bytes += value.len();
+                        n_bytes += value.len();
                         builder.append_option(std::str::from_utf8(value).ok());
                     }
                     Err(_) => builder.append_null(),
                 }
             }
-            texts.push(text);
+            rows.push(row);
         }
-        self.row += texts.len() as u64;
+        self.row += rows.len() as u64;
         let arrays = builders
             .into_iter()
             .map(|mut b| Arc::new(b.finish()) as ArrayRef);
         let kept = Kept::Columns(arrays.collect());
-        Ok((!texts.is_empty()).then(|| Window {
+        Ok((!rows.is_empty()).then(|| Window {
             first,
-            texts,
+            rows,
             kept,
             end: Position {
                 row: self.row,

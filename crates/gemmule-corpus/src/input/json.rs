@@ -13,7 +13,8 @@ use crate::Keep;
 /// The wanted members of an object.
 #[derive(Debug, Default)]
 pub(super) struct Members<'l> {
-    pub text: Option<&'l RawValue>,
+    /// The member of each column of texts.
+    pub texts: Vec<Option<&'l RawValue>>,
     /// Kept members in the order of the object. If several have the same name, the last one counts, at the position of
     /// the first.
     pub kept: Vec<(String, &'l RawValue)>,
@@ -21,7 +22,7 @@ pub(super) struct Members<'l> {
 
 /// Chooses members.
 pub(super) struct Chooser<'k> {
-    pub column: &'k str,
+    pub columns: &'k [String],
     pub keep: &'k Keep,
 }
 
@@ -29,7 +30,7 @@ impl Chooser<'_> {
     fn keeps(&self, name: &str) -> bool {
         match self.keep {
             Keep::None => false,
-            Keep::All => name != self.column,
+            Keep::All => !self.columns.iter().any(|column| column == name),
             Keep::Named(names) => names.iter().any(|n| n == name),
         }
     }
@@ -56,18 +57,21 @@ impl<'l> Visitor<'l> for &Chooser<'_> {
     }
 
     fn visit_map<A: MapAccess<'l>>(self, mut map: A) -> Result<Members<'l>, A::Error> {
-        let mut members = Members::default();
+        let mut members = Members {
+            texts: vec![None; self.columns.len()],
+            kept: Vec::new(),
+        };
         let mut places = HashMap::new();
         while let Some(name) = map.next_key::<String>()? {
-            let is_text = name == self.column;
+            let text = self.columns.iter().position(|column| *column == name);
             let is_kept = self.keeps(&name);
-            if !is_text && !is_kept {
+            if text.is_none() && !is_kept {
                 map.next_value::<IgnoredAny>()?;
                 continue;
             }
             let value = map.next_value::<&RawValue>()?;
-            if is_text {
-                members.text = Some(value);
+            if let Some(text) = text {
+                members.texts[text] = Some(value);
             }
             if is_kept {
                 match places.get(&name) {

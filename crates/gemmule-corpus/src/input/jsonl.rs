@@ -15,7 +15,7 @@ use super::{
 use crate::{
     CorpusError, Keep, Limits, OutputFormat,
     job::Checked,
-    window::{Kept, Position, Text, Window},
+    window::{Kept, Position, Row, Window, bytes},
 };
 
 const FORMAT: &str = "JSONL";
@@ -31,7 +31,7 @@ pub(super) struct Jsonl {
     path: PathBuf,
     stream: Stream,
     limits: Limits,
-    column: String,
+    columns: Vec<String>,
     keep: Keep,
     row: u64,
     /// Names that kept members may not have.
@@ -39,21 +39,21 @@ pub(super) struct Jsonl {
     /// Whether members are copied to the output unchanged.
     is_verbatim: bool,
     /// The kept columns after the first window.
-    columns: Option<Inferred>,
+    kept: Option<Inferred>,
 }
 
 /// A row whose kept members are JSON text.
-struct Row {
-    text: Text,
+struct Object {
+    texts: Row,
     kept: Vec<(String, String)>,
     /// Whether the line is a JSON object.
     is_object: bool,
 }
 
-impl Row {
+impl Object {
     fn refused(reason: String) -> Self {
         Self {
-            text: Err(reason),
+            texts: Err(reason),
             kept: Vec::new(),
             is_object: false,
         }
@@ -61,7 +61,7 @@ impl Row {
 
     fn bytes(&self) -> usize {
         let kept = self.kept.iter().map(|(name, raw)| name.len() + raw.len());
-        self.text.as_ref().map_or(0, String::len) + kept.sum::<usize>()
+        bytes(&self.texts) + kept.sum::<usize>()
     }
 }
 
@@ -78,32 +78,29 @@ impl Jsonl {
             path,
             stream,
             limits: job.limits,
-            column: job.column.clone(),
+            columns: job.columns.clone(),
             keep: job.keep.clone(),
             row: from.row,
-            taken: checked
-                .own_columns()
-                .into_iter()
-                .map(str::to_owned)
-                .collect(),
+            taken: checked.own.clone(),
             is_verbatim: checked.output == OutputFormat::Jsonl,
-            columns: inferred,
+            kept: inferred,
         })
     }
 
     /// Returns the row of a line.
-    fn parse(&self, line: &[u8]) -> Row {
+    fn parse(&self, line: &[u8]) -> Object {
         let chooser = Chooser {
-            column: &self.column,
+            columns: &self.columns,
             keep: &self.keep,
         };
         let members = utf8(line, "the line").and_then(|line| chooser.read(line));
-        let Members { text, kept } = match members {
+        let Members { texts, kept } = match members {
             Ok(members) => members,
-            Err(reason) => return Row::refused(reason),
+            Err(reason) => return Object::refused(reason),
         };
-        let column = &self.column;
-        let text = match text.map(|raw| raw.get()) {
+        let text = |(column, raw): (&String, Option<&serde_json::value::RawValue>)| match raw
+            .map(|raw| raw.get())
+        {
             None => Err(format!("the field `{column}` is missing")),
             Some(raw) if type_name(raw) == "string" => string(raw).ok_or_else(|| {
                 format!("the field `{column}` has half of a surrogate pair, which is no character")
@@ -113,26 +110,27 @@ impl Jsonl {
                 type_name(raw)
             )),
         };
+        let texts: Row = self.columns.iter().zip(texts).map(text).collect();
         let taken = kept
             .iter()
             .find(|(name, _)| self.is_verbatim && self.taken.contains(name));
-        let text = match taken {
+        let texts = match taken {
             Some((name, _)) => Err(format!(
                 "the kept field `{name}` is called as a column of the output"
             )),
-            None => text,
+            None => texts,
         };
         let own =
             |(name, raw): (String, &serde_json::value::RawValue)| (name, raw.get().to_owned());
-        Row {
-            text,
+        Object {
+            texts,
             kept: kept.into_iter().map(own).collect(),
             is_object: true,
         }
     }
 
     /// Reads the rows of a window.
-    fn rows(&mut self) -> Result<Vec<Row>, CorpusError> {
+    fn rows(&mut self) -> Result<Vec<Object>, CorpusError> {
         let mut rows = Vec::new();
         let mut bytes = 0;
         let mut line = Vec::new();
@@ -140,7 +138,7 @@ impl Jsonl {
             let kind = self.stream.line(self.limits.row_bytes, &mut line);
             let row = match kind.map_err(read_error(&self.path, FORMAT))? {
                 Line::End => break,
-                Line::TooLong(n) => Row::refused(too_long(n, self.limits.row_bytes)),
+                Line::TooLong(n) => Object::refused(too_long(n, self.limits.row_bytes)),
                 Line::Complete => self.parse(&line),
             };
             bytes += row.bytes();
@@ -149,25 +147,30 @@ impl Jsonl {
         Ok(rows)
     }
 
-    /// Checks that the first window has a text.
-    fn check_first(&self, rows: &[Row]) -> Result<(), CorpusError> {
-        if rows.is_empty() || rows.iter().any(|row| row.text.is_ok()) {
+    /// Checks that the first window has texts.
+    fn check_first(&self, rows: &[Object]) -> Result<(), CorpusError> {
+        if rows.is_empty() || rows.iter().any(|row| row.texts.is_ok()) {
             return Ok(());
         }
+        let without_texts = || {
+            let reason = rows[0].texts.as_ref().err().cloned().unwrap_or_default();
+            let n = rows.len();
+            let problem = format!("none of the first {n} lines has a text: {reason}");
+            Err(CorpusError::input(&self.path, FORMAT, problem))
+        };
         if !rows.iter().any(|row| row.is_object) {
-            let reason = rows[0].text.as_ref().err().cloned().unwrap_or_default();
-            return Err(CorpusError::input(
-                &self.path,
-                FORMAT,
-                format!(
-                    "none of the first {} lines has a text: {reason}",
-                    rows.len()
-                ),
-            ));
+            return without_texts();
         }
         let columns = self.examine()?;
-        let found = columns.iter().find(|(name, _)| *name == self.column);
-        let (path, column) = (self.path.clone(), self.column.clone());
+        let find = |column: &String| columns.iter().find(|(name, _)| name == column);
+        let has_strings =
+            |column: &&String| find(column).is_some_and(|(_, k)| k.contains("string"));
+        // With one column, a string that is not valid is the reason, too.
+        let Some(column) = self.columns.iter().find(|column| !has_strings(column)) else {
+            return without_texts();
+        };
+        let found = find(column);
+        let (path, column) = (self.path.clone(), column.clone());
         let shown = list(
             columns
                 .iter()
@@ -193,7 +196,7 @@ impl Jsonl {
         let failed = read_error(&self.path, FORMAT);
         let mut stream = Stream::open(&self.path, 0).map_err(&failed)?;
         let chooser = Chooser {
-            column: "",
+            columns: &[],
             keep: &Keep::All,
         };
         let mut columns: Vec<(String, Vec<&'static str>)> = Vec::new();
@@ -224,7 +227,7 @@ impl Jsonl {
     }
 
     /// Decides the kept columns and their types by the first window.
-    fn infer(&self, rows: &[Row]) -> Result<Inferred, CorpusError> {
+    fn infer(&self, rows: &[Object]) -> Result<Inferred, CorpusError> {
         let mut values: HashMap<&str, Vec<&str>> = HashMap::new();
         let mut names: Vec<&str> = match &self.keep {
             Keep::Named(names) => names.iter().map(String::as_str).collect(),
@@ -257,7 +260,7 @@ impl Jsonl {
 }
 
 /// Returns arrays of the kept columns, and refuses rows that do not fit their types.
-fn arrays(columns: &Inferred, rows: &mut [Row]) -> Kept {
+fn arrays(columns: &Inferred, rows: &mut [Object]) -> Kept {
     let mut places = HashMap::new();
     for (place, (name, _)) in columns.iter().enumerate() {
         places.insert(name.as_str(), place);
@@ -281,8 +284,8 @@ fn arrays(columns: &Inferred, rows: &mut [Row]) -> Kept {
                     "the kept field `{name}` is in no row of the first window; name the fields to keep, or write JSONL to keep all"
                 ),
             };
-            if row.text.is_ok() {
-                row.text = Err(reason);
+            if row.texts.is_ok() {
+                row.texts = Err(reason);
             }
         }
         for (builder, value) in builders.iter_mut().zip(values) {
@@ -298,7 +301,7 @@ fn arrays(columns: &Inferred, rows: &mut [Row]) -> Kept {
 }
 
 /// Returns members as the text of an object without its braces.
-fn members(row: &Row) -> String {
+fn members(row: &Object) -> String {
     let member = |(name, raw): &(String, String)| format!("{}:{raw}", serde_json::json!(name));
     row.kept.iter().map(member).collect::<Vec<_>>().join(",")
 }
@@ -310,13 +313,13 @@ impl Source for Jsonl {
         if first == 0 {
             self.check_first(&rows)?;
         }
-        if self.columns.is_none() {
-            self.columns = Some(match self.is_verbatim {
+        if self.kept.is_none() {
+            self.kept = Some(match self.is_verbatim {
                 true => Vec::new(),
                 false => self.infer(&rows)?,
             });
         }
-        let kept = match &self.columns {
+        let kept = match &self.kept {
             Some(columns) if !self.is_verbatim => arrays(columns, &mut rows),
             _ => Kept::Members(rows.iter().map(members).collect()),
         };
@@ -325,24 +328,24 @@ impl Source for Jsonl {
             row: self.row,
             byte: self.stream.at(),
         };
-        let texts: Vec<Text> = rows.into_iter().map(|row| row.text).collect();
-        Ok((!texts.is_empty()).then_some(Window {
+        let rows: Vec<Row> = rows.into_iter().map(|row| row.texts).collect();
+        Ok((!rows.is_empty()).then_some(Window {
             first,
-            texts,
+            rows,
             kept,
             end,
         }))
     }
 
     fn fields(&self) -> Fields {
-        let columns = self.columns.iter().flatten();
+        let columns = self.kept.iter().flatten();
         columns
             .map(|(name, kind)| Arc::new(kind.field(name)))
             .collect()
     }
 
     fn inferred(&self) -> Option<Inferred> {
-        self.columns.clone()
+        self.kept.clone()
     }
 
     fn total_bytes(&self) -> Option<u64> {

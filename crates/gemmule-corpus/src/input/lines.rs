@@ -12,7 +12,7 @@ use super::{
 use crate::{
     CorpusError, Limits,
     job::Checked,
-    window::{Kept, Position, Window},
+    window::{Kept, Position, Window, bytes},
 };
 
 const FORMAT: &str = "lines";
@@ -41,23 +41,23 @@ impl Lines {
 impl Source for Lines {
     fn window(&mut self) -> Result<Option<Window>, CorpusError> {
         let first = self.row;
-        let mut texts = Vec::new();
-        let mut bytes = 0;
+        let mut rows = Vec::new();
+        let mut n_bytes = 0;
         let mut line = Vec::new();
-        while texts.len() < self.limits.window_rows && bytes < self.limits.window_bytes {
+        while rows.len() < self.limits.window_rows && n_bytes < self.limits.window_bytes {
             let kind = self.stream.line(self.limits.row_bytes, &mut line);
-            let text = match kind.map_err(read_error(&self.path, FORMAT))? {
+            let row = match kind.map_err(read_error(&self.path, FORMAT))? {
                 Line::End => break,
                 Line::TooLong(n) => Err(too_long(n, self.limits.row_bytes)),
-                Line::Complete => utf8(&line, "the line").map(str::to_owned),
+                Line::Complete => utf8(&line, "the line").map(|text| vec![text.to_owned()]),
             };
-            bytes += text.as_ref().map_or(0, String::len);
-            texts.push(text);
+            n_bytes += bytes(&row);
+            rows.push(row);
         }
-        self.row += texts.len() as u64;
-        Ok((!texts.is_empty()).then(|| Window {
+        self.row += rows.len() as u64;
+        Ok((!rows.is_empty()).then(|| Window {
             first,
-            texts,
+            rows,
             kept: Kept::Columns(Vec::new()),
             end: Position {
                 row: self.row,

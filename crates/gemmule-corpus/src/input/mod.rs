@@ -40,7 +40,7 @@ pub(crate) trait Source: Send {
     /// Returns the next window, or `None` at the end.
     ///
     /// # Errors
-    /// Returns an error if the input cannot be read further, or if the column has no texts in the first window.
+    /// Returns an error if the input cannot be read further, or if no row of the first window has texts.
     fn window(&mut self) -> Result<Option<Window>, CorpusError>;
 
     /// Returns the kept columns. They are known after the first window.
@@ -120,6 +120,14 @@ fn read_error(path: &Path, format: &'static str) -> impl Fn(io::Error) -> Corpus
             action: "read",
             source,
         },
+    }
+}
+
+/// Returns words for the text of a column: with its name if there are several.
+fn described<T>(columns: &[T], name: &str) -> String {
+    match columns.len() {
+        1 => "the text".to_owned(),
+        _ => format!("the text of `{name}`"),
     }
 }
 

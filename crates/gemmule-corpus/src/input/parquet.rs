@@ -20,11 +20,11 @@ use parquet::{
     schema::types::SchemaDescriptor,
 };
 
-use super::{Source, lines::utf8, list};
+use super::{Source, described, lines::utf8, list};
 use crate::{
     CorpusError, Keep, Limits,
     job::Checked,
-    window::{Kept, Position, Text, Window},
+    window::{Kept, Position, Row, Window, bytes},
 };
 
 const FORMAT: &str = "Parquet";
@@ -39,18 +39,18 @@ const MAX_DECODED: u64 = 1024;
 pub(super) struct Parquet {
     path: PathBuf,
     limits: Limits,
-    texts: Texts,
-    /// Texts that are decoded and in no window yet, `None` where they are null.
-    decoded: VecDeque<Option<ByteArray>>,
+    /// The columns of texts.
+    texts: Vec<Texts>,
     columns: Option<Columns>,
     fields: Fields,
     total: u64,
     row: u64,
 }
 
-/// The column of texts. Its bytes are read without the check of a string column, which fails for all rows of a page if one
+/// A column of texts. Its bytes are read without the check of a string column, which fails for all rows of a page if one
 /// is not UTF-8.
 struct Texts {
+    name: String,
     reader: SerializedFileReader<File>,
     column: usize,
     group: usize,
@@ -58,6 +58,8 @@ struct Texts {
     left: u64,
     values: Option<ColumnReaderImpl<ByteArrayType>>,
     n_decoded: usize,
+    /// Texts that are decoded and in no window yet, `None` where they are null.
+    decoded: VecDeque<Option<ByteArray>>,
 }
 
 /// The kept columns.
@@ -77,8 +79,6 @@ impl Parquet {
         let failed = CorpusError::io(&path, "read");
         let bad = |problem: String| CorpusError::input(&path, FORMAT, problem);
         let file = File::open(&path).map_err(&failed)?;
-        let reader = SerializedFileReader::new(file.try_clone().map_err(&failed)?);
-        let reader = reader.map_err(|e| bad(e.to_string()))?;
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
         let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(file, options);
         let builder = builder.map_err(|e| bad(e.to_string()))?;
@@ -98,16 +98,21 @@ impl Parquet {
                 columns: listed(&schema),
             }),
         };
-        let text = place(&job.column)?;
-        let column = match schema.field(text).data_type() {
-            DataType::Utf8 | DataType::Binary => leaf(&descriptor, text),
-            _ => None,
-        };
-        let column = column.ok_or_else(|| wrong_type(&path, &schema, text))?;
+        let mut roots = Vec::new();
+        let mut leaves = Vec::new();
+        for name in &job.columns {
+            let root = place(name)?;
+            let column = match schema.field(root).data_type() {
+                DataType::Utf8 | DataType::Binary => leaf(&descriptor, root),
+                _ => None,
+            };
+            leaves.push(column.ok_or_else(|| wrong_type(&path, &schema, root))?);
+            roots.push(root);
+        }
         let kept: Vec<usize> = match &job.keep {
             Keep::None => Vec::new(),
             Keep::All => (0..schema.fields().len())
-                .filter(|&place| place != text)
+                .filter(|place| !roots.contains(place))
                 .collect(),
             Keep::Named(names) => {
                 let places = names.iter().map(|name| place(name));
@@ -116,7 +121,7 @@ impl Parquet {
         };
         let total =
             total(&metadata).ok_or_else(|| bad("its numbers of rows are not valid".into()))?;
-        let roots: Vec<usize> = kept.iter().copied().chain([text]).collect();
+        roots.extend(&kept);
         check_columns(&metadata, &roots).map_err(bad)?;
         let n_decoded = batch_rows(&metadata, &roots, total);
         let field = |&place: &usize| {
@@ -144,19 +149,26 @@ impl Parquet {
                 })
             }
         };
-        let mut texts = Texts {
-            reader,
-            column,
-            group: 0,
-            left: 0,
-            values: None,
-            n_decoded,
-        };
-        texts.skip(from.row).map_err(bad)?;
+        let mut texts = Vec::with_capacity(leaves.len());
+        for (name, column) in job.columns.iter().zip(leaves) {
+            let file = File::open(&path).map_err(&failed)?;
+            let reader = SerializedFileReader::new(file).map_err(|e| bad(e.to_string()))?;
+            let mut own = Texts {
+                name: described(&job.columns, name),
+                reader,
+                column,
+                group: 0,
+                left: 0,
+                values: None,
+                n_decoded,
+                decoded: VecDeque::new(),
+            };
+            own.skip(from.row).map_err(bad)?;
+            texts.push(own);
+        }
         Ok(Self {
             limits: job.limits,
             texts,
-            decoded: VecDeque::new(),
             columns,
             fields,
             total,
@@ -166,33 +178,38 @@ impl Parquet {
     }
 
     /// Reads the rows of a window, and returns their texts and kept columns.
-    fn rows(&mut self) -> Result<(Vec<Text>, Vec<ArrayRef>), String> {
-        let mut texts = Vec::new();
-        let mut bytes = 0;
+    fn rows(&mut self) -> Result<(Vec<Row>, Vec<ArrayRef>), String> {
+        let mut rows = Vec::new();
+        let mut n_bytes = 0;
         let mut slices: Vec<RecordBatch> = Vec::new();
         let mut began = self.columns.as_ref().map_or(0, |columns| columns.used);
-        while texts.len() < self.limits.window_rows && bytes < self.limits.window_bytes {
-            if self.decoded.is_empty() {
-                self.decoded = self.texts.next()?;
-            }
-            let Some(value) = self.decoded.pop_front() else {
+        while rows.len() < self.limits.window_rows && n_bytes < self.limits.window_bytes {
+            let limit = self.limits.row_bytes;
+            let values = self.texts.iter_mut().map(|texts| {
+                let value = texts.next()?;
+                Ok::<_, String>(value.map(|value| text(value, limit, &texts.name)))
+            });
+            let values: Vec<Option<Result<String, String>>> = values.collect::<Result<_, _>>()?;
+            if values.iter().all(Option::is_none) {
                 break;
-            };
-            let text = text(value, self.limits.row_bytes);
+            }
+            let row = values.into_iter().zip(&self.texts);
+            let row = row.map(|(value, texts)| value.ok_or_else(|| texts.short()));
+            let row: Row = row.collect::<Result<Vec<_>, _>>()?.into_iter().collect();
             if let Some(columns) = &mut self.columns {
                 if columns.used == columns.batch.num_rows() {
                     slices.push(columns.batch.slice(began, columns.used - began));
                     columns.advance()?;
                     began = 0;
                 }
-                bytes += columns.row_bytes();
+                n_bytes += columns.row_bytes();
                 columns.used += 1;
             }
-            bytes += text.as_ref().map_or(0, String::len);
-            texts.push(text);
+            n_bytes += bytes(&row);
+            rows.push(row);
         }
         let Some(columns) = &self.columns else {
-            return Ok((texts, Vec::new()));
+            return Ok((rows, Vec::new()));
         };
         slices.push(columns.batch.slice(began, columns.used - began));
         slices.retain(|slice| slice.num_rows() > 0);
@@ -207,7 +224,7 @@ impl Parquet {
             true => Vec::new(),
             false => columns.order.iter().map(column).collect::<Result<_, _>>()?,
         };
-        Ok((texts, kept))
+        Ok((rows, kept))
     }
 }
 
@@ -258,8 +275,16 @@ impl Texts {
         Ok(true)
     }
 
+    /// Returns the next text, `Some(None)` if it is null, or `None` at the end.
+    fn next(&mut self) -> Result<Option<Option<ByteArray>>, String> {
+        if self.decoded.is_empty() {
+            self.decoded = self.decode()?;
+        }
+        Ok(self.decoded.pop_front())
+    }
+
     /// Reads texts, `None` where they are null. There are none at the end.
-    fn next(&mut self) -> Result<VecDeque<Option<ByteArray>>, String> {
+    fn decode(&mut self) -> Result<VecDeque<Option<ByteArray>>, String> {
         if !self.open()? {
             return Ok(VecDeque::new());
         }
@@ -319,15 +344,15 @@ impl Columns {
     }
 }
 
-/// Returns the text of a value, or the reason why it has none.
-fn text(value: Option<ByteArray>, limit: usize) -> Text {
+/// Returns the text of a value, or the reason why it has none. `what` describes the text.
+fn text(value: Option<ByteArray>, limit: usize, what: &str) -> Result<String, String> {
     match value {
-        None => Err("the text is null".to_owned()),
+        None => Err(format!("{what} is null")),
         Some(value) if value.len() > limit => {
             let n = value.len();
-            Err(format!("the text has {n} bytes, and the limit is {limit}"))
+            Err(format!("{what} has {n} bytes, and the limit is {limit}"))
         }
-        Some(value) => utf8(value.data(), "the text").map(str::to_owned),
+        Some(value) => utf8(value.data(), what).map(str::to_owned),
     }
 }
 
@@ -422,11 +447,11 @@ impl Source for Parquet {
             let problem = format!("after row {}: {problem}", self.row);
             CorpusError::input(&self.path, FORMAT, problem)
         });
-        let (texts, kept) = rows?;
-        self.row += texts.len() as u64;
-        Ok((!texts.is_empty()).then_some(Window {
+        let (rows, kept) = rows?;
+        self.row += rows.len() as u64;
+        Ok((!rows.is_empty()).then_some(Window {
             first,
-            texts,
+            rows,
             kept: Kept::Columns(kept),
             end: Position {
                 row: self.row,

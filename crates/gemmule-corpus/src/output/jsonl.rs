@@ -1,4 +1,4 @@
-//! JSONL: an object for each row that has a vector.
+//! JSONL: an object for each row that has values.
 
 use std::io::Write as _;
 
@@ -16,9 +16,9 @@ use serde::Serialize;
 
 use super::{
     Batch, Encoder as Encodes, Layout, Part, Placed, Tail,
-    vectors::{int8, signs},
+    columns::{int8, signs},
 };
-use crate::{Vectors, job::SCALE, window::Kept};
+use crate::{Column, Kind, Value, Vectors, job::SCALE, window::Kept};
 
 /// Encodes rows as objects.
 pub(super) struct Encoder {
@@ -84,17 +84,99 @@ fn cell(out: &mut Vec<u8>, array: &ArrayRef, row: usize) -> Result<(), String> {
     }
 }
 
-/// Appends numbers as an array.
-fn numbers<T: Serialize>(out: &mut Vec<u8>, values: impl Iterator<Item = T>) -> Result<(), String> {
+/// Appends an array, and its elements by `element`.
+fn array<T>(
+    out: &mut Vec<u8>,
+    values: impl Iterator<Item = T>,
+    element: impl Fn(&mut Vec<u8>, T) -> Result<(), String>,
+) -> Result<(), String> {
     out.push(b'[');
     for (i, value) in values.enumerate() {
         if i > 0 {
             out.push(b',');
         }
-        put(out, &value)?;
+        element(out, value)?;
     }
     out.push(b']');
     Ok(())
+}
+
+/// Appends numbers as an array.
+fn numbers<T: Serialize>(out: &mut Vec<u8>, values: impl Iterator<Item = T>) -> Result<(), String> {
+    array(out, values, |out, value| put(out, &value))
+}
+
+/// Appends a vector as an array.
+fn vector(out: &mut Vec<u8>, v: &[f32], vectors: Vectors) -> Result<(), String> {
+    match vectors {
+        Vectors::F32 => numbers(out, v.iter()),
+        Vectors::F16 => numbers(out, v.iter().map(|v| f16::from_f32(*v).to_f32())),
+        Vectors::Binary => numbers(out, signs(v)),
+        Vectors::Int8 => numbers(out, int8(v).0),
+    }
+}
+
+/// Appends a name and a colon.
+fn name(out: &mut Vec<u8>, name: &str) -> Result<(), String> {
+    put(out, name)?;
+    out.push(b':');
+    Ok(())
+}
+
+/// Appends a record as an object.
+fn record(out: &mut Vec<u8>, fields: &[Column], values: &[Value]) -> Result<(), String> {
+    out.push(b'{');
+    for (at, (field, value)) in fields.iter().zip(values).enumerate() {
+        if at > 0 {
+            out.push(b',');
+        }
+        computed(out, field, value, Vectors::F32)?;
+    }
+    out.push(b'}');
+    Ok(())
+}
+
+/// Appends the members of a computed value: the value, and its scales.
+fn computed(
+    out: &mut Vec<u8>,
+    column: &Column,
+    value: &Value,
+    vectors: Vectors,
+) -> Result<(), String> {
+    name(out, &column.name)?;
+    match (value, &column.kind) {
+        (Value::Vector(v), _) => {
+            vector(out, v, vectors)?;
+            if vectors == Vectors::Int8 {
+                out.push(b',');
+                name(out, SCALE)?;
+                put(out, &int8(v).1)?;
+            }
+            Ok(())
+        }
+        (Value::Vectors(v), Kind::Vectors(width)) => {
+            let rows = || v.chunks_exact((*width).max(1));
+            array(out, rows(), |out, v| vector(out, v, vectors))?;
+            if vectors == Vectors::Int8 {
+                out.push(b',');
+                name(out, SCALE)?;
+                numbers(out, rows().map(|v| int8(v).1))?;
+            }
+            Ok(())
+        }
+        (Value::Number(number), _) => put(out, number),
+        (Value::Integer(integer), _) => put(out, integer),
+        (Value::Text(text), _) => put(out, text),
+        (Value::Records(records), Kind::Records(fields)) => {
+            array(out, records.iter(), |out, values| {
+                record(out, fields, values)
+            })
+        }
+        (Value::Vectors(_) | Value::Records(_), kind) => Err(format!(
+            "column `{}` is {kind}, and its value is not",
+            column.name
+        )),
+    }
 }
 
 impl Encoder {
@@ -102,15 +184,15 @@ impl Encoder {
         Self { layout }
     }
 
-    fn name(&self, out: &mut Vec<u8>, name: &str) -> Result<(), String> {
-        put(out, name)?;
-        out.push(b':');
-        Ok(())
-    }
-
-    fn row(&self, out: &mut Vec<u8>, batch: &Batch, at: usize, v: &[f32]) -> Result<(), String> {
+    fn row(
+        &self,
+        out: &mut Vec<u8>,
+        batch: &Batch,
+        at: usize,
+        values: &[Value],
+    ) -> Result<(), String> {
         out.push(b'{');
-        self.name(out, &self.layout.row)?;
+        name(out, &self.layout.row)?;
         let _ = write!(out, "{}", batch.first + at as u64);
         match &batch.kept {
             Kept::Members(members) if members[at].is_empty() => {}
@@ -121,24 +203,14 @@ impl Encoder {
             Kept::Columns(columns) => {
                 for (field, array) in self.layout.fields.iter().zip(columns) {
                     out.push(b',');
-                    self.name(out, field.name())?;
+                    name(out, field.name())?;
                     cell(out, array, at)?;
                 }
             }
         }
-        out.push(b',');
-        self.name(out, &self.layout.vector)?;
-        match self.layout.vectors {
-            Vectors::F32 => numbers(out, v.iter())?,
-            Vectors::F16 => numbers(out, v.iter().map(|v| f16::from_f32(*v).to_f32()))?,
-            Vectors::Binary => numbers(out, signs(v))?,
-            Vectors::Int8 => {
-                let (values, scale) = int8(v);
-                numbers(out, values)?;
-                out.push(b',');
-                self.name(out, SCALE)?;
-                put(out, &scale)?;
-            }
+        for (column, value) in self.layout.columns.iter().zip(values) {
+            out.push(b',');
+            computed(out, column, value, self.layout.vectors)?;
         }
         out.extend_from_slice(b"}\n");
         Ok(())
@@ -153,8 +225,8 @@ impl Encodes for Encoder {
     fn window(&self, batch: &Batch) -> Result<Part, String> {
         let mut bytes = Vec::new();
         for (at, row) in batch.rows.iter().enumerate() {
-            if let Ok(vector) = row {
-                self.row(&mut bytes, batch, at, vector)?;
+            if let Ok(values) = row {
+                self.row(&mut bytes, batch, at, values)?;
             }
         }
         Ok(Part {

@@ -3,37 +3,35 @@
 //! An output grows by the bytes of one window at a time, so an interrupted run resumes after the last finished window.
 
 mod arrow;
+mod columns;
 mod jsonl;
 mod npy;
 mod parquet;
-mod vectors;
 
 use arrow_schema::{DataType, Fields};
 
-pub(crate) use vectors::check;
-
-use crate::{CorpusError, Keep, OutputFormat, Vectors, job::Checked, window::Kept};
+use crate::{Column, CorpusError, Keep, OutputFormat, Value, Vectors, job::Checked, window::Kept};
 
 /// The columns of an output.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pub row: String,
-    pub vector: String,
     /// The kept columns.
     pub fields: Fields,
+    /// The computed columns.
+    pub columns: Vec<Column>,
     pub vectors: Vectors,
-    pub width: usize,
-    /// Identity of the embedder.
+    /// Identity of the model.
     pub model: String,
 }
 
-/// The rows of a window with their vectors.
+/// The rows of a window with their values.
 #[derive(Debug)]
 pub(crate) struct Batch {
     pub first: u64,
     pub kept: Kept,
-    /// A vector for each row, or the reason why it is refused.
-    pub rows: Vec<Result<Vec<f32>, String>>,
+    /// For each row, a value for each computed column, or the reason why it is refused.
+    pub rows: Vec<Result<Vec<Value>, String>>,
 }
 
 /// The bytes of a window.
@@ -80,9 +78,8 @@ pub(crate) fn encoder(
     checked: &Checked<'_>,
     layout: Layout,
 ) -> Result<Box<dyn Encoder>, CorpusError> {
-    let own = checked.own_columns();
     for field in &layout.fields {
-        if own.contains(&field.name().as_str()) {
+        if checked.own.contains(field.name()) {
             return Err(CorpusError::NameTaken {
                 column: field.name().clone(),
             });

@@ -2,8 +2,8 @@
 
 use half::f16;
 
-use super::{Batch, Encoder as Encodes, Layout, Part, Placed, Tail, vectors::signs};
-use crate::Vectors;
+use super::{Batch, Encoder as Encodes, Layout, Part, Placed, Tail, columns::signs};
+use crate::{Kind, Value, Vectors};
 
 /// Number of bytes of the header, which holds any number of rows.
 const HEADER: usize = 128;
@@ -11,19 +11,26 @@ const HEADER: usize = 128;
 /// Magic number and version.
 const START: &[u8] = b"\x93NUMPY\x01\x00";
 
-/// Encodes an array of (rows, values). A row that is refused has NaN for each value, or zeros where the values are bits.
+/// Encodes an array of vectors, `[rows, values]`, or of numbers, `[rows]`. A row that is refused has NaN for each value, or zeros
+/// if the values are bits.
 pub(super) struct Encoder {
     vectors: Vectors,
-    width: usize,
-    stored: usize,
+    /// Number of values of a vector; `None` for numbers.
+    width: Option<usize>,
 }
 
 impl Encoder {
     pub fn new(layout: &Layout) -> Self {
+        let width = layout.columns.iter().find_map(|column| match column.kind {
+            Kind::Vector(width) => Some(width),
+            Kind::Vectors(_) | Kind::Number | Kind::Integer | Kind::Text | Kind::Records(_) => None,
+        });
         Self {
-            vectors: layout.vectors,
-            width: layout.width,
-            stored: layout.stored(),
+            vectors: match width {
+                Some(_) => layout.vectors,
+                None => Vectors::F32,
+            },
+            width,
         }
     }
 
@@ -34,10 +41,11 @@ impl Encoder {
             Vectors::Int8 => "|i1",
             Vectors::Binary => "|u1",
         };
-        let text = format!(
-            "{{'descr': '{kind}', 'fortran_order': False, 'shape': ({rows}, {}), }}",
-            self.stored
-        );
+        let values = self.width.map_or_else(String::new, |width| {
+            format!(" {}", self.vectors.stored(width))
+        });
+        let text =
+            format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': ({rows},{values}), }}");
         let mut header = START.to_vec();
         header.extend(((HEADER - START.len() - 2) as u16).to_le_bytes());
         header.extend(text.bytes());
@@ -53,10 +61,16 @@ impl Encodes for Encoder {
     }
 
     fn window(&self, batch: &Batch) -> Result<Part, String> {
-        let mut bytes = Vec::with_capacity(4 * self.stored * batch.rows.len());
-        let refused = vec![f32::NAN; self.width];
+        let width = self.width.unwrap_or(1);
+        let mut bytes = Vec::with_capacity(4 * width * batch.rows.len());
+        let refused = vec![f32::NAN; width];
         for row in &batch.rows {
-            let vector = row.as_ref().unwrap_or(&refused);
+            let vector: &[f32] = match row.as_ref().map(Vec::as_slice) {
+                Ok([Value::Vector(values)]) => values,
+                Ok([Value::Number(number)]) => std::slice::from_ref(number),
+                Ok(_) => return Err("a row has no vector and no number".to_owned()),
+                Err(_) => &refused,
+            };
             match self.vectors {
                 Vectors::F32 => bytes.extend(vector.iter().flat_map(|v| v.to_le_bytes())),
                 Vectors::F16 => {

@@ -21,7 +21,7 @@ use parquet::{
 };
 
 use super::{Batch, Encoder as Encodes, Layout, Part, Placed, Tail};
-use crate::job::SCALE;
+use crate::{Kind, job::SCALE};
 
 const MAGIC: &[u8] = b"PAR1";
 
@@ -37,23 +37,37 @@ pub(super) struct Encoder {
 
 impl Encoder {
     pub fn new(layout: Layout) -> Self {
-        let vector = ColumnPath::new(vec![
-            layout.vector.clone(),
-            "list".to_owned(),
-            "element".to_owned(),
-        ]);
-        // Vectors do not compress, and their statistics are not useful.
-        let properties = WriterProperties::builder()
+        let path = |name: &str, levels: usize| {
+            let levels = ["list", "element"].repeat(levels);
+            let parts = [name].into_iter().chain(levels).map(str::to_owned);
+            ColumnPath::new(parts.collect())
+        };
+        let mut properties = WriterProperties::builder()
             .set_compression(Compression::SNAPPY)
             .set_max_row_group_row_count(None)
             .set_statistics_enabled(EnabledStatistics::Chunk)
             .set_offset_index_disabled(true)
-            .set_column_compression(vector.clone(), Compression::UNCOMPRESSED)
-            .set_column_dictionary_enabled(vector.clone(), false)
-            .set_column_statistics_enabled(vector, EnabledStatistics::None)
-            .set_column_dictionary_enabled(ColumnPath::from(layout.row.as_str()), false)
-            .set_column_dictionary_enabled(ColumnPath::from(SCALE), false)
-            .build();
+            .set_column_dictionary_enabled(ColumnPath::from(layout.row.as_str()), false);
+        for column in &layout.columns {
+            let (levels, scale) = match column.kind {
+                Kind::Vector(_) => (1, path(SCALE, 0)),
+                Kind::Vectors(_) => (2, path(SCALE, 1)),
+                Kind::Number => {
+                    let own = path(&column.name, 0);
+                    properties = properties.set_column_dictionary_enabled(own, false);
+                    continue;
+                }
+                Kind::Integer | Kind::Text | Kind::Records(_) => continue,
+            };
+            // Vectors do not compress, and their statistics are not useful.
+            let vector = path(&column.name, levels);
+            properties = properties
+                .set_column_compression(vector.clone(), Compression::UNCOMPRESSED)
+                .set_column_dictionary_enabled(vector.clone(), false)
+                .set_column_statistics_enabled(vector, EnabledStatistics::None)
+                .set_column_dictionary_enabled(scale, false);
+        }
+        let properties = properties.build();
         Self {
             schema: layout.schema(),
             layout,

@@ -1,13 +1,16 @@
-//! An embedder of known vectors, and readers of outputs.
+//! A model of known vectors, and readers of outputs.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::{
+    collections::VecDeque,
     fs,
     path::{Path, PathBuf},
 };
 
 use arrow_array::RecordBatch;
-use gemmule_corpus::{CorpusError, Embedded, Embedder, EmbedderError, Hooks, Job, Report, run};
+use gemmule_corpus::{
+    Column, CorpusError, Hooks, Job, Kind, Model, ModelError, Report, Results, Texts, Value, run,
+};
 use tempfile::TempDir;
 
 pub const WIDTH: usize = 4;
@@ -18,6 +21,7 @@ pub struct Known {
     /// Number of windows after which it fails.
     pub windows: usize,
     pub texts: Vec<String>,
+    begun: VecDeque<Vec<Texts>>,
 }
 
 impl Known {
@@ -30,6 +34,7 @@ impl Known {
             identity: "known".to_owned(),
             windows,
             texts: Vec::new(),
+            begun: VecDeque::new(),
         }
     }
 }
@@ -41,30 +46,51 @@ pub fn vector(text: &str) -> Vec<f32> {
     vec![n, -(sum as f32) / 8.0, 0.5, (sum % 7) as f32 - 3.0]
 }
 
-impl Embedder for Known {
+/// Returns the column of vectors of a width.
+pub fn column(width: usize) -> Vec<Column> {
+    vec![Column::new("embedding", Kind::Vector(width))]
+}
+
+/// Returns the results of a window: its vectors and no number of tokens.
+pub fn results(vectors: impl IntoIterator<Item = Vec<f32>>) -> Results {
+    let row = |vector| Ok(vec![Value::Vector(vector)]);
+    Results {
+        rows: vectors.into_iter().map(row).collect(),
+        tokens: None,
+    }
+}
+
+impl Model for Known {
     fn identity(&self) -> String {
         self.identity.clone()
     }
 
-    fn width(&self) -> usize {
-        WIDTH
+    fn columns(&self) -> Vec<Column> {
+        column(WIDTH)
     }
 
-    fn embed(&mut self, texts: &[&str]) -> Result<Embedded, EmbedderError> {
+    fn begin(&mut self, rows: Vec<Texts>) {
+        self.begun.push_back(rows);
+        assert!(self.begun.len() <= 2, "two windows are begun at once");
+    }
+
+    fn finish(&mut self) -> Result<Results, ModelError> {
         if self.windows == 0 {
             return Err("the device is gone".into());
         }
         self.windows -= 1;
-        self.texts.extend(texts.iter().map(|&text| text.to_owned()));
-        let row = |text: &&str| match *text {
+        let texts = self.begun.pop_front().expect("a window is begun").concat();
+        let row = |text: &String| match text.as_str() {
             "too long" => Err("the text has 600 tokens, and the model takes up to 512".to_owned()),
-            "not a number" => Ok(vec![f32::NAN; WIDTH]),
-            text => Ok(vector(text)),
+            "not a number" => Ok(vec![Value::Vector(vec![f32::NAN; WIDTH])]),
+            text => Ok(vec![Value::Vector(vector(text))]),
         };
-        Ok(Embedded {
+        let results = Results {
             rows: texts.iter().map(row).collect(),
             tokens: Some(texts.iter().map(|text| text.len() as u64).sum()),
-        })
+        };
+        self.texts.extend(texts);
+        Ok(results)
     }
 }
 
