@@ -201,3 +201,55 @@ fn an_artifact_does_not_keep_padding() {
     let text = error(builder.padding(Padding::Kept));
     assert_snapshot!(text.replace(&folder.path().display().to_string(), "[dir]"), @"the artifact `[dir]/tiny` was compiled to run without padding; build the engine from the description to keep padding");
 }
+
+/// Compares outputs that stay on the device with those that come to the host. Later batches do not change the earlier outputs.
+fn outputs_stay_on(device: DeviceChoice) {
+    let engine = builder("bert")
+        .outputs(["last_hidden_state", "pooler_output"])
+        .device(device)
+        .build()
+        .expect("it loads");
+    let mut session = engine.session().expect("a session");
+    let runs = RAGGED.map(|lens| {
+        let batch = batch(lens);
+        let want = session.run(&batch).expect("it runs");
+        // A device launches a shape first, and replays it later.
+        let got = [(); 3].map(|()| session.run_on_device(&batch).expect("it runs"));
+        (want, got)
+    });
+    for (want, got) in &runs {
+        for outputs in got {
+            assert_eq!(outputs.len(), 2);
+            for output in outputs {
+                let is_cuda = matches!(device, DeviceChoice::Cuda(_));
+                assert_eq!(output.cuda_device().is_some(), is_cuda);
+                assert!(!output.address().is_null());
+                let copied = output.to_output().expect("it is copied");
+                assert_eq!(&copied, want.get(&output.name).expect("an output"));
+            }
+        }
+        let [first, second, _] = got;
+        assert_ne!(first[0].address(), second[0].address());
+    }
+}
+
+#[test]
+fn outputs_stay_in_memory_of_their_own() {
+    outputs_stay_on(DeviceChoice::Cpu);
+    let keeping = builder("bert")
+        .outputs(["last_hidden_state"])
+        .without(unfused())
+        .padding(Padding::Kept);
+    let mut keeping = keeping
+        .build()
+        .and_then(|engine| engine.session())
+        .expect("it loads");
+    let error = keeping.run_on_device(&batch(&[4, 2]));
+    assert_snapshot!(error.expect_err("it is padded"), @"the engine keeps padding, which is removed from outputs on the host, so they cannot stay on the device that computes them; call `Session::run`, or build the engine without `Padding::Kept`");
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn outputs_stay_in_memory_of_their_own_on_a_device() {
+    outputs_stay_on(DeviceChoice::Cuda(0));
+}
