@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use gemmule_corpus::{Column, Kind, Value, Vectors};
-use miette::{Report, miette};
+use miette::{Report, WrapErr as _, miette};
 
 use super::{
     Outcome,
@@ -76,7 +76,13 @@ pub(super) fn run(args: Args) -> Outcome {
                 .run(&job, &args.model, &engines, task, places.result)
         }
         Some(role) => {
-            let engines = args.files.engines(&args.model, TOKEN_VECTORS)?;
+            let engines = args.files.engines(&args.model, TOKEN_VECTORS);
+            let engines = match is_late {
+                true => engines?,
+                false => engines.wrap_err(
+                    "--role is for models that compute vectors of tokens (late interaction)",
+                )?,
+            };
             let task = VectorsOfTokens {
                 encoder,
                 prompt,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use gemmule_corpus::{Column, Kind, Value, Vectors};
-use miette::Report;
+use miette::{Report, WrapErr as _};
 
 use super::{
     Outcome,
@@ -56,7 +56,11 @@ pub(super) fn run(args: Args) -> Outcome {
     let prompt = args.prompt.text(encoder.folder())?;
     let (model, files) = (&args.model, &args.files);
     if encoder.folder().late_interaction().is_some() || args.max_sim {
-        let engines = files.engines(model, TOKEN_VECTORS)?;
+        let engines = files.engines(model, TOKEN_VECTORS);
+        let engines = match args.max_sim {
+            false => engines?,
+            true => engines.wrap_err("--max-sim is for models that compute vectors of tokens")?,
+        };
         let score = encoder.folder().late_score();
         let task = Late {
             encoder,

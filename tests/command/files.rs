@@ -314,6 +314,16 @@ fn vectors_of_tokens_are_those_of_the_library() {
     let args = [&args[..], &["--role", "document", "--vectors", "int8"]].concat();
     let out = run(folder.path(), "embed", "late-bert", &args);
     assert!(out.status.success(), "{out:?}");
+    let args = [
+        "--input",
+        "texts.jsonl",
+        "--output",
+        "w.jsonl",
+        "--role",
+        "query",
+    ];
+    let said = refusal(folder.path(), "embed", "st-mean", &args);
+    assert!(said.contains("--role is for models"), "{said}");
     // BGE-M3 has vectors of tokens beside others.
     let args = [
         "--input",
