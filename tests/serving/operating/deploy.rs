@@ -98,7 +98,7 @@ fn workflows_call_targets_of_the_makefile() {
     let makefile = read("Makefile");
     for (workflow, targets) in [
         ("test.yml", &["test", "test-python"][..]),
-        ("release.yml", &["dist", "wheel"]),
+        ("release.yml", &["deb", "wheel"]),
     ] {
         let text = read(&format!(".github/workflows/{workflow}"));
         let called = text.match_indices("- run: make ").map(|(at, run)| {
