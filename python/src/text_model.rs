@@ -3,13 +3,14 @@
 use std::sync::{Mutex, PoisonError};
 
 use gemmule::{
-    Batch, DeviceOutput, Engine, EngineError, Output, Outputs, Session,
-    engine::DeviceName,
+    Batch, DeviceOutput, Engine, EngineError, Output, Outputs, Session, TextError,
+    engine::{DeviceName, Pending},
     heads::TokenVectors,
     model::TOKEN_VECTORS,
     text::{Encoded, Folder, Input, Prompt, TextEncoder, TextRole},
 };
 use pyo3::Python;
+use rayon::prelude::*;
 
 use crate::{
     arrays::Rows,
@@ -28,6 +29,9 @@ pub const DOCUMENT: [&str; 3] = ["document", "passage", "corpus"];
 const BATCH_TOKENS: usize = 16_384;
 /// The same on a CPU, which gains nothing from larger batches. Signals are handled between batches.
 const BATCH_TOKENS_ON_CPU: usize = 2048;
+
+/// Number of inputs that are tokenized between checks for signals.
+const TOKENIZED_AT_ONCE: usize = 256;
 
 /// An engine with its tokenizer and sessions. Several threads may use it at once.
 pub struct TextModel {
@@ -103,33 +107,28 @@ impl TextModel {
         let batch_tokens = self.batch_tokens(batch_tokens)?;
         py.detach(move || {
             let mut signals = Signals::new();
-            let encoded = self.encoded(inputs, prompt, &mut signals)?;
+            let inputs: Vec<Input<'_>> = inputs.collect();
+            let encode = |&input: &Input<'_>| self.encoder.encode_one(input, prompt);
+            let encoded = encoded(&inputs, encode, &mut signals)?;
             let mut rows = Rows {
                 values: Vec::new(),
                 n_rows: encoded.len(),
                 row: Vec::new(),
             };
-            self.each_batch(
-                &encoded,
-                batch_tokens,
-                &mut signals,
-                |session, batch, at| {
-                    let outputs = session.run(batch)?;
-                    outputs.check_finite()?;
-                    let output = output(&self.engine, &outputs)?;
-                    let width = output.values.len() / at.len();
-                    if rows.values.is_empty() {
-                        rows.row = output.shape[1..].iter().map(|&n| n as usize).collect();
-                        let n = width.saturating_mul(rows.n_rows);
-                        rows.values.try_reserve_exact(n).map_err(|_| no_room(n))?;
-                        rows.values.resize(n, 0.0);
-                    }
-                    for (row, &index) in output.values.chunks_exact(width.max(1)).zip(at) {
-                        rows.values[index * width..][..width].copy_from_slice(row);
-                    }
-                    Ok(())
-                },
-            )?;
+            self.each_output(&encoded, batch_tokens, &mut signals, |outputs, at| {
+                let output = output(&self.engine, outputs)?;
+                let width = output.values.len() / at.len();
+                if rows.values.is_empty() {
+                    rows.row = output.shape[1..].iter().map(|&n| n as usize).collect();
+                    let n = width.saturating_mul(rows.n_rows);
+                    rows.values.try_reserve_exact(n).map_err(|_| no_room(n))?;
+                    rows.values.resize(n, 0.0);
+                }
+                for (row, &index) in output.values.chunks_exact(width.max(1)).zip(at) {
+                    rows.values[index * width..][..width].copy_from_slice(row);
+                }
+                Ok(())
+            })?;
             Ok(rows)
         })
     }
@@ -150,7 +149,9 @@ impl TextModel {
         let batch_tokens = self.batch_tokens(batch_tokens)?;
         py.detach(move || {
             let mut signals = Signals::new();
-            let encoded = self.encoded(inputs, prompt, &mut signals)?;
+            let inputs: Vec<Input<'_>> = inputs.collect();
+            let encode = |&input: &Input<'_>| self.encoder.encode_one(input, prompt);
+            let encoded = encoded(&inputs, encode, &mut signals)?;
             let mut rows: Option<DeviceOutput> = None;
             self.each_batch(
                 &encoded,
@@ -191,46 +192,19 @@ impl TextModel {
         py.detach(move || {
             let mut signals = Signals::new();
             let side = self.encoder.cut_side();
-            let mut encoded = Vec::with_capacity(texts.len());
-            for (index, text) in texts.iter().enumerate() {
-                let one = self.encoder.encode_as(role, text, prompt, side);
-                encoded.push(one.map_err(|e| of_text(e, index))?);
-                signals.check()?;
-            }
+            let encode = |text: &String| self.encoder.encode_as(role, text, prompt, side);
+            let encoded = encoded(texts, encode, &mut signals)?;
             let mut vectors = vec![TokenVectors::default(); texts.len()];
-            self.each_batch(
-                &encoded,
-                batch_tokens,
-                &mut signals,
-                |session, batch, at| {
-                    let outputs = session.run(batch)?;
-                    outputs.check_finite()?;
-                    for (nth, &index) in at.iter().enumerate() {
-                        let rows = outputs.sequence(TOKEN_VECTORS, nth)?;
-                        let ids = &encoded[index].ids;
-                        vectors[index] = TokenVectors::of(&self.encoder, role, ids, rows);
-                    }
-                    Ok(())
-                },
-            )?;
+            self.each_output(&encoded, batch_tokens, &mut signals, |outputs, at| {
+                for (nth, &index) in at.iter().enumerate() {
+                    let rows = outputs.sequence(TOKEN_VECTORS, nth)?;
+                    let ids = &encoded[index].ids;
+                    vectors[index] = TokenVectors::of(&self.encoder, role, ids, rows);
+                }
+                Ok(())
+            })?;
             Ok(vectors)
         })
-    }
-
-    /// Tokenizes inputs.
-    fn encoded<'a>(
-        &self,
-        inputs: impl Iterator<Item = Input<'a>>,
-        prompt: Prompt<'_>,
-        signals: &mut Signals,
-    ) -> Result<Vec<Encoded>> {
-        let mut encoded = Vec::new();
-        for (index, input) in inputs.enumerate() {
-            let one = self.encoder.encode_one(input, prompt);
-            encoded.push(one.map_err(|e| of_text(e, index))?);
-            signals.check()?;
-        }
-        Ok(encoded)
     }
 
     /// Calls `run` for each batch of similar lengths, with the indices of its sequences.
@@ -249,6 +223,28 @@ impl TextModel {
             }
             Ok(())
         })
+    }
+
+    /// Calls `take` with the outputs of each batch of similar lengths and the indices of its sequences, while the device computes the
+    /// next batch.
+    fn each_output(
+        &self,
+        encoded: &[Encoded],
+        batch_tokens: usize,
+        signals: &mut Signals,
+        mut take: impl FnMut(&Outputs, &[usize]) -> Result<()>,
+    ) -> Result<()> {
+        let mut take = |(pending, at): (Pending, Vec<usize>)| {
+            let outputs = pending.wait()?;
+            outputs.check_finite()?;
+            take(&outputs, &at)
+        };
+        let mut last: Option<(Pending, Vec<usize>)> = None;
+        self.each_batch(encoded, batch_tokens, signals, |session, batch, at| {
+            let next = (session.submit(batch)?, at.to_vec());
+            last.replace(next).map_or(Ok(()), &mut take)
+        })?;
+        last.map_or(Ok(()), take)
     }
 
     /// Returns the first of the names that is a prompt of the folder, or the folder's default.
@@ -276,6 +272,25 @@ impl TextModel {
             (None, DeviceName::Cuda(_)) => Ok(BATCH_TOKENS),
         }
     }
+}
+
+/// Tokenizes inputs on all threads.
+fn encoded<I: Sync>(
+    inputs: &[I],
+    encode: impl Fn(&I) -> std::result::Result<Encoded, TextError> + Sync,
+    signals: &mut Signals,
+) -> Result<Vec<Encoded>> {
+    process::check()?;
+    let mut encoded = Vec::with_capacity(inputs.len());
+    for piece in inputs.chunks(TOKENIZED_AT_ONCE) {
+        let ones: Vec<_> = piece.par_iter().map(&encode).collect();
+        for one in ones {
+            let index = encoded.len();
+            encoded.push(one.map_err(|e| of_text(e, index))?);
+        }
+        signals.check()?;
+    }
+    Ok(encoded)
 }
 
 /// Returns the folder of an engine that was built from one.
