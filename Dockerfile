@@ -36,6 +36,6 @@ VOLUME /home/gemmule/.cache
 EXPOSE 8080
 # The image has no client of HTTP. Kubernetes asks by itself (deploy/kubernetes.yaml) and ignores this.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=5m \
-    CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/8080 && printf 'GET /health HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n' >&3 && read -r _ status _ <&3 && [ \"$status\" = 200 ]"]
+    CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/8080 && printf 'GET /ready HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n' >&3 && read -r _ status _ <&3 && [ \"$status\" = 200 ]"]
 ENTRYPOINT ["gemmule"]
 CMD ["doctor"]

@@ -1,4 +1,4 @@
-use std::{path::Path, process::ExitCode};
+use std::process::ExitCode;
 
 use super::{Outcome, human, print, table};
 use crate::{
@@ -156,7 +156,11 @@ pub(super) fn run() -> Outcome {
     rows.add_row(match Hub::from_env() {
         Ok(hub) => [
             "models of the hub".to_owned(),
-            models(&hub.cache),
+            format!(
+                "{}: {} in the cache",
+                hub.cache.display(),
+                hub.cached_models().len()
+            ),
             String::new(),
         ],
         Err(error) => [
@@ -198,14 +202,6 @@ fn features() -> String {
         [] => "without optional features".to_owned(),
         names => format!("with {}", names.join(", ")),
     }
-}
-
-/// Describes the cache of models.
-fn models(cache: &Path) -> String {
-    let entries = std::fs::read_dir(cache).into_iter().flatten();
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let n = names.filter(|name| name.starts_with("models--")).count();
-    format!("{}: {n} in the cache", cache.display())
 }
 
 /// Reports which devices work here, and the first component that is missing for others.

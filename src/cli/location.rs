@@ -9,7 +9,7 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::say;
+use super::{manual::model_completer, say};
 use crate::{
     EngineError,
     engine::hub::{self, Event, Files, Hub, ModelId},
@@ -24,10 +24,10 @@ pub(super) struct Location {
     /// quantisation, if it has several (ORG/NAME:Q8_0); a checkpoint folder or a GGUF file; a built-in description (`gemmule models`
     /// lists them); or a RON file. Commands that run a model also take an artifact of `gemmule compile`, which generates no text. By
     /// default it is the description for the checkpoint
-    #[arg(required_unless_present_any = ["weights", "named"])]
+    #[arg(required_unless_present_any = ["weights", "named"], add = model_completer())]
     model: Option<String>,
     /// Another way to give MODEL
-    #[arg(long = "model", value_name = "MODEL", conflicts_with = "model")]
+    #[arg(long = "model", value_name = "MODEL", conflicts_with = "model", add = model_completer())]
     named: Option<String>,
     /// Checkpoint folder, or a GGUF file
     #[arg(long, value_name = "PATH")]

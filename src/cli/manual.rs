@@ -1,12 +1,25 @@
 //! Shell completions and man pages, from the arguments of the command line.
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{
+    ffi::{OsStr, OsString},
+    fs,
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::CommandFactory as _;
-use clap_complete::Shell;
+use clap_complete::{
+    CompleteEnv, Shell,
+    engine::{ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter as _},
+    env::Shells,
+};
+use miette::{IntoDiagnostic as _, miette};
 
 use super::{Cli, Outcome, print_raw};
-use crate::EngineError;
+use crate::{EngineError, engine::hub::Hub, model::Description};
+
+/// Variable with which a script of [`completions`] asks the program for completions.
+const VARIABLE: &str = "GEMMULE_COMPLETE";
 
 #[derive(clap::Args)]
 pub(super) struct CompletionsArgs {
@@ -20,12 +33,41 @@ pub(super) struct ManPagesArgs {
     folder: PathBuf,
 }
 
-/// Prints a script that the shell evaluates.
+/// Prints a script that the shell evaluates. It runs the program for each completion.
 pub(super) fn completions(args: CompletionsArgs) -> Outcome {
+    let shell = args.shell.to_string();
+    let shells = Shells::builtins();
+    let completer = shells.completer(&shell);
+    let completer = completer.ok_or_else(|| miette!("there are no completions for {shell}"))?;
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "gemmule", &mut script);
+    completer
+        .write_registration(VARIABLE, "gemmule", "gemmule", "gemmule", &mut script)
+        .into_diagnostic()?;
     print_raw(&String::from_utf8_lossy(&script))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints completions if a script of [`completions`] asks for them, and returns whether it does.
+pub(super) fn completes(args: &[OsString]) -> clap::error::Result<bool> {
+    let current = std::env::current_dir().ok();
+    let complete = CompleteEnv::with_factory(Cli::command).var(VARIABLE);
+    complete.try_complete(args, current.as_deref())
+}
+
+/// Completes a model: one of the hub's cache, a shipped description, or a path.
+pub(super) fn model_completer() -> ArgValueCompleter {
+    ArgValueCompleter::new(|current: &OsStr| {
+        let cached = Hub::from_env().map(|hub| hub.cached_models());
+        let shipped = Description::shipped_names()
+            .iter()
+            .map(|name| (*name).to_owned());
+        let names = cached.unwrap_or_default().into_iter().chain(shipped);
+        let start = current.to_string_lossy();
+        let names = names.filter(|name| name.starts_with(&*start));
+        let mut found: Vec<CompletionCandidate> = names.map(CompletionCandidate::new).collect();
+        found.extend(PathCompleter::any().complete(current));
+        found
+    })
 }
 
 /// Writes `gemmule.1`, and a page such as `gemmule-run.1` for each command.

@@ -166,12 +166,17 @@ fn since_start() -> Duration {
 
 /// Runs the command line.
 pub fn main() -> ExitCode {
-    start(|cli: &Cli| cli.verbose, |cli| run(cli.command))
+    ExitCode::from(main_with(std::env::args_os()))
 }
 
 /// Runs the command line with these arguments, of which the first is the name of the program. Returns the exit code.
 pub fn main_with(args: impl IntoIterator<Item = OsString>) -> u8 {
     let args: Vec<OsString> = args.into_iter().collect();
+    match manual::completes(&args) {
+        Ok(false) => {}
+        Ok(true) => return 0,
+        Err(error) => return u8::from(error.print().is_err() || error.use_stderr()),
+    }
     let code = start_with(args, |cli: &Cli| cli.verbose, |cli| run(cli.command));
     let codes = (0..=u8::MAX).find(|&n| ExitCode::from(n) == code);
     codes.unwrap_or(u8::MAX)

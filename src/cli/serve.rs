@@ -28,7 +28,7 @@ use crate::{
 pub(super) struct Args {
     /// A model on the Hugging Face hub, ORG/NAME or ORG/NAME@REVISION, which is fetched, with the name of a GGUF file or its
     /// quantisation, if it has several (ORG/NAME:Q8_0); or a path as for --weights (several times for several models)
-    #[arg(long, value_name = "MODEL", required_unless_present_any = ["weights", "config"])]
+    #[arg(long, value_name = "MODEL", required_unless_present_any = ["weights", "config"], add = super::manual::model_completer())]
     model: Vec<String>,
     /// A checkpoint folder, or a GGUF file (several times for several models)
     #[arg(long, value_name = "DIR")]

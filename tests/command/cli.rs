@@ -560,10 +560,27 @@ fn shells_and_man_know_all_commands() {
     let cli = Cli::new();
     for shell in ["bash", "fish", "zsh"] {
         let script = cli.ok(&["completions", shell]);
-        for word in ["translate", "serve", "similarities"] {
-            assert!(script.contains(word), "{shell}: {word}");
-        }
+        assert!(script.contains("GEMMULE_COMPLETE"), "{shell}: {script}");
     }
+    std::fs::create_dir_all(cli.0.file("hub/models--org--tiny/snapshots")).expect("a folder");
+    std::fs::create_dir_all(cli.0.file("hub/models--org--empty")).expect("a folder");
+    let completed = |words: &[&str]| {
+        let home = cli.0.path().to_str().expect("a plain path");
+        let variables = [
+            ("GEMMULE_COMPLETE", "fish"),
+            ("HF_HOME", home),
+            ("HF_HUB_CACHE", ""),
+        ];
+        let words = [&["--", "gemmule"], words].concat();
+        let (success, out, errors) = cli.output_with(&words, &variables);
+        assert!(success, "{words:?}: {errors}");
+        let candidates = out.lines().filter_map(|line| line.split('\t').next());
+        candidates.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(completed(&["transl"]), ["translate"]);
+    assert_eq!(completed(&["run", "--simil"]), ["--similarities"]);
+    assert_eq!(completed(&["run", "--model", "or"]), ["org/tiny"]);
+    assert_eq!(completed(&["explain", "modernb"]), ["modernbert"]);
     assert!(cli.error(&["completions", "csh"]).contains("bash"));
     assert_eq!(cli.ok(&["man-pages", "man/man1"]), "");
     let page = |name: &str| {

@@ -47,7 +47,13 @@ impl Hub {
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_gemmule"));
+        let mut command = self.configured(Command::new(env!("CARGO_BIN_EXE_gemmule")));
+        command.args(args);
+        command
+    }
+
+    /// Lets a program use this hub and the user's cache, whatever the environment of the tests.
+    fn configured(&self, mut command: Command) -> Command {
         for name in [
             "HF_HUB_CACHE",
             "HUGGINGFACE_HUB_CACHE",
@@ -64,8 +70,7 @@ impl Hub {
             .env("HF_HOME", self.home.path())
             .env("HF_ENDPOINT", &self.hub.url)
             .env("NO_PROXY", "127.0.0.1")
-            .env_remove("no_proxy")
-            .args(args);
+            .env_remove("no_proxy");
         command
     }
 
@@ -101,6 +106,38 @@ impl Hub {
         self.hub.forget();
         self.cdn.forget();
         names
+    }
+}
+
+/// A Python with huggingface_hub, which `make test` installs with the clients of the server. Its absence is an error in CI.
+fn python() -> Option<PathBuf> {
+    let set = std::env::var_os("GEMMULE_CLIENTS").map(PathBuf::from);
+    let own = || Path::new(env!("CARGO_MANIFEST_DIR")).join(".gemmule/clients");
+    let python = set.unwrap_or_else(own).join("bin/python");
+    let is_there = python.is_file();
+    if !is_there {
+        let problem = format!(
+            "huggingface_hub was not tried: there is no {}; `make test` installs it",
+            python.display()
+        );
+        assert!(std::env::var_os("CI").is_none(), "{problem}");
+        eprintln!("{problem}");
+    }
+    is_there.then_some(python)
+}
+
+impl Hub {
+    /// Runs a script of Python's huggingface_hub, and returns what it prints.
+    #[track_caller]
+    fn python(&self, python: &Path, script: &str) -> String {
+        let mut command = self.configured(Command::new(python));
+        command
+            .env("HF_HUB_DISABLE_XET", "1")
+            .env("HF_HUB_DISABLE_TELEMETRY", "1")
+            .args(["-c", script, MODEL]);
+        let (success, out, errors) = said(&self.home, &mut command);
+        assert!(success, "{script}: {out}{errors}");
+        out
     }
 }
 
@@ -156,6 +193,66 @@ fn a_model_is_fetched_once_and_then_runs_offline() {
     assert!(success, "{errors}");
     assert_eq!(outputs(&out), outputs(&local));
     assert_eq!(hub.hub.requests().len(), 0);
+}
+
+#[test]
+fn the_cache_is_shared_with_huggingface_hub_both_ways() {
+    let Some(python) = python() else { return };
+    let run = [
+        "run",
+        "--model",
+        MODEL,
+        "--text",
+        "a quick test",
+        "--device",
+        "cpu",
+        "--json",
+    ];
+    let folder = checkpoint("st-dense");
+    let weights = ["run", "--weights", folder.to_str().unwrap()];
+
+    let hub = Hub::with("st-dense", &["README.md"]);
+    hub.python(
+        &python,
+        "import sys; from huggingface_hub import snapshot_download as get; get(sys.argv[1])",
+    );
+    hub.fetched();
+    let mut offline = hub.command(&run);
+    let (success, out, errors) = said(&hub.home, offline.env("HF_HUB_OFFLINE", "1"));
+    assert!(success, "{errors}");
+    let local = hub.ok(&[&weights[..], &run[3..]].concat());
+    assert_eq!(outputs(&out), outputs(&local));
+    assert_eq!(outputs(&hub.ok(&run)), outputs(&local));
+    assert_eq!(hub.fetched(), [""; 0]);
+
+    let hub = Hub::with("st-dense", &["README.md"]);
+    hub.ok(&run);
+    hub.fetched();
+    let script = "\
+import sys
+from huggingface_hub import hf_hub_download, scan_cache_dir, snapshot_download
+model = sys.argv[1]
+snapshot_download(model, local_files_only=True)
+hf_hub_download(model, 'model.safetensors', local_files_only=True)
+cache = scan_cache_dir()
+assert not cache.warnings, cache.warnings
+(repo,) = cache.repos
+(revision,) = repo.revisions
+assert revision.refs == {'main'}, revision
+print(repo.repo_id, revision.commit_hash, len(revision.files))
+snapshot_download(model)
+";
+    let said = hub.python(&python, script);
+    assert_eq!(said.trim(), format!("{MODEL} {} 12", server::COMMIT));
+    // Online, it fetches the one file that gemmule does not read.
+    let requests = [hub.hub.requests(), hub.cdn.requests()].concat();
+    let got = requests.iter().filter(|r| r.method == "GET");
+    let got = got.filter(|r| !r.target.starts_with("/api/"));
+    let got: Vec<&str> = got.map(|r| r.target.as_str()).collect();
+    assert_eq!(
+        got,
+        [format!("/{MODEL}/resolve/{}/README.md", server::COMMIT)]
+    );
 }
 
 #[test]

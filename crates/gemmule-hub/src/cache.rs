@@ -19,6 +19,20 @@ const MAX_DEPTH: usize = 16;
 /// Content of CACHEDIR.TAG, which makes backup programs skip the cache.
 const TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n# This is a cache of models from the Hugging Face hub.\n";
 
+/// Returns the names of the models of which a cache has snapshots, sorted.
+pub(crate) fn models(cache: &Path) -> Vec<String> {
+    let entries = fs::read_dir(cache).into_iter().flatten().flatten();
+    let models = entries.filter_map(|entry| {
+        let folder = entry.file_name().into_string().ok()?;
+        let id = ModelId::of_folder(&folder)?;
+        let has_snapshots = entry.path().join("snapshots").is_dir();
+        has_snapshots.then(|| id.to_string())
+    });
+    let mut models: Vec<String> = models.collect();
+    models.sort_unstable();
+    models
+}
+
 /// A model's folder in the cache.
 pub(crate) struct Repo<'h> {
     cache: &'h Path,

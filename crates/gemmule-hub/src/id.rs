@@ -93,6 +93,13 @@ impl ModelId {
         Some(self.revision()).filter(|revision| is_commit(revision))
     }
 
+    /// Returns the model of a folder in the cache, which must be the [folder](Self::folder) of a model.
+    pub(crate) fn of_folder(folder: &str) -> Option<Self> {
+        let (org, name) = folder.strip_prefix("models--")?.split_once("--")?;
+        let id = Self::parse(&format!("{org}/{name}")).ok()?;
+        (id.folder() == folder).then_some(id)
+    }
+
     /// Returns the name of the model's folder in the cache.
     pub(crate) fn folder(&self) -> String {
         format!("models--{}--{}", self.org, self.name)

@@ -94,4 +94,9 @@ impl Hub {
             network: Network::default(),
         }
     }
+
+    /// Returns the names of the models of which the cache has files, sorted. Folders with other names are left out.
+    pub fn cached_models(&self) -> Vec<String> {
+        cache::models(&self.cache)
+    }
 }
