@@ -254,6 +254,21 @@ pub fn listing(model: &str, files: &Files) -> serde_json::Value {
     serde_json::json!({ "_id": "x", "id": model, "sha": COMMIT, "gated": false, "siblings": siblings })
 }
 
+/// Returns the tree of files, which Python's huggingface_hub requests.
+fn tree(files: &Files) -> serde_json::Value {
+    let entries = files.iter().map(|(name, bytes)| {
+        let n = bytes.len();
+        let mut file =
+            serde_json::json!({ "type": "file", "path": name, "size": n, "oid": git_sha1(bytes) });
+        if is_lfs(name) {
+            file["lfs"] =
+                serde_json::json!({ "oid": sha256(bytes), "size": n, "pointerSize": 134 });
+        }
+        file
+    });
+    entries.collect()
+}
+
 /// Answers like the hub does for `MODEL` with these files. Files in Git LFS are at `cdn`.
 pub fn answer(files: &Files, cdn: &str, request: &Request) -> Response {
     let path = request.target.split('?').next().unwrap_or_default();
@@ -264,6 +279,10 @@ pub fn answer(files: &Files, cdn: &str, request: &Request) -> Response {
             }
             _ => Response::error(404, "RevisionNotFound", "Invalid rev id: x"),
         };
+    }
+    if path == format!("/api/models/{MODEL}/tree/{COMMIT}") {
+        return Response::new(200, tree(files).to_string())
+            .with("Content-Type", "application/json");
     }
     let Some(name) = path.strip_prefix(&format!("/{MODEL}/resolve/{COMMIT}/")) else {
         return Response::error(401, "", "Invalid username or password.");
