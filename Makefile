@@ -161,6 +161,8 @@ deb: dist
 
 .PHONY: run-deb
 run-deb:
+	@# Cargo.toml names the files, without the version and the processor.
+	ln -sfn $(DIST) target/dist/latest
 	cargo deb --no-build --no-strip --output target/dist
 
 bench-load: $(STAMP)
