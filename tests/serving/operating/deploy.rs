@@ -21,7 +21,7 @@ fn packages_are_installed_by_version_and_hash_only() {
         // The wheel that was built is installed without a registry.
         .filter(|line| !line.contains("--no-index"))
         .collect();
-    assert_eq!(installs.len(), 3, "{installs:#?}");
+    assert_eq!(installs.len(), 4, "{installs:#?}");
     for install in installs {
         let (_, file) = install.split_once("$(PIP) -r ").expect(install);
         let text = read(file).replace("\\\n", " ");
