@@ -17,7 +17,14 @@ const ATTEMPTS: usize = 8;
 /// A lock that is held until it is dropped. The file has the number of the process that holds it.
 pub(crate) struct Lock {
     pub path: PathBuf,
-    _file: File,
+    file: File,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // A process that another thread is just starting has a copy of this file, and would hold the lock after it is closed here.
+        let _ = self.file.unlock();
+    }
 }
 
 impl Lock {
@@ -58,7 +65,7 @@ impl Lock {
             }
             file.set_len(0).map_err(&failed)?;
             write!(file, "{}", std::process::id()).map_err(&failed)?;
-            return Ok(Self { path, _file: file });
+            return Ok(Self { path, file });
         }
         Err(CorpusError::Locked {
             output: output.to_owned(),
