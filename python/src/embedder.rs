@@ -96,11 +96,7 @@ impl Embedder {
             &texts,
             chosen,
             batch_tokens,
-            Form {
-                normalize: normalize_embeddings || normalize,
-                n_values: truncate_dim.or(self.truncate_dim),
-                target: Target::new(to)?,
-            },
+            self.form(normalize_embeddings || normalize, truncate_dim, to)?,
         )
     }
 
@@ -124,11 +120,7 @@ impl Embedder {
             &texts,
             chosen,
             batch_tokens,
-            Form {
-                normalize: normalize_embeddings,
-                n_values: truncate_dim.or(self.truncate_dim),
-                target: Target::new(to)?,
-            },
+            self.form(normalize_embeddings, truncate_dim, to)?,
         )
     }
 
@@ -152,11 +144,7 @@ impl Embedder {
             &texts,
             chosen,
             batch_tokens,
-            Form {
-                normalize: normalize_embeddings,
-                n_values: truncate_dim.or(self.truncate_dim),
-                target: Target::new(to)?,
-            },
+            self.form(normalize_embeddings, truncate_dim, to)?,
         )
     }
 
@@ -186,6 +174,14 @@ impl Embedder {
 }
 
 impl Embedder {
+    fn form(&self, normalize: bool, truncate_dim: Option<usize>, to: &str) -> Result<Form> {
+        Ok(Form {
+            normalize,
+            n_values: truncate_dim.or(self.truncate_dim),
+            target: Target::new(to)?,
+        })
+    }
+
     fn run<'py>(
         &self,
         py: Python<'py>,

@@ -185,8 +185,10 @@ impl Task for VectorsOfTokens {
     }
 
     fn finish(&self, ids: Vec<u32>, outputs: &[&[f32]]) -> Result<Vec<Value>, String> {
-        let rows = outputs.concat();
-        let vectors = TokenVectors::of(&self.encoder, self.role, &ids, &rows);
+        let &[rows] = outputs else {
+            return Err("the model gave no vectors".to_owned());
+        };
+        let vectors = TokenVectors::of(&self.encoder, self.role, &ids, rows);
         Ok(vec![Value::Vectors(vectors.values)])
     }
 }
