@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use gemmule::kernels::KernelSpec;
-use gemmule::kernels::gemm::{Gemm, Tile};
+use gemmule::kernels::gemm::Gemm;
 use gemmule::kernels::layernorm::BiasResidualLayerNorm;
 use gemmule::runtime::cpu::ops::{MatmulPrecision, PackedWeight, Read, run};
 use gemmule::tensor::{DType, Extents};
@@ -58,22 +58,9 @@ fn gemm(c: &mut Criterion) {
             let weight = PackedWeight::new(&weight, n as usize, k as usize, MatmulPrecision::F32);
             let bias = values(n as usize);
             let mut out = vec![0.0; rows * n as usize];
-            let spec = KernelSpec::Gemm(Gemm {
-                n,
-                k,
-                dtype: DType::F32,
-                weight: DType::F32.into(),
-                epilogue: Epilogue::new(true, activation),
-                // Ignored on the CPU.
-                tile: Tile {
-                    m: 1,
-                    n: 1,
-                    k: 1,
-                    warps_m: 1,
-                    warps_n: 1,
-                    stages: 1,
-                },
-            });
+            // The tile is ignored on the CPU.
+            let epilogue = Epilogue::new(true, activation);
+            let spec = KernelSpec::from(Gemm::of(n, k, DType::F32, epilogue));
             let reads = [Read::Real(&x), Read::Packed(&weight), Read::Real(&bias)];
             // Multiplications and additions.
             group.throughput(Throughput::Elements(

@@ -5,7 +5,10 @@ use gemmule::{
     cli::{Bars, Outcome, align_right, print, say, table, write_json},
     engine::emit,
     jit::{Cubin, Jit},
-    kernels::{KernelSpec, gemm::Gemm},
+    kernels::{
+        KernelSpec,
+        gemm::{Gemm, GemmProblem},
+    },
     ops::{Activation, Epilogue},
     runtime::cuda::{Device, GemmBenchmark, Measurement, Provider},
     select::{Site, candidates},
@@ -181,13 +184,7 @@ fn kernels(
 ) -> Result<(Gemm, Vec<KernelSpec>), Report> {
     let WeightSize { n, k } = size;
     let (dtype, epilogue) = (args.dtype, args.epilogue.into());
-    let site = Site::Linear {
-        n,
-        k,
-        dtype,
-        weight: dtype.into(),
-        epilogue,
-    };
+    let site = Site::Linear(GemmProblem::new(n, k, dtype, epilogue));
     let picked = launched.kernel(&site, rows)?;
     let mut kernels = vec![picked.clone()];
     if args.all_tiles {
@@ -207,14 +204,14 @@ fn rows_of(n_rows: u64, shape: &Gemm, picked: &KernelSpec, timed: &[Measurement]
         .iter()
         .find(|t| matches!(t.provider, Provider::CublasLt { .. }))
         .map(|t| t.us);
-    let operations = 2.0 * n_rows as f64 * f64::from(shape.n) * f64::from(shape.k);
+    let operations = 2.0 * n_rows as f64 * f64::from(shape.problem.n) * f64::from(shape.problem.k);
     timed
         .iter()
         .map(|t| Row {
             rows: n_rows,
-            n: shape.n,
-            k: shape.k,
-            dtype: shape.dtype.name(),
+            n: shape.problem.n,
+            k: shape.problem.k,
+            dtype: shape.problem.dtype.name(),
             who: match &t.provider {
                 Provider::Kernel(kernel) => kernel.as_kernel().symbol(),
                 Provider::CublasLt { .. } => "cublasLt".to_owned(),

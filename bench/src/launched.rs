@@ -112,18 +112,13 @@ impl Launched {
 
 #[cfg(test)]
 mod tests {
-    use gemmule::{DType, ops::Epilogue};
+    use gemmule::{DType, kernels::gemm::GemmProblem, ops::Epilogue};
 
     use super::*;
 
     fn linear() -> Site {
-        Site::Linear {
-            n: 768,
-            k: 768,
-            dtype: DType::F16,
-            weight: DType::F16.into(),
-            epilogue: Epilogue::default(),
-        }
+        let epilogue = Epilogue::default();
+        Site::Linear(GemmProblem::new(768, 768, DType::F16, epilogue))
     }
 
     #[test]

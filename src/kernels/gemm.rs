@@ -1,4 +1,15 @@
-//! `out = act(x · weightᵀ + bias) + residual`: the tensor-core GEMM with its epilogues (ByteTransformer III.C).
+//! GEMMs: a problem ([`GemmProblem`]: operands and epilogue) and a main loop that computes it. Some main loops also compute a part of
+//! a norm, or prepare the operands of attention.
+//!
+//! | kernel | main loop | for |
+//! |---|---|---|
+//! | [`Gemm`] | `mma.sync`, or FMAs in f32 | any GPU; the epilogue as in ByteTransformer III.C |
+//! | [`GemmWgmma`] | `wgmma`, persistent CTAs | Hopper |
+//! | [`GemmSplitK`] | `wgmma`, k split over a cluster | Hopper, few rows |
+//! | [`GemmStream`] | `wgmma`, a ring of weight tiles | Hopper, decode steps |
+//!
+//! The fused kernels share these main loops: [`GemmResidualNorm`], [`GemmResidualRowStats`] and [`DeferredLayerNormGemm`] with a norm,
+//! [`GemmPrepareAttention`] with rotary embeddings.
 
 #[cfg(test)]
 mod activate;
@@ -7,6 +18,7 @@ mod instances;
 mod odd_sizes;
 mod packed;
 mod prepare_attention;
+mod problem;
 mod residual_norm;
 mod residual_row_stats;
 mod row_stats;
@@ -16,29 +28,29 @@ mod stream;
 mod tile;
 mod wgmma;
 
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 pub use deferred_layernorm::DeferredLayerNormGemm;
 pub use instances::representative;
 pub use prepare_attention::GemmPrepareAttention;
+pub use problem::GemmProblem;
 pub use residual_norm::GemmResidualNorm;
 pub use residual_row_stats::GemmResidualRowStats;
 pub use split_k::{GemmSplitK, SplitKTile};
-pub use stream::{GemmStream, GemmStreamFp8, StreamNorm, StreamTile};
-pub use wgmma::{GemmFp8, GemmWgmma, WgmmaTile};
+pub use stream::{GemmStream, StreamNorm, StreamTile};
+pub use wgmma::{GemmWgmma, WgmmaTile};
 pub(crate) use {
     deferred_layernorm::normalised,
     residual_row_stats::scaled_and_row_stats,
     stream::{stream_normals, stream_scaled},
 };
 
-use super::{Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance};
+use super::{Case, Constants, HostTensor, Kernel, Launch, Param, Tolerance};
 use crate::{
     kernels::Class,
     machine::Machine,
-    ops::{Activation, Epilogue, MAX_ROWS, activate_f64},
-    tensor::{DType, Element, Extents, Format, Scaled, Shape, Size, Symbol, Values},
+    ops::Epilogue,
+    tensor::{DType, Extents},
 };
 
 /// CTA tile `m × n × k`, computed by `warps_m × warps_n` warps with a pipeline of `stages` k tiles in shared memory.
@@ -52,22 +64,13 @@ pub struct Tile {
     pub stages: u32,
 }
 
-/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), (`residual [rows, n]`) → `out [rows, n]`.
+/// A GEMM for any GPU. In f16 and bf16 it uses `mma.sync`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Gemm {
-    pub n: u32,
-    pub k: u32,
-    pub dtype: DType,
-    /// Storage of the weight. In f16 and bf16, kernels read a packed weight and convert it in registers. In f32, only
-    /// the CPU executor reads one, and rounds x like an int8 or bf16 weight.
-    pub weight: Format,
-    pub epilogue: Epilogue,
+    /// Without a gate, and with a 16-bit, 32-bit or packed weight.
+    pub problem: GemmProblem,
     pub tile: Tile,
 }
-
-/// Reason why a GEMM with 16-bit or 32-bit inputs does not read an E4M3 weight without scales.
-const UNSCALED: &str =
-    "a weight in E4M3 without scales, which only products with inputs in E4M3 read";
 
 impl Gemm {
     /// Row tiles of a rasterisation group. A wave of CTAs then covers a roughly square part of the output, which minimises
@@ -77,109 +80,18 @@ impl Gemm {
     /// Creates a GEMM with the first candidate tile, for uses where the tile does not matter.
     pub fn of(n: u32, k: u32, dtype: DType, epilogue: Epilogue) -> Self {
         Self {
-            n,
-            k,
-            dtype,
-            weight: dtype.into(),
-            epilogue,
+            problem: GemmProblem::new(n, k, dtype, epilogue),
             tile: Tile::candidates(dtype)[0],
         }
     }
 
-    /// Returns whether the weight is stored like the activations.
-    fn is_plain(&self) -> bool {
-        self.weight == Format::Plain(self.dtype)
-    }
-
-    /// Returns the format of a packed weight that a device reads.
-    fn packed(&self) -> Option<Scaled> {
-        match self.weight {
-            Format::Scaled(scaled) if self.on_tensor_cores() => Some(scaled),
-            Format::Scaled(_) | Format::Plain(_) | Format::E4m3 => None,
-        }
-    }
-
-    /// Whether x is rounded to the weight's format.
-    fn rounds_x(&self) -> bool {
-        match self.weight {
-            _ if self.is_plain() || self.packed().is_some() => false,
-            Format::Plain(_) => true,
-            Format::Scaled(scaled) => match scaled.values {
-                Values::Int8 => true,
-                Values::E4m3 | Values::Int4 => false,
-            },
-            Format::E4m3 => false,
-        }
-    }
-
-    /// Returns the matrix in the format of the weight. If `converts`, a packed weight is converted to the type of x
-    /// before the product.
-    fn stored(&self, matrix: &[f32], converts: bool) -> Vec<f32> {
-        let k = self.k as usize;
-        match self.weight {
-            Format::Scaled(scaled) if converts => scaled.quantize(matrix, k).values_in(self.dtype),
-            Format::Scaled(scaled) => scaled.quantize(matrix, k).values(),
-            Format::Plain(dtype) => matrix.iter().map(|&w| dtype.round(w)).collect(),
-            Format::E4m3 => matrix.iter().map(|&w| Element::E4m3.round(w)).collect(),
-        }
-    }
-
-    /// Returns the reference's results; see [`Self::stored`] for `converts`.
-    fn on_host(&self, extents: &Extents, reads: &[&HostTensor], converts: bool) -> Vec<HostTensor> {
-        let (n, k) = (self.n as usize, self.k as usize);
-        let (rounded_x, rounded_weight);
-        let (mut x, mut weight) = (reads[0].real(), reads[1].real());
-        if self.rounds_x() {
-            rounded_x = self.stored(x, converts);
-            x = &rounded_x;
-        }
-        if !self.is_plain() {
-            rounded_weight = self.stored(weight, converts);
-            weight = &rounded_weight;
-        }
-        let bias = self.epilogue.bias.then(|| reads[2].real());
-        let residual = 2 + usize::from(self.epilogue.bias);
-        let residual = self.epilogue.residual.then(|| reads[residual].real());
-        let rows = extents.rows as usize;
-        let element = |row: usize, column: usize, sum: f64| {
-            let sum = sum + bias.map_or(0.0, |b| f64::from(b[column]));
-            let activation = self.epilogue.activation;
-            let activated = activation.map_or(sum, |a| activate_f64(a, sum));
-            let more = residual.map_or(0.0, |r| f64::from(r[row * n + column]));
-            (activated + more) as f32
-        };
-        // Blocks of columns for all rows, so that a large weight is read once.
-        const COLUMNS: usize = 32;
-        let blocks = weight.par_chunks(COLUMNS * k).enumerate();
-        let blocks: Vec<Vec<f32>> = blocks
-            .map(|(block, weight)| {
-                let width = weight.len() / k;
-                let mut part = vec![0.0; rows * width];
-                for (column, weight) in weight.chunks_exact(k).enumerate() {
-                    for (row, x) in x.chunks_exact(k).take(rows).enumerate() {
-                        part[row * width + column] =
-                            element(row, block * COLUMNS + column, dot(x, weight));
-                    }
-                }
-                part
-            })
-            .collect();
-        let mut out = vec![0.0f32; rows * n];
-        out.par_chunks_mut(n).enumerate().for_each(|(row, out)| {
-            for (to, part) in out.chunks_mut(COLUMNS).zip(&blocks) {
-                to.copy_from_slice(&part[row * to.len()..][..to.len()]);
-            }
-        });
-        vec![HostTensor::Real(out)]
-    }
-
     fn on_tensor_cores(&self) -> bool {
-        self.dtype.has_mma()
+        self.problem.dtype.has_mma()
     }
 
     /// Bytes of the widest access, up to `widest`, to which every row of `width` elements is aligned.
     fn access_bytes(&self, width: u32, widest: u64) -> u64 {
-        let pitch = u64::from(width) * self.dtype.bytes();
+        let pitch = u64::from(width) * self.problem.dtype.bytes();
         widest.min(1 << pitch.trailing_zeros().min(4))
     }
 }
@@ -200,12 +112,7 @@ impl Kernel for Gemm {
     }
 
     fn definition(&self) -> String {
-        let epilogue = self.epilogue.name();
-        let weight = match self.is_plain() {
-            true => String::new(),
-            false => format!("_weight_{}", self.weight),
-        };
-        format!("{epilogue}_{}{weight}_n{}_k{}", self.dtype, self.n, self.k)
+        self.problem.definition()
     }
 
     fn template(&self) -> &'static str {
@@ -217,19 +124,18 @@ impl Kernel for Gemm {
     }
 
     fn constants(&self) -> Constants {
+        let GemmProblem { n, k, .. } = self.problem;
         // On tensor cores a lane stores at most four neighbouring columns, in 8 bytes.
         let store = if self.on_tensor_cores() { 8 } else { 16 };
-        let activation = self.epilogue.activation;
         // For a classifier's few columns, and with a weight that is converted, ptxas might otherwise spill registers to fit more CTAs.
-        let min_ctas = if self.n < 8 || !self.is_plain() {
+        let min_ctas = if n < 8 || !self.problem.is_plain() {
             ", 1"
         } else {
             ""
         };
-        Constants::from([
-            ("storage", self.dtype.name().into()),
-            ("n", self.n.into()),
-            ("k", self.k.into()),
+        let packed = self.problem.packed();
+        let mut constants = self.problem.constants();
+        constants.extend([
             ("block_m", self.tile.m.into()),
             ("block_n", self.tile.n.into()),
             ("block_k", self.tile.k.into()),
@@ -238,72 +144,22 @@ impl Kernel for Gemm {
             ("stages", self.tile.stages.into()),
             ("group_m", Self::GROUP_M.into()),
             ("min_ctas", min_ctas.into()),
-            ("copy_bytes", self.access_bytes(self.k, 16).into()),
-            ("store_bytes", self.access_bytes(self.n, store).into()),
-            ("bias", self.epilogue.bias.into()),
-            ("residual", self.epilogue.residual.into()),
-            (
-                "activation",
-                activation.map_or("identity", Activation::function).into(),
-            ),
-            ("precise", (self.dtype == DType::F32).into()),
-            ("packed", self.packed().map_or("", packed::kind).into()),
+            ("copy_bytes", self.access_bytes(k, 16).into()),
+            ("store_bytes", self.access_bytes(n, store).into()),
+            ("packed", packed.map_or("", packed::kind).into()),
             ("hopper", false.into()),
             ("warp_mma", false.into()),
-            ("group", self.packed().map_or(0, packed::group).into()),
-        ])
+            ("group", packed.map_or(0, packed::group).into()),
+        ]);
+        constants
     }
 
     fn params(&self) -> Vec<Param> {
-        let (n, k) = (u64::from(self.n), u64::from(self.k));
-        let rows = Size::from(Symbol::Rows);
-        let read = |name, shape, fill| Param {
-            name,
-            role: Role::Read {
-                element: self.dtype.into(),
-                shape,
-                fill,
-            },
-        };
-        // Gives outputs of standard deviation 1 for activations of standard deviation 1.
-        let weights = Fill::Normal {
-            mean: 0.0,
-            deviation: 1.0 / (self.k as f32).sqrt(),
-        };
-        let mut params = vec![
-            read("x", Shape::new([rows.clone(), k.into()]), Fill::ACTIVATION),
-            Param {
-                name: "weight",
-                role: Role::Read {
-                    element: self.weight.into(),
-                    shape: Shape::fixed(&[n, k]),
-                    fill: weights,
-                },
-            },
-        ];
-        if self.epilogue.bias {
-            params.push(read("bias", Shape::fixed(&[n]), Fill::ACTIVATION));
-        }
-        if self.epilogue.residual {
-            let shape = Shape::new([rows.clone(), n.into()]);
-            params.push(read("residual", shape, Fill::ACTIVATION));
-        }
-        params.push(Param {
-            name: "out",
-            role: Role::Write {
-                element: self.dtype.into(),
-                shape: Shape::new([rows.clone(), n.into()]),
-            },
-        });
-        params.push(Param {
-            name: "rows",
-            role: Role::Count(rows),
-        });
-        params
+        self.problem.params()
     }
 
     fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
+        Some(self.problem.dtype)
     }
 
     fn class(&self) -> Class {
@@ -311,39 +167,32 @@ impl Kernel for Gemm {
     }
 
     fn weight(&self) -> Option<[u32; 2]> {
-        Some([self.n, self.k])
+        Some(self.problem.weight_shape())
     }
 
     fn cpu_only(&self) -> Option<String> {
-        let (weight, dtype) = (self.weight, self.dtype);
-        (!self.is_plain() && self.packed().is_none())
+        let GemmProblem { weight, dtype, .. } = self.problem;
+        (!self.problem.is_plain() && self.problem.packed().is_none())
             .then(|| format!("its weight is stored in {weight}, its input in {dtype}"))
     }
 
     fn validate(&self) -> Result<(), String> {
-        // The width of a GEMM over the vocabulary is limited like the rows of a table.
-        for size in [self.n, self.k] {
-            if !(1..=MAX_ROWS).contains(&size) {
-                return Err(format!("a width of {size}, expected 1 to {MAX_ROWS}"));
-            }
-        }
-        if !Tile::reading(self.weight, self.dtype).contains(&self.tile) {
+        self.problem.check()?;
+        let GemmProblem { weight, dtype, .. } = self.problem;
+        if !Tile::reading(weight, dtype).contains(&self.tile) {
             return Err(format!(
-                "{:?} is not a tile for {} with a weight in {}",
-                self.tile, self.dtype, self.weight
+                "{:?} is not a tile for {dtype} with a weight in {weight}",
+                self.tile
             ));
         }
-        match self.weight {
-            Format::Plain(_) => Ok(()),
-            Format::Scaled(scaled) => scaled.check(),
-            Format::E4m3 => Err(UNSCALED.to_owned()),
-        }
+        self.problem.check_is_portable()
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
-        let ctas = self.tile.ctas(extents.rows, self.n);
+        let ctas = self.tile.ctas(extents.rows, self.problem.n);
         let shared_bytes = if self.on_tensor_cores() {
-            self.tile.shared_bytes(self.dtype, self.packed())
+            self.tile
+                .shared_bytes(self.problem.dtype, self.problem.packed())
         } else {
             0 // Static in the source, within the 48 KB that need no opt-in.
         };
@@ -351,10 +200,9 @@ impl Kernel for Gemm {
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
-        Some(
-            self.tile
-                .cycles(rows, self.n, self.k, self.dtype, self.packed(), machine),
-        )
+        let GemmProblem { n, k, dtype, .. } = self.problem;
+        let packed = self.problem.packed();
+        Some(self.tile.cycles(rows, n, k, dtype, packed, machine))
     }
 
     fn threads(&self) -> u32 {
@@ -362,46 +210,16 @@ impl Kernel for Gemm {
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        self.on_host(extents, reads, true)
+        self.problem.reference(extents, reads, true)
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        self.problem.cases()
     }
 
     fn tolerance(&self) -> Tolerance {
-        // With the given fills, partial sums have magnitude 1. They are rounded to f32 k times (at random), or truncated at
-        // every 8 or 16 products in tensor cores.
-        let k = f64::from(self.k);
-        match self.dtype {
-            DType::F16 => Tolerance {
-                absolute: (2e-4 + 2.0 * k / 8.0 * f64::from(f32::EPSILON)) as f32,
-                relative: 1.5e-3,
-                reason: "f32 sums, truncated at every 8 products or more; one rounding to f16 (2^-11), and as much for tanh.approx",
-            },
-            DType::BF16 => Tolerance {
-                absolute: (2e-4 + 2.0 * k / 8.0 * f64::from(f32::EPSILON)) as f32,
-                relative: 5e-3,
-                reason: "f32 sums, truncated at every 8 products or more; one rounding to bf16 (2^-9)",
-            },
-            DType::F32 => Tolerance {
-                absolute: (4e-6 + 8.0 * k.sqrt() * f64::from(f32::EPSILON) / 2.0) as f32,
-                relative: 2e-6,
-                reason: "k roundings of a sum of size 1, which add up like a random walk (8 deviations)",
-            },
-        }
+        self.problem.tolerance()
     }
-}
-
-/// Computes `Σ aᵢbᵢ` in f64, in eight interleaved sums.
-fn dot(a: &[f32], b: &[f32]) -> f64 {
-    let (a_chunks, b_chunks) = (a.chunks_exact(8), b.chunks_exact(8));
-    let rest = a_chunks.remainder().iter().zip(b_chunks.remainder());
-    let mut sum: f64 = rest.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
-    let mut lanes = [0.0f64; 8];
-    for (a, b) in a_chunks.zip(b_chunks) {
-        for (lane, (&a, &b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
-            *lane += f64::from(a) * f64::from(b);
-        }
-    }
-    sum += lanes.iter().sum::<f64>();
-    sum
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ kernels! {
     MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaDecodeAppend, MhaPrefill,
     AppendCache,
     PrepareAttention, Gate, Draw, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload, Scatter, ChooseToken, Candidates, BeamStep, Advance,
-    RelativeScores, GemmFp8, GemmStreamFp8, ToE4m3, NormToE4m3, MhaToE4m3, WeightedPool, SoftCap,
+    RelativeScores, ToE4m3, NormToE4m3, MhaToE4m3, WeightedPool, SoftCap,
 }
 
 impl KernelSpec {

@@ -31,10 +31,8 @@ pub(super) const ALL: &[Implement] = &[
     prepare::after_gemm,
     fp8::conversion,
     fp8::after_norm,
-    fp8::gemm,
-    fp8::gemm_to_e4m3,
-    fp8::gate,
-    fp8::gate_to_e4m3,
+    fp8::after_gemm,
+    fp8::after_gate,
 ];
 
 /// An implementation of the first sites of a chain.

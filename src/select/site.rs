@@ -1,36 +1,19 @@
 //! Kernel-independent problems of the nodes of a graph.
 
-use crate::{
-    kernels::{
-        e4m3::ToE4m3,
-        elementwise::Gate,
-        layernorm::{BiasResidualLayerNorm, LayerNorm},
-        prepare_attention::PrepareAttention,
-        rms_norm::RmsNorm,
-    },
-    ops::Epilogue,
-    tensor::{DType, Format},
+use crate::kernels::{
+    e4m3::ToE4m3,
+    elementwise::Gate,
+    gemm::GemmProblem,
+    layernorm::{BiasResidualLayerNorm, LayerNorm},
+    prepare_attention::PrepareAttention,
+    rms_norm::RmsNorm,
 };
 
 /// The problem of one node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Site {
-    /// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), (`residual [rows, n]`) → `[rows, n]`.
-    Linear {
-        n: u32,
-        k: u32,
-        dtype: DType,
-        /// Storage of the weight.
-        weight: Format,
-        epilogue: Epilogue,
-    },
-    /// `x [rows, k]`, `weight [n, k]` in E4M3, `scale [n]`, (`bias [n]`), (`residual [rows, n]`) → `[rows, n]`.
-    ScaledLinear {
-        n: u32,
-        k: u32,
-        dtype: DType,
-        epilogue: Epilogue,
-    },
+    /// A linear layer, without a gate and with a result that is not in E4M3.
+    Linear(GemmProblem),
     /// Conversion to E4M3.
     ToE4m3(ToE4m3),
     /// RMSNorm of whole rows, created by [`RmsNorm::of_rows`].

@@ -5,6 +5,7 @@ use crate::{
     kernels::{
         e4m3::ToE4m3,
         elementwise::Gate,
+        gemm::GemmProblem,
         layernorm::{BiasResidualLayerNorm, LayerNorm},
         prepare_attention::PrepareAttention,
         rms_norm::RmsNorm,
@@ -18,13 +19,12 @@ use crate::{
 /// each.
 pub(super) fn encoder(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)> {
     let linear = |n, k, bias, activation| Link {
-        site: Site::Linear {
+        site: Site::Linear(GemmProblem::new(
             n,
             k,
             dtype,
-            weight: dtype.into(),
-            epilogue: Epilogue::new(bias, activation),
-        },
+            Epilogue::new(bias, activation),
+        )),
         is_private: true,
     };
     let norm = || Link {
@@ -58,13 +58,8 @@ pub(super) fn pre_norm(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usiz
     };
     let linear = |n, k, activation| {
         let bias = activation != Some(Activation::Relu);
-        link(Site::Linear {
-            n,
-            k,
-            dtype,
-            weight: dtype.into(),
-            epilogue: Epilogue::new(bias, activation),
-        })
+        let epilogue = Epilogue::new(bias, activation);
+        link(Site::Linear(GemmProblem::new(n, k, dtype, epilogue)))
     };
     let sum = BiasResidualLayerNorm::new(width, 1e-5, dtype, false);
     let links = vec![
@@ -81,13 +76,7 @@ pub(super) fn pre_norm(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usiz
 /// an activation.
 pub(super) fn writer(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)> {
     let link = |site, is_private| Link { site, is_private };
-    let linear = |n, k, epilogue| Site::Linear {
-        n,
-        k,
-        dtype,
-        weight: dtype.into(),
-        epilogue,
-    };
+    let linear = |n, k, epilogue| Site::Linear(GemmProblem::new(n, k, dtype, epilogue));
     let plain = Epilogue::default();
     let bias = Epilogue::new(true, None);
     let gelu = Epilogue::new(true, Some(Activation::GeluTanh));
@@ -136,13 +125,8 @@ pub(super) fn attended(width: u32, dtype: DType) -> Vec<(Chain, usize)> {
         pool: None,
         dtype,
     };
-    let linear = Site::Linear {
-        n: kernel.row,
-        k: width,
-        dtype,
-        weight: dtype.into(),
-        epilogue: Epilogue::default(),
-    };
+    let problem = GemmProblem::new(kernel.row, width, dtype, Epilogue::default());
+    let linear = Site::Linear(problem);
     let prepare = Site::Prepare {
         kernel,
         is_alone: true,
@@ -158,23 +142,16 @@ pub(super) fn attended(width: u32, dtype: DType) -> Vec<(Chain, usize)> {
 /// Returns the chains with linear layers whose operands are in E4M3.
 pub(super) fn in_fp8(chains: Vec<(Chain, usize)>) -> Vec<(Chain, usize)> {
     let links_of = |link: Link| match link.site {
-        Site::Linear {
-            n,
-            k,
-            dtype,
-            epilogue,
-            ..
-        } => {
+        Site::Linear(problem) => {
+            let conversion = ToE4m3 {
+                width: problem.k,
+                dtype: problem.dtype,
+            };
             let conversion = Link {
-                site: Site::ToE4m3(ToE4m3 { width: k, dtype }),
+                site: Site::ToE4m3(conversion),
                 is_private: true,
             };
-            let product = Site::ScaledLinear {
-                n,
-                k,
-                dtype,
-                epilogue,
-            };
+            let product = Site::Linear(problem.in_e4m3());
             let is_private = link.is_private;
             vec![
                 conversion,

@@ -380,7 +380,7 @@ fn refused(change: impl FnOnce(&mut Artifact)) -> String {
 
 #[test]
 fn impossible_kernels_are_refused() {
-    assert_snapshot!(refused(|a| kernel!(a, Gemm).k = 0), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a width of 0, expected 1 to 2147483647; compile the model again");
+    assert_snapshot!(refused(|a| kernel!(a, Gemm).problem.k = 0), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a width of 0, expected 1 to 2147483647; compile the model again");
     assert_snapshot!(refused(|a| kernel!(a, Gemm).tile = Tile { m: 0, n: 0, k: 0, warps_m: 0, warps_n: 0, stages: 0 }), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: Tile { m: 0, n: 0, k: 0, warps_m: 0, warps_n: 0, stages: 0 } is not a tile for f32 with a weight in f32; compile the model again");
     assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).width = 0), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: a width of 0, expected 1 to 16777216; compile the model again");
     assert_snapshot!(refused(|a| kernel!(a, BiasResidualLayerNorm).eps = f32::NAN), @"`[dir]/tiny` is not an artifact of this version of gemmule: its kernel N is impossible: eps is NaN; compile the model again");

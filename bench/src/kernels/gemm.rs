@@ -7,6 +7,7 @@ use gemmule::{
         Case,
         chain::Chain,
         elementwise::{Activate, AddBias},
+        gemm::GemmProblem,
     },
     ops::{Activation, Epilogue},
     select::Site,
@@ -96,13 +97,7 @@ impl Gemms<'_> {
         k: u32,
         epilogue: Epilogue,
     ) -> Result<(Chain, ChosenBy), Report> {
-        let site = Site::Linear {
-            n,
-            k,
-            dtype: self.dtype,
-            weight: self.dtype.into(),
-            epilogue,
-        };
+        let site = Site::Linear(GemmProblem::new(n, k, self.dtype, epilogue));
         let kernel = self.launched.kernel(&site, rows.into())?;
         Ok((Chain::of(kernel), self.launched.chosen_by(&site)))
     }

@@ -1,4 +1,4 @@
-use super::{Gemm, Tile, odd_sizes::odd_formats};
+use super::{Gemm, GemmProblem, Tile, odd_sizes::odd_formats};
 use crate::{
     kernels::KernelSpec,
     ops::{Activation, Epilogue},
@@ -13,14 +13,8 @@ pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let mut add = |n, k, epilogue, tile| {
-            kernels.push(KernelSpec::from(Gemm {
-                n,
-                k,
-                dtype,
-                weight: dtype.into(),
-                epilogue,
-                tile,
-            }));
+            let problem = GemmProblem::new(n, k, dtype, epilogue);
+            kernels.push(KernelSpec::from(Gemm { problem, tile }));
         };
         let tiles = Tile::candidates(dtype);
         for &tile in tiles {
@@ -58,14 +52,11 @@ pub fn representative() -> Vec<KernelSpec> {
     for dtype in [DType::F16, DType::BF16] {
         for weight in odd_formats() {
             let mut add = |n, k, epilogue, tile| {
-                kernels.push(KernelSpec::from(Gemm {
-                    n,
-                    k,
-                    dtype,
+                let problem = GemmProblem {
                     weight,
-                    epilogue,
-                    tile,
-                }));
+                    ..GemmProblem::new(n, k, dtype, epilogue)
+                };
+                kernels.push(KernelSpec::from(Gemm { problem, tile }));
             };
             let tiles = Tile::reading(weight, dtype);
             for &tile in &tiles {

@@ -1,7 +1,7 @@
 //! Sizes for checks of the GEMMs on Hopper.
 
+use super::GemmProblem;
 use crate::{
-    kernels::{Instructions, KernelSpec},
     ops::{Activation, Epilogue},
     tensor::{DType, Format, Group, Scaled, Values},
 };
@@ -22,8 +22,8 @@ pub(super) fn odd_formats() -> impl Iterator<Item = Format> {
     .into_iter()
 }
 
-/// Sizes for checks of the GEMMs for small M and of those with one tile per CTA.
-pub(super) fn odd_sizes() -> impl Iterator<Item = (u32, u32, DType, Epilogue)> {
+/// Problems for checks of the GEMMs for small M and of those with one tile per CTA.
+pub(super) fn odd_sizes() -> impl Iterator<Item = GemmProblem> {
     let plain = Epilogue::default();
     let gelu = Epilogue::new(true, Some(Activation::GeluExact));
     let sizes = [
@@ -34,18 +34,7 @@ pub(super) fn odd_sizes() -> impl Iterator<Item = (u32, u32, DType, Epilogue)> {
     ];
     [DType::F16, DType::BF16]
         .into_iter()
-        .flat_map(move |dtype| sizes.map(|(n, k, epilogue)| (n, k, dtype, epilogue)))
-}
-
-/// Every tile of one kind of Hopper kernel at [`odd_sizes`].
-pub(super) fn at_odd_sizes<T>(
-    tiles: impl Fn(u32, u32, DType, Instructions) -> Vec<T>,
-    kernel: impl Fn((u32, u32, DType, Epilogue), T) -> KernelSpec,
-) -> Vec<KernelSpec> {
-    let mut kernels = Vec::new();
-    for sizes @ (n, k, dtype, _) in odd_sizes() {
-        let tiles = tiles(n, k, dtype, Instructions::Hopper);
-        kernels.extend(tiles.into_iter().map(|tile| kernel(sizes, tile)));
-    }
-    kernels
+        .flat_map(move |dtype| {
+            sizes.map(|(n, k, epilogue)| GemmProblem::new(n, k, dtype, epilogue))
+        })
 }

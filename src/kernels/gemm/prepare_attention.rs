@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GemmFp8, GemmWgmma, WgmmaTile};
+use super::{GemmProblem, GemmWgmma, WgmmaTile};
 use crate::{
     kernels::{
         Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
@@ -15,7 +15,7 @@ use crate::{
 
 /// [`GemmWgmma`] fused with [`PrepareAttention`] of its rows, without norms and without a cache: `x [rows, k]`, `weight [n, k]`,
 /// (`bias [n]`), `positions [rows]` → `out [rows, n]`, `queries` and `keys`. In `out`, only columns that belong neither to queries
-/// nor to keys are written. In fp8, `x` and the weight are in E4M3, and `scale [n]` follows the weight, as for [`GemmFp8`].
+/// nor to keys are written. In fp8, `x` and the weight are in E4M3, and `scale [n]` follows the weight, as in [`GemmProblem`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GemmPrepareAttention {
     pub k: u32,
@@ -30,8 +30,10 @@ impl GemmPrepareAttention {
     /// Returns the kernel with every tile that consists of whole heads, and in which both columns of a rotated pair are in the same
     /// lane. The tile of `self` is arbitrary.
     pub fn tiles(&self, instructions: Instructions) -> Vec<Self> {
-        let tiles = GemmWgmma::tiles(self.prepare.row, self.k, self.prepare.dtype, instructions);
-        let kernels = tiles.into_iter().map(|tile| Self {
+        if instructions != Instructions::Hopper {
+            return Vec::new();
+        }
+        let kernels = WgmmaTile::CANDIDATES.into_iter().map(|tile| Self {
             tile,
             ..self.clone()
         });
@@ -79,9 +81,6 @@ impl GemmPrepareAttention {
     /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         self.gemm().check()?;
-        if self.fp8 {
-            GemmFp8::check_k(self.k)?;
-        }
         self.prepare.check()?;
         match self.fits() {
             true => Ok(()),
@@ -97,28 +96,20 @@ impl GemmPrepareAttention {
 
     /// Returns the GEMM without the rotation.
     pub fn gemm(&self) -> GemmWgmma {
+        let epilogue = Epilogue::new(self.bias, None);
+        let problem = GemmProblem::new(self.prepare.row, self.k, self.prepare.dtype, epilogue);
         GemmWgmma {
-            n: self.prepare.row,
-            k: self.k,
-            dtype: self.prepare.dtype,
-            epilogue: Epilogue::new(self.bias, None),
-            gated: false,
+            problem: match self.fp8 {
+                true => problem.in_e4m3(),
+                false => problem,
+            },
             tile: self.tile,
-        }
-    }
-
-    /// Returns the GEMM without the rotation, with operands of the same type.
-    pub fn product(&self) -> KernelSpec {
-        let of = self.gemm();
-        match self.fp8 {
-            true => GemmFp8 { of, to_e4m3: false }.into(),
-            false => of.into(),
         }
     }
 
     /// Number of tensors that the GEMM reads.
     pub fn of_gemm(&self) -> usize {
-        2 + usize::from(self.fp8) + usize::from(self.bias)
+        self.gemm().problem.n_reads()
     }
 }
 
@@ -142,7 +133,7 @@ impl Kernel for GemmPrepareAttention {
     }
 
     fn constants(&self) -> Constants {
-        let mut constants = self.product().as_kernel().constants();
+        let mut constants = self.gemm().constants();
         let [q, k, _] = self.prepare.columns;
         let of_prepare = self.prepare.constants();
         let same = [
@@ -166,7 +157,7 @@ impl Kernel for GemmPrepareAttention {
     }
 
     fn params(&self) -> Vec<Param> {
-        let mut of_gemm = self.product().as_kernel().params();
+        let mut of_gemm = self.gemm().params();
         let writes = of_gemm.split_off(self.of_gemm());
         let of_prepare = self.prepare.params().into_iter().skip(1);
         let of_prepare = of_prepare.filter(|param| !matches!(param.role, Role::Count(_)));
@@ -178,7 +169,7 @@ impl Kernel for GemmPrepareAttention {
     }
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
-        self.product().as_kernel().tensor_maps()
+        self.gemm().tensor_maps()
     }
 
     fn dtype(&self) -> Option<DType> {
@@ -194,13 +185,13 @@ impl Kernel for GemmPrepareAttention {
     }
 
     fn validate(&self) -> Result<(), String> {
-        self.product().as_kernel().validate()?;
+        self.gemm().validate()?;
         self.prepare.validate()?;
         self.check()
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
-        self.product().as_kernel().launch(extents, machine)
+        self.gemm().launch(extents, machine)
     }
 
     /// The epilogue of an output takes about as long as an activation.
@@ -217,8 +208,7 @@ impl Kernel for GemmPrepareAttention {
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (of_gemm, of_prepare) = reads.split_at(self.of_gemm());
-        let product = self.product();
-        let out = product.as_kernel().reference(extents, of_gemm).remove(0);
+        let out = self.gemm().reference(extents, of_gemm).remove(0);
         let reads: Vec<&HostTensor> = [&out]
             .into_iter()
             .chain(of_prepare.iter().copied())
@@ -246,7 +236,7 @@ impl Kernel for GemmPrepareAttention {
     fn tolerance(&self) -> Tolerance {
         let Tolerance {
             absolute, relative, ..
-        } = self.product().as_kernel().tolerance();
+        } = self.gemm().tolerance();
         Tolerance {
             absolute: absolute
                 * if self.prepare.norm.is_some() {

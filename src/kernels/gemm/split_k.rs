@@ -3,17 +3,16 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Gemm, GemmWgmma,
-    odd_sizes::at_odd_sizes,
+    GemmProblem, GemmWgmma,
+    odd_sizes::odd_sizes,
     small_m::{ALIGNMENT, BLOCK_K, BLOCK_N, PARTIAL_BYTES, SHARED_LIMIT, THREADS},
 };
 use crate::{
     kernels::{
-        Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
-        TensorMap, Tolerance,
+        Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
+        RowOrder, TensorMap, Tolerance,
     },
     machine::{Hopper, Machine},
-    ops::Epilogue,
     tensor::{DType, Extents},
 };
 
@@ -26,15 +25,12 @@ pub struct SplitKTile {
     pub splits: u32,
 }
 
-/// `x [rows, k]`, `weight [n, k]`, `bias [n]` → `out [rows, n]` in f16 or bf16, like [`Gemm`], for small M on Hopper. `n` and
-/// `k` are multiples of 8, because rows of a tensor map start at multiples of 16 bytes. Everything that a CTA reads is in
-/// shared memory at once, which limits k.
+/// The GEMM for small M on Hopper. `n` and `k` are multiples of 8, because rows of a tensor map start at multiples of 16 bytes.
+/// Everything that a CTA reads is in shared memory at once, which limits k.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmSplitK {
-    pub n: u32,
-    pub k: u32,
-    pub dtype: DType,
-    pub epilogue: Epilogue,
+    /// In f16 or bf16, with a weight of the same type, and without a gate.
+    pub problem: GemmProblem,
     pub tile: SplitKTile,
 }
 
@@ -178,15 +174,16 @@ impl SplitKTile {
 }
 
 impl GemmSplitK {
-    /// Tiles that serve a GEMM on a GPU with `instructions`, fewest tokens first.
-    pub fn tiles(n: u32, k: u32, dtype: DType, instructions: Instructions) -> Vec<SplitKTile> {
-        if !GemmWgmma::serves(n, k, dtype) || instructions != Instructions::Hopper {
+    /// Returns the kernel with every tile that computes a problem on a GPU with `instructions`, fewest tokens first.
+    pub fn kernels(problem: &GemmProblem, instructions: Instructions) -> Vec<Self> {
+        if instructions != Instructions::Hopper {
             return Vec::new();
         }
-        SplitKTile::CANDIDATES
-            .into_iter()
-            .filter(|tile| tile.fits(k))
-            .collect()
+        let kernels = SplitKTile::CANDIDATES.into_iter().map(|tile| Self {
+            problem: problem.clone(),
+            tile,
+        });
+        kernels.filter(|kernel| kernel.check().is_ok()).collect()
     }
 
     /// Checks that the kernel can be generated as described.
@@ -195,25 +192,33 @@ impl GemmSplitK {
     /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
         let SplitKTile { tokens, splits } = self.tile;
-        GemmWgmma::check_serves(self.n, self.k, self.dtype)?;
+        let GemmProblem {
+            n,
+            k,
+            dtype,
+            weight,
+            ..
+        } = self.problem;
+        GemmWgmma::check_serves(n, k, dtype)?;
+        self.problem.check_is_portable()?;
+        if !self.problem.is_plain() {
+            return Err(format!(
+                "the split-K GEMM does not read a weight in {weight}; expected {dtype}"
+            ));
+        }
         if !tokens.is_multiple_of(8) || !(8..=256).contains(&tokens) || !(1..=8).contains(&splits) {
             return Err(format!(
                 "{:?} is not a tile of the split-K GEMM; expected 8 to 256 tokens in multiples of 8, and 1 to 8 splits",
                 self.tile
             ));
         }
-        if !self.tile.fits(self.k) {
+        if !self.tile.fits(k) {
             return Err(format!(
-                "{:?} does not fit k = {}; expected at least one step of 64 for each CTA, and room in shared memory for everything that a CTA reads",
-                self.tile, self.k
+                "{:?} does not fit k = {k}; expected at least one step of 64 for each CTA, and room in shared memory for everything that a CTA reads",
+                self.tile
             ));
         }
         Ok(())
-    }
-
-    /// Returns the portable kernel for the same GEMM. It defines the result.
-    pub fn plain(&self) -> Gemm {
-        Gemm::of(self.n, self.k, self.dtype, self.epilogue)
     }
 }
 
@@ -223,7 +228,7 @@ impl Kernel for GemmSplitK {
     }
 
     fn definition(&self) -> String {
-        self.plain().definition()
+        self.problem.definition()
     }
 
     fn template(&self) -> &'static str {
@@ -235,25 +240,13 @@ impl Kernel for GemmSplitK {
     }
 
     fn constants(&self) -> Constants {
-        let mut constants = self.plain().constants();
-        constants.retain(|name, _| {
-            [
-                "storage",
-                "n",
-                "k",
-                "bias",
-                "residual",
-                "activation",
-                "precise",
-            ]
-            .contains(name)
-        });
+        let mut constants = self.problem.constants();
         constants.extend(self.tile.constants());
         constants
     }
 
     fn params(&self) -> Vec<Param> {
-        self.plain().params()
+        self.problem.params()
     }
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
@@ -261,7 +254,7 @@ impl Kernel for GemmSplitK {
     }
 
     fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
+        Some(self.problem.dtype)
     }
 
     fn class(&self) -> Class {
@@ -269,21 +262,23 @@ impl Kernel for GemmSplitK {
     }
 
     fn weight(&self) -> Option<[u32; 2]> {
-        Some([self.n, self.k])
+        Some(self.problem.weight_shape())
     }
 
     fn validate(&self) -> Result<(), String> {
-        self.plain().validate()?;
+        self.problem.check()?;
         self.check()
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
-        let ctas = self.tile.ctas(extents.rows, self.n);
-        Launch::of_ctas(ctas, THREADS, self.tile.shared_bytes(self.k))
+        let GemmProblem { n, k, .. } = self.problem;
+        let ctas = self.tile.ctas(extents.rows, n);
+        Launch::of_ctas(ctas, THREADS, self.tile.shared_bytes(k))
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
-        Some(self.tile.cycles(rows, self.n, self.k, machine))
+        let GemmProblem { n, k, .. } = self.problem;
+        Some(self.tile.cycles(rows, n, k, machine))
     }
 
     fn max_rows(&self) -> Option<u64> {
@@ -295,53 +290,54 @@ impl Kernel for GemmSplitK {
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        self.plain().reference(extents, reads)
+        self.problem.reference(extents, reads, true)
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        self.problem.cases()
     }
 
     fn tolerance(&self) -> Tolerance {
-        self.plain().tolerance()
+        self.problem.tolerance()
     }
 }
 
 /// Every tile, with epilogues, and sizes that include odd multiples of 8.
 pub fn representative() -> Vec<KernelSpec> {
-    at_odd_sizes(GemmSplitK::tiles, |(n, k, dtype, epilogue), tile| {
-        KernelSpec::from(GemmSplitK {
-            n,
-            k,
-            dtype,
-            epilogue,
-            tile,
-        })
-    })
+    let kernels = odd_sizes()
+        .flat_map(|problem| GemmSplitK::kernels(&problem, Instructions::Hopper))
+        .map(KernelSpec::from);
+    kernels.collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::gemm::odd_sizes::odd_sizes;
+    use crate::ops::Epilogue;
 
     fn gemm(n: u32, k: u32, dtype: DType, tokens: u32, splits: u32) -> GemmSplitK {
         GemmSplitK {
-            n,
-            k,
-            dtype,
-            epilogue: Epilogue::default(),
+            problem: GemmProblem::new(n, k, dtype, Epilogue::default()),
             tile: SplitKTile { tokens, splits },
         }
     }
 
     #[test]
     fn every_tile_is_valid_and_fits_the_shared_memory() {
-        for (n, k, dtype, _) in odd_sizes() {
-            for tile in GemmSplitK::tiles(n, k, dtype, Instructions::Hopper) {
-                assert_eq!(gemm(n, k, dtype, tile.tokens, tile.splits).check(), Ok(()));
-                assert!(tile.shared_bytes(k) <= SHARED_LIMIT);
+        let kernels = |n, k, instructions| {
+            let problem = GemmProblem::new(n, k, DType::F16, Epilogue::default());
+            GemmSplitK::kernels(&problem, instructions)
+        };
+        for problem in odd_sizes() {
+            for kernel in GemmSplitK::kernels(&problem, Instructions::Hopper) {
+                assert_eq!(kernel.validate(), Ok(()));
+                assert!(kernel.tile.shared_bytes(problem.k) <= SHARED_LIMIT);
             }
         }
-        assert!(GemmSplitK::tiles(768, 768, DType::F16, Instructions::Ampere).is_empty());
-        assert!(GemmSplitK::tiles(770, 768, DType::F16, Instructions::Hopper).is_empty());
-        assert!(GemmSplitK::tiles(768, 1 << 16, DType::F16, Instructions::Hopper).is_empty());
+        assert!(!kernels(768, 768, Instructions::Hopper).is_empty());
+        assert!(kernels(768, 768, Instructions::Ampere).is_empty());
+        assert!(kernels(770, 768, Instructions::Hopper).is_empty());
+        assert!(kernels(768, 1 << 16, Instructions::Hopper).is_empty());
     }
 
     #[test]

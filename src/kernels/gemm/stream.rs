@@ -3,7 +3,6 @@
 
 mod check;
 mod estimate;
-mod fp8;
 mod instances;
 mod reference;
 mod tile;
@@ -12,23 +11,21 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::reference::{stream_normals, stream_scaled};
 use self::tile::Layout;
-pub use self::{fp8::GemmStreamFp8, instances::representative, tile::StreamTile};
+pub use self::{instances::representative, tile::StreamTile};
 use super::{
-    Gemm, Tile, packed,
+    GemmProblem, packed,
+    problem::few_rows,
     row_stats::{row_stats_of, row_stats_shape},
     small_m::{ALIGNMENT, BLOCK_K},
 };
 use crate::{
     kernels::{
-        Case, Class, Constants, Fill, HostTensor, Instructions, Kernel, Launch, Param, Role,
-        RowOrder, TensorMap, Tolerance,
-        elementwise::Gate,
-        f32_literal, limits,
-        rows::{read, word},
+        Case, Class, Constants, Fill, HostTensor, Instructions, Kernel, Launch, Param, RowOrder,
+        TensorMap, Tolerance, f32_literal, limits,
+        rows::{read, word, write},
     },
     machine::{Machine, SMALL_M},
-    ops::Epilogue,
-    tensor::{DType, Extents, Format, Scaled, Shape, Size, Symbol},
+    tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
 /// The kernel's part in a norm that is split between two linear layers.
@@ -47,19 +44,13 @@ pub enum StreamNorm {
     },
 }
 
-/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), (`residual [rows, n]`) → `out [rows, n]` in f16 or bf16, like [`Gemm`], for
-/// small M on Hopper. If gated, the weight is `[2n, k]` and the result `act(y₁) · y₂`, with y₁ and y₂ the halves of a row's
-/// products. `k` is a multiple of 8, because rows of a tensor map start at multiples of 16 bytes.
+/// The GEMM for small M on Hopper. `k` is a multiple of 8, or of 16 in E4M3, because rows of a tensor map start at multiples of 16
+/// bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GemmStream {
-    pub n: u32,
-    pub k: u32,
-    pub dtype: DType,
-    /// Storage of the weight: `dtype`, or a packed format that is converted in registers.
-    pub weight: Format,
-    pub epilogue: Epilogue,
-    /// Whether the activation belongs to a gate.
-    pub gated: bool,
+    /// In f16 or bf16, with a weight of the same type or packed; or with operands in E4M3.
+    pub problem: GemmProblem,
+    /// [`StreamNorm::None`] with operands in E4M3.
     pub norm: StreamNorm,
     pub tile: StreamTile,
 }
@@ -84,63 +75,58 @@ const STAGED_PADDING: u32 = 4;
 const WARP_MMA_ROWS: u32 = 16;
 /// Blocks of [`BLOCK_K`] columns in a stage of a packed weight.
 const BLOCKS: u32 = 2;
+/// Max rows of a tile with operands in E4M3. Beyond that, the persistent kernels of [`GemmWgmma`](super::GemmWgmma) are at least as fast,
+/// because they do not read the weight more often.
+const MAX_ROWS_FP8: u32 = 32;
 /// From this number of rows on, CTAs of the next kernel that begin early take bandwidth that x needs.
 const EARLY_ROWS: u32 = 48;
 
 impl GemmStream {
-    /// Tiles that serve the GEMM on a GPU with `instructions`, fewest rows first. Ignores the GEMM's own tile.
-    pub fn tiles(&self, instructions: Instructions) -> Vec<StreamTile> {
+    /// Creates a GEMM with an arbitrary tile and without a norm.
+    pub fn of(problem: GemmProblem) -> Self {
+        Self {
+            problem,
+            norm: StreamNorm::None,
+            tile: StreamTile::new(8, 1, 1, 1),
+        }
+    }
+
+    /// Returns the kernel with every tile that serves it on a GPU with `instructions`, fewest rows first. The tile of `self` is
+    /// arbitrary.
+    pub fn tiles(&self, instructions: Instructions) -> Vec<Self> {
         if instructions != Instructions::Hopper {
             return Vec::new();
         }
-        let with = |&tile: &StreamTile| {
-            Self {
-                tile,
-                ..self.clone()
-            }
-            .check()
-            .is_ok()
+        let with = |tile: StreamTile| Self {
+            tile,
+            ..self.clone()
         };
-        match self.packed() {
-            None => StreamTile::candidates().filter(with).collect(),
-            Some(_) => StreamTile::converting().filter(with).collect(),
-        }
+        let all: Vec<Self> = match self.problem.packed() {
+            None => StreamTile::candidates().map(with).collect(),
+            Some(_) => StreamTile::converting().map(with).collect(),
+        };
+        let all = all.into_iter();
+        all.filter(|kernel| kernel.check().is_ok()).collect()
     }
 
-    /// Returns the product alone for any GPU, with `n` columns, or `2n` before a gate.
-    pub fn plain(&self) -> Gemm {
-        let gemm = match self.gated {
-            true => Gemm::of(
-                2 * self.n,
-                self.k,
-                self.dtype,
-                Epilogue::new(self.epilogue.bias, None),
-            ),
-            false => Gemm::of(self.n, self.k, self.dtype, self.epilogue),
-        };
-        Gemm {
-            weight: self.weight,
-            tile: Tile::reading(self.weight, self.dtype)[0],
-            ..gemm
-        }
+    /// Elements in 16 bits: 2 in E4M3. Steps and stages are measured in units of 16 bits.
+    fn elements_in_16_bits(&self) -> u32 {
+        1 + u32::from(self.problem.is_fp8())
     }
 
-    /// The format of a packed weight; `None` if the weight is not packed.
-    fn packed(&self) -> Option<Scaled> {
-        match self.weight {
-            Format::Plain(_) | Format::E4m3 => None,
-            Format::Scaled(scaled) => Some(scaled),
-        }
+    /// Units of 16 bits of a row of x.
+    fn depth(&self) -> u32 {
+        self.problem.k.div_ceil(self.elements_in_16_bits())
     }
 
     /// Whether the weight is packed, and each warp multiplies by its own MMAs.
     fn multiplies_by_warps(&self) -> bool {
-        self.packed().is_some() && self.tile.rows <= WARP_MMA_ROWS
+        self.problem.packed().is_some() && self.tile.rows <= WARP_MMA_ROWS
     }
 
-    /// Columns of k of a stage.
+    /// Units of 16 bits of x in a stage.
     fn step_k(&self) -> u32 {
-        match self.packed() {
+        match self.problem.packed() {
             None => BLOCK_K,
             Some(_) => BLOCKS * BLOCK_K,
         }
@@ -152,16 +138,6 @@ impl GemmStream {
             StreamNorm::After { eps, centred } => Some((eps, centred)),
             _ => None,
         }
-    }
-
-    /// Returns the gate as a separate kernel, if there is one.
-    pub fn gate(&self) -> Option<Gate> {
-        let activation = self.epilogue.activation.filter(|_| self.gated)?;
-        Some(Gate {
-            activation,
-            width: self.n,
-            dtype: self.dtype,
-        })
     }
 
     /// Number of tensors that the kernel writes.
@@ -185,7 +161,7 @@ impl GemmStream {
     }
 
     fn columns(&self) -> u32 {
-        match self.gated {
+        match self.problem.gated {
             true => self.tile.weight_rows() / 2,
             false => self.tile.weight_rows(),
         }
@@ -194,7 +170,7 @@ impl GemmStream {
     /// Whether a CTA gathers rows in shared memory and stores them in words. Used if a row has an odd number of columns, and so does
     /// not consist of whole words.
     fn is_staged(&self) -> bool {
-        self.n % 2 == 1 && self.tile.splits == 1 && !self.epilogue.residual
+        self.problem.n % 2 == 1 && self.tile.splits == 1 && !self.problem.epilogue.residual
     }
 
     /// Octets of rows in shared memory at once.
@@ -210,11 +186,11 @@ impl GemmStream {
 
     fn layout(&self) -> Option<Layout> {
         let tile = self.tile;
-        let steps = tile.steps(self.k, self.step_k());
+        let steps = tile.steps(self.depth(), self.step_k());
         let is_centred = self.input_norm().is_some_and(|(_, centred)| centred);
         let mma_n = tile.rows + if is_centred { 8 } else { 0 };
         let x_bytes = mma_n * self.step_k() * 2;
-        let stage_bytes = match self.packed() {
+        let stage_bytes = match self.problem.packed() {
             None => x_bytes + tile.weight_rows() * BLOCK_K * 2,
             Some(weight) => {
                 let row = BLOCKS * packed::block_bytes(weight)
@@ -267,7 +243,7 @@ impl GemmStream {
     fn tiles_of(&self, rows: u64) -> (u64, u64) {
         let of_rows = rows.div_ceil(self.tile.rows.into()).max(1);
         (
-            of_rows.saturating_mul(self.n.div_ceil(self.columns()).into()),
+            of_rows.saturating_mul(self.problem.n.div_ceil(self.columns()).into()),
             of_rows,
         )
     }
@@ -285,10 +261,10 @@ impl GemmStream {
 
     /// The norm's parameters besides x, and its results.
     fn gamma_and_beta(&self, centred: bool) -> Vec<Param> {
-        let width = Shape::fixed(&[self.n.into()]);
+        let width = Shape::fixed(&[self.problem.n.into()]);
         let names = ["gamma", "beta"].into_iter().take(1 + usize::from(centred));
         names
-            .map(|name| read(name, self.dtype, width.clone(), Fill::ACTIVATION))
+            .map(|name| read(name, self.problem.dtype, width.clone(), Fill::ACTIVATION))
             .collect()
     }
 
@@ -310,15 +286,11 @@ impl GemmStream {
             StreamNorm::Before { centred } => format!("_before_{}", kind(centred)),
             _ => String::new(),
         };
-        let gate = self.gate().map_or_else(String::new, |gate| {
-            format!("{}_gate_", gate.activation.name())
-        });
-        let (plain, Self { n, k, dtype, .. }) = (self.plain().epilogue.name(), self);
-        let weight = match self.weight {
-            Format::Plain(_) => String::new(),
-            format @ (Format::Scaled(_) | Format::E4m3) => format!("_weight_{format}"),
-        };
-        format!("{before}{gate}{plain}{after}_{dtype}{weight}_n{n}_k{k}")
+        if before.is_empty() && after.is_empty() {
+            return self.problem.definition();
+        }
+        let (epilogue, sizes) = (self.problem.epilogue_name(), self.problem.sizes_name());
+        format!("{before}{epilogue}{after}{sizes}")
     }
 }
 
@@ -352,25 +324,8 @@ impl Kernel for GemmStream {
             per_sm,
         } = self.tile;
         let layout = self.checked_layout();
-        let mut constants = Gemm {
-            weight: self.weight,
-            ..Gemm::of(self.n, self.k, self.dtype, self.epilogue)
-        }
-        .constants();
-        constants.retain(|name, _| {
-            [
-                "storage",
-                "n",
-                "k",
-                "bias",
-                "residual",
-                "activation",
-                "precise",
-                "packed",
-                "group",
-            ]
-            .contains(name)
-        });
+        let packed = self.problem.packed();
+        let mut constants = self.problem.constants();
         let (eps, is_centred) = self.input_norm().unwrap_or((1.0, false));
         let cluster = match splits {
             // The attribute costs time even if a cluster is one CTA.
@@ -380,17 +335,19 @@ impl Kernel for GemmStream {
         let acc = layout.mma_n / 2;
         let list = |of: &dyn Fn(u32) -> String| (0..acc).map(of).collect::<Vec<_>>().join(", ");
         constants.extend([
+            ("packed", packed.map_or("", packed::kind).into()),
+            ("group", packed.map_or(0, packed::group).into()),
             (
                 "row_scaled",
-                self.packed()
+                packed
                     .is_some_and(|weight| packed::group(weight) == 0)
                     .into(),
             ),
             ("hopper", true.into()),
-            ("block_k", BLOCK_K.into()),
-            ("mma_k", 16u32.into()),
-            ("scaled", false.into()),
-            ("to_e4m3", false.into()),
+            ("block_k", (BLOCK_K * self.elements_in_16_bits()).into()),
+            ("mma_k", (16 * self.elements_in_16_bits()).into()),
+            ("scaled", self.problem.is_fp8().into()),
+            ("to_e4m3", self.problem.to_e4m3.into()),
             ("warp_mma", self.multiplies_by_warps().into()),
             ("rows", rows.into()),
             ("splits", splits.into()),
@@ -399,7 +356,7 @@ impl Kernel for GemmStream {
             ("aliased", layout.is_aliased.into()),
             ("per_sm", per_sm.into()),
             ("early", (per_sm > 1 && rows <= EARLY_ROWS).into()),
-            ("gated", self.gated.into()),
+            ("gated", self.problem.gated.into()),
             ("normed", self.input_norm().is_some().into()),
             ("centred", is_centred.into()),
             ("eps", f32_literal(eps).into()),
@@ -429,35 +386,19 @@ impl Kernel for GemmStream {
     }
 
     fn params(&self) -> Vec<Param> {
-        let mut params = self.plain().params();
+        let GemmProblem { n, k, dtype, .. } = self.problem;
         let rows = Size::from(Symbol::Rows);
+        let mut params = self.problem.params();
+        // The result and the number of rows are the last parameters.
         let at = params.len() - 2;
-        params[at] = Param {
-            name: "out",
-            role: Role::Write {
-                element: self.dtype.into(),
-                shape: Shape::new([rows.clone(), u64::from(self.n).into()]),
-            },
-        };
         match self.norm {
             StreamNorm::None => {}
             StreamNorm::Before { centred } => {
                 let more = Self::more_rows(centred);
+                let shape = Shape::new([&rows + &more.into(), u64::from(n).into()]);
                 let written = [
-                    Param {
-                        name: "scaled",
-                        role: Role::Write {
-                            element: self.dtype.into(),
-                            shape: Shape::new([&rows + &more.into(), u64::from(self.n).into()]),
-                        },
-                    },
-                    Param {
-                        name: "row_stats",
-                        role: Role::Write {
-                            element: DType::F32.into(),
-                            shape: row_stats_shape(self.n),
-                        },
-                    },
+                    write("scaled", dtype, shape),
+                    write("row_stats", DType::F32, row_stats_shape(n)),
                 ];
                 params.splice(at + 1..at + 1, written);
                 params.splice(at..at, self.gamma_and_beta(centred));
@@ -467,18 +408,15 @@ impl Kernel for GemmStream {
                     mean: 0.0,
                     deviation: SCALE,
                 };
-                let shape = Shape::new([self.x_rows(), u64::from(self.k).into()]);
-                params[0] = read("x", self.dtype, shape, scaled);
+                let shape = Shape::new([self.x_rows(), u64::from(k).into()]);
+                params[0] = read("x", dtype, shape, scaled);
                 // With Σ s and Σ s² each half the number of columns, rows have mean and deviation 1/2.
-                let mean = self.k as f32 / row_stats_of(self.k) as f32;
+                let mean = k as f32 / row_stats_of(k) as f32;
                 let stats = Fill::Normal {
                     mean,
                     deviation: 0.02 * mean,
                 };
-                params.insert(
-                    at,
-                    read("row_stats", DType::F32, row_stats_shape(self.k), stats),
-                );
+                params.insert(at, read("row_stats", DType::F32, row_stats_shape(k), stats));
             }
         }
         params
@@ -488,22 +426,22 @@ impl Kernel for GemmStream {
         let map = |param, box_rows, order| TensorMap {
             param,
             box_rows,
-            box_columns: BLOCK_K,
+            box_columns: BLOCK_K * self.elements_in_16_bits(),
             order,
         };
-        let order = match self.gated {
+        let order = match self.problem.gated {
             true => RowOrder::Halves,
             false => RowOrder::Plain,
         };
         let mut maps = vec![map("x", self.checked_layout().mma_n, RowOrder::Plain)];
-        if self.packed().is_none() {
+        if self.problem.packed().is_none() {
             maps.push(map("weight", self.tile.weight_rows(), order));
         }
         maps
     }
 
     fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
+        Some(self.problem.dtype)
     }
 
     fn class(&self) -> Class {
@@ -511,11 +449,11 @@ impl Kernel for GemmStream {
     }
 
     fn weight(&self) -> Option<[u32; 2]> {
-        Some([self.plain().n, self.k])
+        Some(self.problem.weight_shape())
     }
 
     fn validate(&self) -> Result<(), String> {
-        self.plain().validate()?;
+        self.problem.check()?;
         self.check()?;
         match self.norm {
             StreamNorm::After { eps: value, .. } => limits::eps(value),
@@ -551,13 +489,10 @@ impl Kernel for GemmStream {
     }
 
     fn cases(&self) -> Vec<Case> {
-        let mut cases = Case::standard();
-        if self.norm == StreamNorm::None && !self.gated {
-            return cases; // The definition's cases, which suit any GEMM.
+        let mut cases = self.problem.cases();
+        if self.norm != StreamNorm::None && !self.problem.gated {
+            cases.extend(few_rows());
         }
-        // Octets and tiles of rows that are full, partial and empty, with gamma and beta in one octet or two.
-        let rows = [7, 8, 15, 30, 31, 32, 33, 62, 64, 65, 127, 128];
-        cases.extend(rows.map(|rows| Case::new("few_rows", &[rows])));
         if let Some((_, true)) = self.input_norm() {
             let tokens = |case: &Case| case.lens.iter().map(|&len| u64::from(len)).sum::<u64>();
             cases.retain(|case| tokens(case) <= u64::from(self.tile.rows));
@@ -566,21 +501,13 @@ impl Kernel for GemmStream {
     }
 
     fn tolerance(&self) -> Tolerance {
-        let plain = self.plain().tolerance();
-        let storage = match self.dtype {
-            DType::F16 => 1.0,
-            DType::BF16 | DType::F32 => 8.0,
-        };
+        let sums = self.problem.tolerance_of_sums();
         match self.norm {
-            StreamNorm::None if !self.gated => plain,
-            StreamNorm::None | StreamNorm::After { .. } => Tolerance {
-                absolute: 8.0 * plain.absolute + storage * 4e-3,
-                relative: 2.0 * plain.relative,
-                reason: "as the GEMM; the factors of a gate, of a row and of gamma · w are below 8, and rows of a norm are rounded to storage as x is",
-            },
+            StreamNorm::None => self.problem.tolerance(),
+            StreamNorm::After { .. } => self.problem.tolerance_with_factors(),
             StreamNorm::Before { .. } => Tolerance {
-                absolute: 4.0 * plain.absolute,
-                relative: 2.0 * plain.relative + storage * 5e-4,
+                absolute: 4.0 * sums.absolute,
+                relative: 2.0 * sums.relative + self.problem.storage_error() * 5e-4,
                 reason: "as the GEMM, times gamma, below 4; of 64 sums, and of their squares, errors are relative and add up like a random walk",
             },
         }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::ops::Activation;
 
 const GELU: Epilogue = Epilogue::new(true, Some(Activation::GeluExact));
 
@@ -50,9 +51,9 @@ fn the_symbol_names_the_epilogue_and_the_tile() {
         kernel.symbol(),
         "gemm_bias_gelu_f16_n3072_k768_t128x256x32_w2x4_s4"
     );
-    kernel.epilogue = Epilogue::default();
+    kernel.problem.epilogue = Epilogue::default();
     assert!(kernel.symbol().starts_with("gemm_f16_"));
-    kernel.epilogue.activation = Some(Activation::Tanh);
+    kernel.problem.epilogue.activation = Some(Activation::Tanh);
     assert!(kernel.symbol().starts_with("gemm_tanh_f16_"));
 }
 
@@ -61,12 +62,8 @@ fn a_launch_covers_every_output_once() {
     for dtype in [DType::F32, DType::F16] {
         for &tile in Tile::candidates(dtype) {
             let kernel = Gemm {
-                n: 1003,
-                k: 320,
-                dtype,
-                weight: dtype.into(),
-                epilogue: GELU,
                 tile,
+                ..gemm(1003, 320, dtype, GELU)
             };
             let extents = Extents::of(&[129]).expect("a batch");
             let launch = kernel.launch(&extents, &crate::machine::testing::hopper());
@@ -119,12 +116,8 @@ fn symbols_are_equal_if_and_only_if_kernels_are_equal() {
                     let epilogue = Epilogue::new(bias, activation);
                     for epilogue in [epilogue, epilogue.with_residual()] {
                         let kernel = Gemm {
-                            n: 768,
-                            k: 320,
-                            dtype,
-                            weight: dtype.into(),
-                            epilogue,
                             tile,
+                            ..gemm(768, 320, dtype, epilogue)
                         };
                         symbols.insert(kernel.symbol());
                         kernels += 1;

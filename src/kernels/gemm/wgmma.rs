@@ -1,17 +1,19 @@
 //! The persistent, warp-specialised GEMM for Hopper: `wgmma` on tiles that TMA loads.
 
 mod estimate;
-pub(super) mod fp8;
+mod instances;
 
 use serde::{Deserialize, Serialize};
 
-pub use fp8::GemmFp8;
-
-use super::{Gemm, GemmStream, StreamNorm, StreamTile};
+pub(super) use self::instances::{fp8_problems, representative};
+use super::{
+    Gemm,
+    problem::{GemmProblem, check_k_of_fp8},
+};
 use crate::{
     kernels::{
-        Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
-        RowOrder, TensorMap, Tolerance,
+        Case, Class, Constants, HostTensor, Instructions, Kernel, Launch, Param, RowOrder,
+        TensorMap, Tolerance,
     },
     machine::Machine,
     ops::Epilogue,
@@ -31,16 +33,14 @@ pub struct WgmmaTile {
     pub cooperative: bool,
 }
 
-/// `x [rows, k]`, `weight [n, k]`, `bias [n]` → `out [rows, n]` in f16 or bf16, like [`Gemm`], on Hopper. `n` and `k` are
-/// multiples of 8, because rows of a tensor map start at multiples of 16 bytes.
+/// The GEMM for Hopper. `n` and `k` are multiples of 8, because rows of a tensor map start at multiples of 16 bytes; `k` of 16 in
+/// E4M3.
+///
+/// Tensor cores add the products of E4M3 with 14 bits of mantissa, in f32 accumulators.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmWgmma {
-    pub n: u32,
-    pub k: u32,
-    pub dtype: DType,
-    pub epilogue: Epilogue,
-    /// Whether the activation belongs to a gate. The weight is then `[2n, k]`, as for [`GemmStream`].
-    pub gated: bool,
+    /// In f16 or bf16, with a weight of the same type, or with operands in E4M3.
+    pub problem: GemmProblem,
     pub tile: WgmmaTile,
 }
 
@@ -57,7 +57,7 @@ enum Store {
 
 /// Bytes of shared memory of a CTA on Hopper.
 const SHARED_LIMIT: u32 = 227 * 1024;
-/// Elements of k per stage: 128 bytes, the span of the widest swizzle.
+/// 16-bit elements of k per stage: 128 bytes, the span of the widest swizzle. In E4M3, a stage has twice as many.
 const BLOCK_K: u32 = 64;
 /// Max stages. More would hide no more latency.
 const MAX_STAGES: u32 = 8;
@@ -67,8 +67,9 @@ const ENOUGH_STAGES: u32 = 4;
 const SUBTILE_ROWS: u32 = 16;
 /// One producer and two consumer warpgroups.
 const THREADS: u32 = 384;
-/// Vectors of f32 that the epilogue reads from shared memory: the bias.
-const VECTORS: u32 = 1;
+/// Max outputs of a ping-pong warpgroup that loads the scales of E4M3 operands before its mainloop. With more, it has no registers
+/// for them.
+const EARLY_OUTPUTS: u32 = 128 * 128;
 
 impl WgmmaTile {
     /// Available tiles, largest first.
@@ -213,26 +214,16 @@ impl WgmmaTile {
 }
 
 impl GemmWgmma {
-    /// Tiles that serve a GEMM on a GPU with `instructions`.
-    pub fn tiles(n: u32, k: u32, dtype: DType, instructions: Instructions) -> Vec<WgmmaTile> {
-        if !Self::serves(n, k, dtype) || instructions != Instructions::Hopper {
+    /// Returns the kernel with every tile that computes a problem on a GPU with `instructions`, largest tiles first.
+    pub fn kernels(problem: &GemmProblem, instructions: Instructions) -> Vec<Self> {
+        if instructions != Instructions::Hopper {
             return Vec::new();
         }
-        let all = WgmmaTile::CANDIDATES.into_iter();
-        all.filter(|tile| tile.serves(n)).collect()
-    }
-
-    /// Tiles whose epilogue can gate `n` columns, with or without a bias.
-    pub fn gating(
-        n: u32,
-        k: u32,
-        bias: bool,
-        dtype: DType,
-        instructions: Instructions,
-    ) -> Vec<WgmmaTile> {
-        let mut tiles = Self::tiles(n, k, dtype, instructions);
-        tiles.retain(|tile| tile.gates(n, bias));
-        tiles
+        let kernels = WgmmaTile::CANDIDATES.into_iter().map(|tile| Self {
+            problem: problem.clone(),
+            tile,
+        });
+        kernels.filter(|kernel| kernel.check().is_ok()).collect()
     }
 
     /// Whether there is a Hopper kernel for this shape and storage type.
@@ -255,70 +246,77 @@ impl GemmWgmma {
     /// # Errors
     /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
-        Self::check_serves(self.n, self.k, self.dtype)?;
-        if !WgmmaTile::CANDIDATES.contains(&self.tile) || !self.tile.serves(self.n) {
+        let GemmProblem {
+            n,
+            k,
+            dtype,
+            weight,
+            epilogue,
+            gated,
+            ..
+        } = self.problem;
+        Self::check_serves(n, k, dtype)?;
+        if !WgmmaTile::CANDIDATES.contains(&self.tile) || !self.tile.serves(n) {
             return Err(format!("{:?} is not a tile of the Hopper GEMM", self.tile));
         }
-        let fits_gate = self.tile.gates(self.n, self.epilogue.bias) && !self.epilogue.residual;
-        if self.gated && !(fits_gate && self.epilogue.activation.is_some()) {
+        if !self.problem.is_plain() && !self.problem.is_fp8() {
             return Err(format!(
-                "a gate of {} columns is not supported with {:?} and {:?}; expected an activation, no residual, and whole groups of {} columns in each half of a tile",
-                self.n,
+                "the Hopper GEMM does not read a weight in {weight}; expected {dtype}, or E4M3 operands"
+            ));
+        }
+        let fits_gate = self.tile.gates(n, epilogue.bias) && !epilogue.residual;
+        if gated && !(fits_gate && epilogue.activation.is_some()) {
+            return Err(format!(
+                "a gate of {n} columns is not supported with {:?} and {epilogue:?}; expected an activation, no residual, and whole groups of {} columns in each half of a tile",
                 self.tile,
-                self.epilogue,
                 RowOrder::GROUP
             ));
         }
-        if !self.tile.has_registers(self.n, self.epilogue) {
+        if !self.tile.has_registers(n, epilogue) {
             return Err(format!(
-                "{:?} has no registers for a residual of {} columns; expected a smaller or a cooperative tile",
-                self.tile, self.n
+                "{:?} has no registers for a residual of {n} columns; expected a smaller or a cooperative tile",
+                self.tile
             ));
         }
-        Ok(())
+        match self.problem.is_fp8() {
+            true => self.check_fp8(),
+            false => Ok(()),
+        }
+    }
+
+    /// Checks what is particular to operands in E4M3.
+    fn check_fp8(&self) -> Result<(), String> {
+        let Self { problem, tile } = self;
+        let GemmProblem { n, k, epilogue, .. } = *problem;
+        check_k_of_fp8(k)?;
+        // The largest ping-pong tiles have registers for scales if they store directly and add no residual.
+        let is_large = !tile.cooperative && tile.outputs_of_warpgroup() >= 128 * 144;
+        if is_large && (epilogue.residual || !tile.stores_directly(n)) {
+            return Err(format!(
+                "{tile:?} has no registers for the scales of {n} columns with {epilogue:?}; expected a smaller or a cooperative tile"
+            ));
+        }
+        let in_groups = tile.swaps_ab() || tile.stores_directly(n);
+        match problem.to_e4m3 && (epilogue.residual || !in_groups) {
+            true => Err(format!(
+                "a result of {n} columns in E4M3 with {epilogue:?} and {tile:?}; expected no residual, and whole groups of 32 columns"
+            )),
+            false => Ok(()),
+        }
     }
 
     fn store(&self) -> Store {
-        self.tile.store(self.n)
+        self.tile.store(self.problem.n)
     }
 
-    /// Returns the portable kernel for the same GEMM. It defines the result if there is no gate.
-    pub fn plain(&self) -> Gemm {
-        Gemm::of(self.n, self.k, self.dtype, self.epilogue)
+    /// Vectors of f32 that the epilogue reads from shared memory: the bias, and the scales of E4M3 operands.
+    fn vectors(&self) -> u32 {
+        1 + u32::from(self.problem.is_fp8())
     }
 
-    /// Returns the same GEMM with its gate, if it has one.
-    pub fn with_gate(&self) -> Option<GemmStream> {
-        let Self {
-            n,
-            k,
-            dtype,
-            epilogue,
-            ..
-        } = *self;
-        self.gated.then(|| GemmStream {
-            n,
-            k,
-            dtype,
-            weight: dtype.into(),
-            epilogue,
-            gated: true,
-            norm: StreamNorm::None,
-            tile: StreamTile::new(8, 1, 1, 1),
-        })
-    }
-
-    /// Number of rows of the weight.
-    pub fn weight_rows(&self) -> u32 {
-        if self.gated { 2 * self.n } else { self.n }
-    }
-
-    /// Returns the kernel that defines the result, with or without a gate.
-    fn meaning(&self) -> Box<dyn Kernel> {
-        match self.with_gate() {
-            Some(gate) => Box::new(gate),
-            None => Box::new(self.plain()),
-        }
+    /// Elements in 16 bits: 2 in E4M3. Stages and swizzles are measured in units of 16 bits.
+    fn elements_in_16_bits(&self) -> u32 {
+        1 + u32::from(self.problem.is_fp8())
     }
 }
 
@@ -328,7 +326,7 @@ impl Kernel for GemmWgmma {
     }
 
     fn definition(&self) -> String {
-        self.meaning().definition()
+        self.problem.definition()
     }
 
     fn template(&self) -> &'static str {
@@ -340,42 +338,37 @@ impl Kernel for GemmWgmma {
     }
 
     fn constants(&self) -> Constants {
-        let mut constants = self.plain().constants();
-        for name in [
-            "warps_m",
-            "warps_n",
-            "min_ctas",
-            "copy_bytes",
-            "store_bytes",
-        ] {
-            constants.remove(name);
-        }
-        let store = self.store();
+        let (tile, store) = (self.tile, self.store());
         let mma_n = match store {
-            Store::SwapAb => self.tile.m,
-            _ => self.tile.n,
+            Store::SwapAb => tile.m,
+            Store::Direct | Store::Tma => tile.n,
         };
         let acc = mma_n / 2;
-        let (subtile, boxes) = self.tile.subtile();
+        let (subtile, boxes) = tile.subtile();
         let list = |of: &dyn Fn(u32) -> String| (0..acc).map(of).collect::<Vec<_>>().join(", ");
+        let is_fp8 = self.problem.is_fp8();
+        let late_scales =
+            is_fp8 && !tile.cooperative && tile.outputs_of_warpgroup() > EARLY_OUTPUTS;
+        let mut constants = self.problem.constants();
         constants.extend([
-            ("block_m", self.tile.m.into()),
-            ("block_n", self.tile.n.into()),
-            ("block_k", BLOCK_K.into()),
-            ("mma_k", 16u32.into()),
-            ("scaled", false.into()),
-            ("late_scales", false.into()),
-            ("to_e4m3", false.into()),
-            ("stages", self.tile.stages(self.store(), VECTORS).into()),
-            ("cooperative", self.tile.cooperative.into()),
+            ("group_m", Gemm::GROUP_M.into()),
+            ("block_m", tile.m.into()),
+            ("block_n", tile.n.into()),
+            ("block_k", (BLOCK_K * self.elements_in_16_bits()).into()),
+            ("mma_k", (16 * self.elements_in_16_bits()).into()),
+            ("scaled", is_fp8.into()),
+            ("late_scales", late_scales.into()),
+            ("to_e4m3", self.problem.to_e4m3.into()),
+            ("stages", tile.stages(store, self.vectors()).into()),
+            ("cooperative", tile.cooperative.into()),
             ("direct_store", (store != Store::Tma).into()),
             ("swap_ab", (store == Store::SwapAb).into()),
-            ("gated", self.gated.into()),
+            ("gated", self.problem.gated.into()),
             ("prepares", false.into()),
             ("mma_n", mma_n.into()),
             ("subtile", subtile.into()),
             ("boxes", boxes.into()),
-            ("buffers", self.tile.buffers(self.store(), VECTORS).into()),
+            ("buffers", tile.buffers(store, self.vectors()).into()),
             ("accumulators", acc.into()),
             ("acc_registers", list(&|i| format!("%{i}")).into()),
             (
@@ -387,22 +380,21 @@ impl Kernel for GemmWgmma {
     }
 
     fn params(&self) -> Vec<Param> {
-        self.meaning().params()
+        self.problem.params()
     }
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
         let operand = |param, box_rows, order| TensorMap {
             param,
             box_rows,
-            box_columns: BLOCK_K,
+            box_columns: BLOCK_K * self.elements_in_16_bits(),
             order,
         };
         let x = operand("x", self.tile.m, RowOrder::Plain);
         // Each half of the weight is loaded by separate copies.
-        let at_once = if self.gated {
-            self.tile.n / 2
-        } else {
-            self.tile.n
+        let at_once = match self.problem.gated {
+            true => self.tile.n / 2,
+            false => self.tile.n,
         };
         let weight = |order| operand("weight", at_once, order);
         match self.store() {
@@ -422,7 +414,7 @@ impl Kernel for GemmWgmma {
     }
 
     fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
+        Some(self.problem.dtype)
     }
 
     fn class(&self) -> Class {
@@ -430,33 +422,29 @@ impl Kernel for GemmWgmma {
     }
 
     fn weight(&self) -> Option<[u32; 2]> {
-        Some([self.weight_rows(), self.k])
+        Some(self.problem.weight_shape())
     }
 
     fn validate(&self) -> Result<(), String> {
-        self.plain().validate()?;
+        self.problem.check()?;
         self.check()
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
+        let tiles = self.tile.tiles(extents.rows, self.problem.weight_rows());
         Launch {
-            grid: [
-                self.tile
-                    .tiles(extents.rows, self.weight_rows())
-                    .min(machine.sms.into()) as u32,
-                1,
-                1,
-            ],
+            grid: [tiles.min(machine.sms.into()) as u32, 1, 1],
             threads: THREADS,
-            shared_bytes: self.tile.shared_bytes(self.store(), VECTORS),
+            shared_bytes: self.tile.shared_bytes(self.store(), self.vectors()),
         }
     }
 
+    /// In E4M3, a stage has as many bytes and twice as many products, which tensor cores compute in the same time.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
-        Some(
-            self.tile
-                .cycles(rows, self.weight_rows(), self.k, self.epilogue, machine),
-        )
+        let GemmProblem { k, epilogue, .. } = self.problem;
+        let k = k.div_ceil(self.elements_in_16_bits());
+        let n = self.problem.weight_rows();
+        Some(self.tile.cycles(rows, n, k, epilogue, machine))
     }
 
     fn threads(&self) -> u32 {
@@ -464,66 +452,16 @@ impl Kernel for GemmWgmma {
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        self.meaning().reference(extents, reads)
+        self.problem.reference(extents, reads, true)
     }
 
     fn cases(&self) -> Vec<Case> {
-        self.meaning().cases()
+        self.problem.cases()
     }
 
     fn tolerance(&self) -> Tolerance {
-        self.meaning().tolerance()
+        self.problem.tolerance()
     }
-}
-
-/// Every tile, with epilogues, direct and TMA stores, and sizes that include odd multiples of 32 and of 8. The storage type changes only
-/// conversions.
-pub fn representative() -> Vec<KernelSpec> {
-    let plain = Epilogue::default();
-    let gelu = Epilogue::new(true, Some(crate::ops::Activation::GeluExact));
-    let mut kernels = Vec::new();
-    for (dtype, sizes) in [
-        (
-            DType::F16,
-            &[
-                (768, 768, plain),
-                (992, 328, gelu),
-                (8, 8, plain),
-                (768, 328, Epilogue::new(true, None).with_residual()),
-                (1000, 72, plain.with_residual()),
-            ][..],
-        ),
-        (DType::BF16, &[(1000, 328, gelu)][..]),
-    ] {
-        for tile in WgmmaTile::CANDIDATES {
-            let serves = |(n, _, epilogue): &&(u32, u32, Epilogue)| {
-                tile.serves(*n) && tile.has_registers(*n, *epilogue)
-            };
-            for &(n, k, epilogue) in sizes.iter().filter(serves) {
-                kernels.push(KernelSpec::from(GemmWgmma {
-                    n,
-                    k,
-                    dtype,
-                    epilogue,
-                    gated: false,
-                    tile,
-                }));
-            }
-            let (n, k, bias) = (352, 328, dtype == DType::BF16);
-            if tile.gates(n, bias) {
-                kernels.push(KernelSpec::from(GemmWgmma {
-                    n,
-                    k,
-                    dtype,
-                    epilogue: Epilogue::new(bias, Some(crate::ops::Activation::Silu)),
-                    gated: true,
-                    tile,
-                }));
-            }
-        }
-    }
-    kernels.extend(fp8::representative());
-    kernels
 }
 
 #[cfg(test)]

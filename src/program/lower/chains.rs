@@ -13,6 +13,7 @@ use crate::{
         KernelSpec, Role,
         e4m3::ToE4m3,
         elementwise::Gate,
+        gemm::GemmProblem,
         layernorm::{BiasResidualLayerNorm, LayerNorm},
         rms_norm::RmsNorm,
     },
@@ -159,22 +160,18 @@ impl Chains {
 fn site(graph: &Graph, id: NodeId, dtype: DType) -> Result<Option<Site>, String> {
     let first_width = || width(graph.shape(graph.operands(id)[0]));
     Ok(match *graph.op(id) {
-        Op::Linear { epilogue } => Some(Site::Linear {
-            n: width(graph.shape(id))?,
-            k: first_width()?,
-            dtype,
+        Op::Linear { epilogue } => Some(Site::Linear(GemmProblem {
             weight: match graph.operand(id, "weight").map(|weight| graph.op(weight)) {
                 Some(Op::Quantize(format)) => *format,
                 _ => dtype.into(),
             },
-            epilogue,
-        }),
-        Op::ScaledLinear { epilogue } => Some(Site::ScaledLinear {
-            n: width(graph.shape(id))?,
-            k: first_width()?,
-            dtype,
-            epilogue,
-        }),
+            ..GemmProblem::new(width(graph.shape(id))?, first_width()?, dtype, epilogue)
+        })),
+        Op::ScaledLinear { epilogue } => {
+            let (n, k) = (width(graph.shape(id))?, first_width()?);
+            let problem = GemmProblem::new(n, k, dtype, epilogue);
+            Some(Site::Linear(problem.in_e4m3()))
+        }
         Op::ToE4m3 => Some(Site::ToE4m3(ToE4m3 {
             width: first_width()?,
             dtype,

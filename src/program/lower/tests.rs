@@ -421,7 +421,7 @@ fn a_program_in_fp8_is_sound_and_one_with_an_impossible_bound_is_refused() {
     good.validate().expect("it is sound");
     let converts = |kernel: &KernelSpec| {
         matches!(kernel, KernelSpec::ToE4m3(_) | KernelSpec::NormToE4m3(_))
-            || matches!(kernel, KernelSpec::GemmFp8(k) if k.to_e4m3)
+            || matches!(kernel, KernelSpec::GemmWgmma(k) if k.problem.to_e4m3)
             || matches!(kernel, KernelSpec::MhaToE4m3(_))
     };
     // The result of the embeddings, of attention, of both norms, and of the inner layer.

@@ -83,17 +83,17 @@ impl GemmBenchmark {
         if let Some(library) = &self.lt {
             let shape = MatmulShape {
                 rows,
-                n: gemm.n.into(),
-                k: gemm.k.into(),
-                dtype: gemm.dtype,
-                out: gemm.dtype,
+                n: gemm.problem.n.into(),
+                k: gemm.problem.k.into(),
+                dtype: gemm.problem.dtype,
+                out: gemm.problem.dtype,
             };
             let reference = self.reference(library, &sets, shape)?;
             let matmul = library.matmul(shape, MOST_ALGORITHMS)?;
             if matmul.n_algorithms() > 0 {
                 let us = self.fastest(&sets, &matmul)?;
                 let difference = reference.as_ref().map(|want| {
-                    let tolerance = with_split_k(gemm.tolerance(), gemm.dtype);
+                    let tolerance = with_split_k(gemm.tolerance(), gemm.problem.dtype);
                     sets.download().map(|got| tolerance.compare(&got, want))
                 });
                 timed.push(Measurement {
@@ -104,7 +104,8 @@ impl GemmBenchmark {
                     difference: difference.transpose()?,
                 });
             }
-            want = reference.map(|product| apply_epilogue(product, &sets.bias, gemm.epilogue));
+            want =
+                reference.map(|product| apply_epilogue(product, &sets.bias, gemm.problem.epilogue));
         }
         for (kernel, cubin) in kernels {
             let loaded = Loaded::new(self.stopwatch.device(), kernel, cubin)?;
@@ -113,7 +114,7 @@ impl GemmBenchmark {
                 let [x, weight, bias, out] = sets.addresses(set);
                 let all = [x, weight, bias, out];
                 let without_bias = [x, weight, out];
-                let pointers = if gemm.epilogue.bias {
+                let pointers = if gemm.problem.epilogue.bias {
                     &all[..]
                 } else {
                     &without_bias[..]
@@ -229,7 +230,11 @@ impl Sets {
         rows: u64,
         gemm: &Gemm,
     ) -> Result<Self, CudaError> {
-        let (n, k, dtype) = (u64::from(gemm.n), u64::from(gemm.k), gemm.dtype);
+        let (n, k, dtype) = (
+            u64::from(gemm.problem.n),
+            u64::from(gemm.problem.k),
+            gemm.problem.dtype,
+        );
         let elements = [rows * k, n * k, n, rows * n];
         let mut offsets = [0; 4];
         let mut bytes = 0;

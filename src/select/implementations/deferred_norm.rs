@@ -6,12 +6,12 @@ use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{
     kernels::{
         Instructions,
-        gemm::{DeferredLayerNormGemm, GemmResidualRowStats, SplitKTile},
+        gemm::{DeferredLayerNormGemm, GemmProblem, GemmResidualRowStats, SplitKTile},
     },
     machine::Machine,
     ops::Epilogue,
     select::site::{Link, Site},
-    tensor::{DType, Format},
+    tensor::DType,
 };
 
 /// Maximum number of rows that was measured.
@@ -31,30 +31,23 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     let [before, norm, after, ..] = chain else {
         return None;
     };
-    let (
-        &Site::Linear {
-            n,
-            k,
-            dtype,
-            weight,
-            epilogue: none,
-        },
-        Site::SumLayerNorm(norm),
-        &Site::Linear {
-            n: n_after,
-            epilogue,
-            weight: weight_after,
-            ..
-        },
-    ) = (&before.site, &norm.site, &after.site)
+    let (Site::Linear(first), Site::SumLayerNorm(norm), Site::Linear(second)) =
+        (&before.site, &norm.site, &after.site)
     else {
         return None;
     };
+    let GemmProblem { n, k, dtype, .. } = *first;
+    let GemmProblem {
+        n: n_after,
+        epilogue,
+        ..
+    } = *second;
     let hopper = machine.costs.hopper.as_ref()?;
     let serves = machine.instructions == Instructions::Hopper
         && before.is_private
-        && [weight, weight_after] == [Format::Plain(dtype); 2]
-        && none == Epilogue::default()
+        && first.is_plain()
+        && second.is_plain()
+        && first.epilogue == Epilogue::default()
         && !epilogue.residual;
     if !serves {
         return None;

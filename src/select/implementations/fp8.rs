@@ -1,11 +1,10 @@
-//! Products in E4M3, and the conversion of their operands: in a separate launch, or in the launch of the preceding
-//! kernel.
+//! The conversion of the operands of E4M3 products: in a separate launch, or in the launch of the preceding kernel.
 
-use super::{Bindings, Candidate, Implementation, Launch, Operand, norm};
+use super::{Bindings, Candidate, Implementation, Launch, Operand, gate::gated, norm};
 use crate::{
     kernels::{
         e4m3::NormToE4m3,
-        gemm::{GemmFp8, GemmStreamFp8, GemmWgmma, WgmmaTile},
+        gemm::{GemmProblem, GemmStream, GemmWgmma},
     },
     machine::Machine,
     select::site::{Link, Site},
@@ -41,95 +40,51 @@ pub(super) fn after_norm(chain: &[Link], machine: &Machine) -> Option<Implementa
     implementation("norm+conversion to E4M3", 2, bindings, candidates)
 }
 
-pub(super) fn gemm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
-    let of = product(&chain.first()?.site)?;
-    let bindings = Bindings::to_operands_of(&[0]).with("out", Operand::Value(0));
-    implementation("fp8 gemm", 1, bindings, tiles(&of, false, machine))
-}
-
-/// Converts the result in the epilogue.
-pub(super) fn gemm_to_e4m3(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+/// Converts the result of a GEMM in its epilogue.
+pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let [linear, conversion, ..] = chain else {
         return None;
     };
-    let of = product(&linear.site)?;
+    let Site::Linear(problem) = &linear.site else {
+        return None;
+    };
     if !(linear.is_private && matches!(conversion.site, Site::ToE4m3(_))) {
         return None;
     }
     let bindings = Bindings::to_operands_of(&[0, 1]).with("out", Operand::Value(1));
-    implementation("fp8 gemm to E4M3", 2, bindings, tiles(&of, true, machine))
+    let candidates = converting(problem, machine);
+    implementation("gemm+conversion to E4M3", 2, bindings, candidates)
 }
 
-/// Computes a gate in the epilogue.
-pub(super) fn gate(chain: &[Link], machine: &Machine) -> Option<Implementation> {
-    let of = gated(chain)?;
-    let bindings = Bindings::to_operands_of(&[0]).with("out", Operand::Value(1));
-    implementation("fp8 gemm+gate", 2, bindings, tiles(&of, false, machine))
-}
-
-/// Computes a gate in the epilogue, and converts it.
-pub(super) fn gate_to_e4m3(chain: &[Link], machine: &Machine) -> Option<Implementation> {
-    let of = gated(chain)?;
+/// Computes a gate in the epilogue of a GEMM, and converts it.
+pub(super) fn after_gate(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+    let problem = gated(chain)?;
     let (gate, conversion) = (&chain[1], chain.get(2)?);
     if !(gate.is_private && matches!(conversion.site, Site::ToE4m3(_))) {
         return None;
     }
     let bindings = Bindings::to_operands_of(&[0, 2]).with("out", Operand::Value(2));
-    implementation(
-        "fp8 gemm+gate to E4M3",
-        3,
-        bindings,
-        tiles(&of, true, machine),
-    )
+    let candidates = converting(&problem, machine);
+    implementation("gemm+gate+conversion to E4M3", 3, bindings, candidates)
 }
 
-/// Returns the GEMM of a linear layer; its tile is arbitrary.
-fn product(site: &Site) -> Option<GemmWgmma> {
-    let &Site::ScaledLinear {
-        n,
-        k,
-        dtype,
-        epilogue,
-    } = site
-    else {
-        return None;
+/// Returns the kernels that compute a problem and convert its result.
+fn converting(problem: &GemmProblem, machine: &Machine) -> Vec<Candidate> {
+    if !problem.is_fp8() {
+        return Vec::new();
+    }
+    let problem = GemmProblem {
+        to_e4m3: true,
+        ..problem.clone()
     };
-    Some(GemmWgmma {
-        n,
-        k,
-        dtype,
-        epilogue,
-        gated: false,
-        tile: WgmmaTile::CANDIDATES[0],
-    })
-}
-
-/// Returns the GEMM of a linear layer with only a gate as reader, fused with the gate; its tile is arbitrary.
-fn gated(chain: &[Link]) -> Option<GemmWgmma> {
-    let [linear, gate, ..] = chain else {
-        return None;
-    };
-    let (mut of, Site::Gate(gate)) = (product(&linear.site)?, &gate.site) else {
-        return None;
-    };
-    let serves = linear.is_private && of.epilogue.activation.is_none() && of.n == 2 * gate.width;
-    serves.then(|| {
-        of.n = gate.width;
-        of.gated = true;
-        of.epilogue.activation = Some(gate.activation);
-        of
-    })
-}
-
-fn tiles(of: &GemmWgmma, to_e4m3: bool, machine: &Machine) -> Vec<Candidate> {
-    let function = GemmFp8 {
-        of: of.clone(),
-        to_e4m3,
-    };
-    let few_rows = GemmStreamFp8::tiles(&function, machine.instructions).into_iter();
-    let kernels = GemmFp8::tiles(of, to_e4m3, machine.instructions).into_iter();
-    let kernels = kernels.map(Candidate::new);
-    kernels.chain(few_rows.map(Candidate::new)).collect()
+    let persistent = GemmWgmma::kernels(&problem, machine.instructions).into_iter();
+    let streaming = GemmStream::of(problem)
+        .tiles(machine.instructions)
+        .into_iter();
+    persistent
+        .map(Candidate::new)
+        .chain(streaming.map(Candidate::new))
+        .collect()
 }
 
 /// Returns one launch that covers the first sites, at the last of them.

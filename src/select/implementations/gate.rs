@@ -3,11 +3,9 @@
 
 use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{
-    kernels::gemm::{GemmStream, GemmWgmma, StreamNorm, StreamTile},
+    kernels::gemm::{GemmProblem, GemmStream, GemmWgmma},
     machine::Machine,
-    ops::Epilogue,
     select::site::{Link, Site},
-    tensor::{DType, Format},
 };
 
 pub(super) fn alone(chain: &[Link], _: &Machine) -> Option<Implementation> {
@@ -28,13 +26,16 @@ pub(super) fn alone(chain: &[Link], _: &Machine) -> Option<Implementation> {
 }
 
 pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
-    let kernel = gated(chain)?;
+    let problem = gated(chain)?;
+    let on = machine.instructions;
+    let streaming = GemmStream::of(problem.clone()).tiles(on).into_iter();
+    let persistent = GemmWgmma::kernels(&problem, on).into_iter();
     let launch = Launch {
         site: 1,
         bindings: Bindings::to_operands_of(&[0]).with("out", Operand::Value(1)),
-        candidates: streaming(&kernel, machine, |_| true)
-            .into_iter()
-            .chain(persistent(&kernel, machine))
+        candidates: streaming
+            .map(Candidate::new)
+            .chain(persistent.map(Candidate::new))
             .collect(),
     };
     (!launch.candidates.is_empty()).then(|| Implementation {
@@ -45,109 +46,15 @@ pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementa
     })
 }
 
-/// Returns the GEMM of a linear layer with only a gate as reader, fused with the gate; its tile is
-/// arbitrary.
-pub(super) fn gated(chain: &[Link]) -> Option<GemmStream> {
+/// Returns the GEMM of a linear layer with only a gate as reader, fused with the gate.
+pub(super) fn gated(chain: &[Link]) -> Option<GemmProblem> {
     let [linear, gate, ..] = chain else {
         return None;
     };
-    let (
-        &Site::Linear {
-            n,
-            k,
-            dtype,
-            weight,
-            epilogue,
-        },
-        Site::Gate(gate),
-    ) = (&linear.site, &gate.site)
-    else {
+    let (Site::Linear(problem), Site::Gate(gate)) = (&linear.site, &gate.site) else {
         return None;
     };
-    let serves = linear.is_private
-        && is_read_by_streams(weight, dtype)
-        && epilogue.activation.is_none()
-        && n == 2 * gate.width;
-    serves.then(|| {
-        let mut kernel = GemmStream {
-            n: gate.width,
-            ..streamed(n, k, dtype, weight, epilogue)
-        };
-        kernel.gated = true;
-        kernel.epilogue.activation = Some(gate.activation);
-        kernel
-    })
-}
-
-/// Returns the equivalent candidates for large M.
-fn persistent(of: &GemmStream, machine: &Machine) -> impl Iterator<Item = Candidate> {
-    let &GemmStream {
-        n,
-        k,
-        dtype,
-        weight,
-        epilogue,
-        ..
-    } = of;
-    let tiles = match weight == Format::Plain(dtype) {
-        true => GemmWgmma::gating(n, k, epilogue.bias, dtype, machine.instructions),
-        false => Vec::new(),
-    };
-    tiles.into_iter().map(move |tile| {
-        Candidate::new(GemmWgmma {
-            n,
-            k,
-            dtype,
-            epilogue,
-            gated: true,
-            tile,
-        })
-    })
-}
-
-/// Whether the streaming GEMM reads a weight in this format.
-pub(super) fn is_read_by_streams(weight: Format, dtype: DType) -> bool {
-    match weight {
-        Format::Plain(stored) => stored == dtype,
-        Format::Scaled(_) => dtype.has_mma(),
-        Format::E4m3 => false,
-    }
-}
-
-/// Returns the GEMM of a linear layer; its tile is arbitrary.
-pub(super) fn streamed(
-    n: u32,
-    k: u32,
-    dtype: DType,
-    weight: Format,
-    epilogue: Epilogue,
-) -> GemmStream {
-    GemmStream {
-        n,
-        k,
-        dtype,
-        weight,
-        epilogue,
-        gated: false,
-        norm: StreamNorm::None,
-        tile: StreamTile::new(8, 1, 1, 1),
-    }
-}
-
-/// Returns the kernel with every valid tile that `is_wanted` accepts.
-pub(super) fn streaming(
-    kernel: &GemmStream,
-    machine: &Machine,
-    is_wanted: impl Fn(&StreamTile) -> bool,
-) -> Vec<Candidate> {
-    let tiles = kernel.tiles(machine.instructions).into_iter();
-    tiles
-        .filter(is_wanted)
-        .map(|tile| {
-            Candidate::new(GemmStream {
-                tile,
-                ..kernel.clone()
-            })
-        })
-        .collect()
+    let serves =
+        linear.is_private && problem.epilogue.activation.is_none() && problem.n == 2 * gate.width;
+    serves.then(|| problem.clone().with_gate(gate.activation))
 }

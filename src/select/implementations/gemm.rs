@@ -1,11 +1,8 @@
 //! A linear layer in one GEMM with a fused epilogue.
 
-use super::{
-    Bindings, Candidate, Implementation, Launch, Operand,
-    gate::{streamed, streaming},
-};
+use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{
-    kernels::gemm::{Gemm, GemmSplitK, GemmWgmma, SplitKTile, StreamTile, Tile},
+    kernels::gemm::{Gemm, GemmProblem, GemmSplitK, GemmStream, GemmWgmma, Tile},
     machine::Machine,
     select::site::{Link, Site},
     tensor::Format,
@@ -15,86 +12,77 @@ use crate::{
 const MMA_ROWS: u32 = 64;
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
-    let Site::Linear {
-        n,
-        k,
-        dtype,
-        weight,
-        epilogue,
-    } = chain.first()?.site
-    else {
+    let Site::Linear(problem) = &chain.first()?.site else {
         return None;
     };
     let on = machine.instructions;
-    // `mma.sync` has about half the throughput of `wgmma`, so on Hopper it is used only if `wgmma`
-    // does not support the shape.
-    let is_plain = weight == Format::Plain(dtype);
-    let any = match is_plain && !GemmWgmma::tiles(n, k, dtype, on).is_empty() {
-        true => Vec::new(),
-        false => Tile::fitting(n, weight, dtype),
+    let persistent = GemmWgmma::kernels(problem, on);
+    let streams = GemmStream::of(problem.clone()).tiles(on);
+    let candidates = match problem.weight {
+        Format::Plain(_) => plain(problem, persistent, streams, machine),
+        Format::Scaled(_) => packed(problem, streams),
+        Format::E4m3 => {
+            let persistent = persistent.into_iter().map(Candidate::new);
+            let streams = streams.into_iter().map(Candidate::new);
+            persistent.chain(streams).collect()
+        }
     };
-    let any = any.into_iter().map(|tile| {
-        let kernel = Gemm {
-            n,
-            k,
-            dtype,
-            weight,
-            epilogue,
-            tile,
-        };
-        (tile, Candidate::new(kernel))
-    });
-    if !is_plain {
-        let streams = streaming(&streamed(n, k, dtype, weight, epilogue), machine, |_| true);
-        // For few rows the streaming GEMM is faster, because it has more of the weight in flight.
-        let any = any.filter(|(tile, _)| streams.is_empty() || tile.m >= MMA_ROWS);
-        let any: Vec<Candidate> = any.map(|(_, candidate)| candidate).collect();
-        return Some(implementation(any.into_iter().chain(streams).collect()));
-    }
-    let any = any.map(|(_, candidate)| candidate);
-    let persistent = GemmWgmma::tiles(n, k, dtype, on).into_iter();
-    let persistent = persistent.filter(|tile| tile.has_registers(n, epilogue));
-    let persistent = persistent.map(|tile| {
-        Candidate::new(GemmWgmma {
-            n,
-            k,
-            dtype,
-            epilogue,
-            gated: false,
-            tile,
-        })
-    });
-    let at_once = |tile: SplitKTile| tile.max_rows_at_once(n, k, machine);
-    let split_k = GemmSplitK::tiles(n, k, dtype, on);
+    (!candidates.is_empty()).then(|| implementation(candidates))
+}
+
+/// Returns candidates for a weight in the type of the activations. `persistent` and `streams` are the kernels for Hopper.
+fn plain(
+    problem: &GemmProblem,
+    persistent: Vec<GemmWgmma>,
+    streams: Vec<GemmStream>,
+    machine: &Machine,
+) -> Vec<Candidate> {
+    let GemmProblem { n, k, .. } = *problem;
+    // `mma.sync` has about half the throughput of `wgmma`, so on Hopper it is used only if `wgmma` does not support the shape.
+    let any = match persistent.is_empty() {
+        true => any_gpu(problem),
+        false => Vec::new(),
+    };
+    let split_k = GemmSplitK::kernels(problem, machine.instructions);
+    let at_once = |kernel: &GemmSplitK| kernel.tile.max_rows_at_once(n, k, machine);
     // If all operands of a CTA fit in shared memory, the ring, whose MMAs wait for each other, is not needed.
     let has_room = split_k
         .iter()
-        .any(|&tile| tile.splits == 1 && at_once(tile) > 0);
-    let streams = move |tile: &StreamTile| !has_room || tile.splits > 1 || tile.rows <= 32;
-    let split_k = split_k.into_iter().filter_map(|tile| {
-        let most = at_once(tile);
-        let kernel = GemmSplitK {
-            n,
-            k,
-            dtype,
-            epilogue,
-            tile,
-        };
+        .any(|kernel| kernel.tile.splits == 1 && at_once(kernel) > 0);
+    let is_needed =
+        |GemmStream { tile, .. }: &GemmStream| !has_room || tile.splits > 1 || tile.rows <= 32;
+    let split_k = split_k.into_iter().filter_map(|kernel| {
+        let most = at_once(&kernel);
         (most > 0).then(|| Candidate {
             kernel: kernel.into(),
             max_rows: Some(most),
         })
     });
-    let all = any
-        .chain(persistent)
+    let streams = streams.into_iter().filter(is_needed);
+    let any = any.into_iter().map(Candidate::new);
+    any.chain(persistent.into_iter().map(Candidate::new))
         .chain(split_k)
-        .chain(streaming(
-            &streamed(n, k, dtype, weight, epilogue),
-            machine,
-            streams,
-        ))
-        .collect();
-    Some(implementation(all))
+        .chain(streams.map(Candidate::new))
+        .collect()
+}
+
+/// Returns candidates for a packed weight.
+fn packed(problem: &GemmProblem, streams: Vec<GemmStream>) -> Vec<Candidate> {
+    // For few rows the streaming GEMM is faster, because it has more of the weight in flight.
+    let mut any = any_gpu(problem);
+    any.retain(|kernel| streams.is_empty() || kernel.tile.m >= MMA_ROWS);
+    let streams = streams.into_iter().map(Candidate::new);
+    any.into_iter().map(Candidate::new).chain(streams).collect()
+}
+
+/// Returns the kernels that run on any GPU.
+fn any_gpu(problem: &GemmProblem) -> Vec<Gemm> {
+    let tiles = Tile::fitting(problem.n, problem.weight, problem.dtype).into_iter();
+    let kernels = tiles.map(|tile| Gemm {
+        problem: problem.clone(),
+        tile,
+    });
+    kernels.collect()
 }
 
 fn implementation(candidates: Vec<Candidate>) -> Implementation {

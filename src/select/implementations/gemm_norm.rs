@@ -5,12 +5,12 @@ use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{
     kernels::{
         Instructions,
-        gemm::{GemmResidualNorm, WgmmaTile},
+        gemm::{GemmProblem, GemmResidualNorm, WgmmaTile},
     },
     machine::Machine,
     ops::Epilogue,
     select::site::{Link, Site},
-    tensor::{DType, Format},
+    tensor::DType,
 };
 
 /// Implements the norm of a sum that is a separate node of the graph.
@@ -18,23 +18,14 @@ pub(super) fn after_linear(chain: &[Link], machine: &Machine) -> Option<Implemen
     let [linear, norm, ..] = chain else {
         return None;
     };
-    let (
-        &Site::Linear {
-            n,
-            k,
-            dtype,
-            weight,
-            epilogue,
-        },
-        Site::SumLayerNorm(norm),
-    ) = (&linear.site, &norm.site)
-    else {
+    let (Site::Linear(problem), Site::SumLayerNorm(norm)) = (&linear.site, &norm.site) else {
         return None;
     };
+    let GemmProblem { n, k, dtype, .. } = *problem;
     let serves = machine.instructions == Instructions::Hopper
         && linear.is_private
-        && weight == Format::Plain(dtype)
-        && epilogue == Epilogue::default();
+        && problem.is_plain()
+        && problem.epilogue == Epilogue::default();
     if !serves {
         return None;
     }
@@ -66,23 +57,23 @@ pub(super) fn after_sum(chain: &[Link], machine: &Machine) -> Option<Implementat
     let [linear, norm, ..] = chain else {
         return None;
     };
-    let &Site::Linear {
+    let Site::Linear(problem) = &linear.site else {
+        return None;
+    };
+    let GemmProblem {
         n,
         k,
         dtype,
-        weight,
         epilogue,
-    } = &linear.site
-    else {
-        return None;
-    };
+        ..
+    } = *problem;
     let (eps, centred) = match &norm.site {
         Site::LayerNorm(norm) => (norm.eps, true),
         Site::RmsNorm(norm) => (norm.eps, false),
         _ => return None,
     };
     let serves = machine.instructions == Instructions::Hopper
-        && weight == Format::Plain(dtype)
+        && problem.is_plain()
         && epilogue == Epilogue::new(epilogue.bias, None).with_residual();
     if !serves {
         return None;

@@ -2,12 +2,9 @@
 //! layer that alone reads the norm, in two launches. The first stores the rows times gamma and
 //! their statistics. The second normalises its accumulators with the statistics.
 
-use super::{
-    Bindings, Implementation, Launch, Operand,
-    gate::{gated, is_read_by_streams, streamed, streaming},
-};
+use super::{Bindings, Candidate, Implementation, Launch, Operand, gate::gated};
 use crate::{
-    kernels::gemm::{GemmResidualRowStats, GemmStream, StreamNorm},
+    kernels::gemm::{GemmProblem, GemmResidualRowStats, GemmStream, StreamNorm},
     machine::Machine,
     select::site::{Link, Site},
     tensor::DType,
@@ -17,23 +14,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     let [before, norm, after, ..] = chain else {
         return None;
     };
-    let (
-        &Site::Linear {
-            n,
-            k,
-            dtype,
-            weight,
-            epilogue,
-        },
-        &Site::Linear {
-            n: n_after,
-            k: width,
-            epilogue: epilogue_after,
-            weight: weight_after,
-            ..
-        },
-    ) = (&before.site, &after.site)
-    else {
+    let (Site::Linear(first), Site::Linear(second)) = (&before.site, &after.site) else {
         return None;
     };
     let (eps, centred) = match &norm.site {
@@ -41,21 +22,21 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         Site::RmsNorm(norm) => (norm.eps, false),
         _ => return None,
     };
-    let mut weights = [weight, weight_after].into_iter();
-    let is_read = weights.all(|weight| is_read_by_streams(weight, dtype));
-    if !epilogue.residual || !norm.is_private || width != n || !is_read {
+    let GemmProblem { n, dtype, .. } = *first;
+    if !first.epilogue.residual || !norm.is_private || second.k != n {
         return None;
     }
     let gate = gated(&chain[2..]);
     let sites = 3 + usize::from(gate.is_some());
-    let first = GemmStream {
-        norm: StreamNorm::Before { centred },
-        ..streamed(n, k, dtype, weight, epilogue)
+    let streaming = |problem: GemmProblem, norm| {
+        let kernel = GemmStream {
+            norm,
+            ..GemmStream::of(problem)
+        };
+        let kernels = kernel.tiles(machine.instructions).into_iter();
+        kernels.map(Candidate::new).collect()
     };
-    let second = GemmStream {
-        norm: StreamNorm::After { eps, centred },
-        ..gate.unwrap_or_else(|| streamed(n_after, width, dtype, weight_after, epilogue_after))
-    };
+    let second = gate.unwrap_or_else(|| second.clone());
     let scratch = |name, dtype, columns, more_rows| Operand::Scratch {
         site: 1,
         name,
@@ -80,7 +61,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
                 .with("out", Operand::Value(0))
                 .with("scaled", scaled)
                 .with("row_stats", stats),
-            candidates: streaming(&first, machine, |_| true),
+            candidates: streaming(first.clone(), StreamNorm::Before { centred }),
         },
         Launch {
             site: sites - 1,
@@ -88,7 +69,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
                 .with("x", scaled)
                 .with("row_stats", stats)
                 .with("out", Operand::Value(sites - 1)),
-            candidates: streaming(&second, machine, |_| true),
+            candidates: streaming(second, StreamNorm::After { eps, centred }),
         },
     ];
     let is_served = launches.iter().all(|launch| !launch.candidates.is_empty());

@@ -3,11 +3,10 @@
 
 use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{
-    kernels::gemm::{GemmPrepareAttention, WgmmaTile},
+    kernels::gemm::{GemmPrepareAttention, GemmProblem, WgmmaTile},
     machine::Machine,
     ops::Epilogue,
     select::site::{Link, Site},
-    tensor::Format,
 };
 
 pub(super) fn alone(chain: &[Link], _: &Machine) -> Option<Implementation> {
@@ -34,22 +33,20 @@ pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementa
     let [linear, prepare, ..] = chain else {
         return None;
     };
-    let (n, k, dtype, epilogue, fp8) = match linear.site {
-        Site::Linear {
-            n,
-            k,
-            dtype,
-            weight,
-            epilogue,
-        } if weight == Format::Plain(dtype) => (n, k, dtype, epilogue, false),
-        Site::ScaledLinear {
-            n,
-            k,
-            dtype,
-            epilogue,
-        } => (n, k, dtype, epilogue, true),
-        _ => return None,
+    let Site::Linear(problem) = &linear.site else {
+        return None;
     };
+    let &GemmProblem {
+        n,
+        k,
+        dtype,
+        epilogue,
+        ..
+    } = problem;
+    let fp8 = problem.is_fp8();
+    if !problem.is_plain() && !fp8 {
+        return None;
+    }
     let Site::Prepare {
         kernel,
         is_alone: true,

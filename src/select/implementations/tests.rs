@@ -16,14 +16,13 @@ use crate::{
 /// Returns the names of the operands of a site's node.
 fn slots(site: &Site) -> Vec<Cow<'static, str>> {
     match site {
-        Site::Linear { epilogue, .. } => Op::Linear {
-            epilogue: *epilogue,
+        Site::Linear(problem) => {
+            let epilogue = problem.epilogue;
+            match problem.is_fp8() {
+                true => Op::ScaledLinear { epilogue }.slots(),
+                false => Op::Linear { epilogue }.slots(),
+            }
         }
-        .slots(),
-        Site::ScaledLinear { epilogue, .. } => Op::ScaledLinear {
-            epilogue: *epilogue,
-        }
-        .slots(),
         Site::ToE4m3(_) => Op::ToE4m3.slots(),
         Site::RmsNorm(norm) => {
             let (eps, heads, from) = (norm.eps, norm.heads, norm.from);
@@ -244,8 +243,8 @@ fn fused_implementations_reject_a_value_with_other_readers_and_a_second_bias() {
     assert!(fused(&chain).is_empty());
     chain[0].is_private = true;
     // The linear layer has a bias, which these launches do not add.
-    if let Site::Linear { epilogue, .. } = &mut chain[0].site {
-        epilogue.bias = true;
+    if let Site::Linear(problem) = &mut chain[0].site {
+        problem.epilogue.bias = true;
     }
     assert!(fused(&chain).is_empty());
     // The rows that attention's operands are computed from have another reader.

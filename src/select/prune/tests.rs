@@ -69,7 +69,7 @@ fn timings_affect_only_their_kernel_within_an_octave() {
     let untimed = question(&chains, &machine);
     let (kernels, _) = untimed.edges();
     let is_wide = |kernel: &usize| match kernels.spec(*kernel) {
-        KernelSpec::GemmWgmma(gemm) => gemm.n == 3072,
+        KernelSpec::GemmWgmma(gemm) => gemm.problem.n == 3072,
         _ => false,
     };
     let numbers = 0..kernels.candidates.len();

@@ -1,7 +1,7 @@
 //! Descriptions that the GEMM which streams its weight does not support.
 
-use super::{super::UNSCALED, GemmStream, StreamNorm};
-use crate::tensor::Format;
+use super::{GemmProblem, GemmStream, MAX_ROWS_FP8, StreamNorm};
+use crate::{kernels::gemm::problem::check_k_of_fp8, tensor::Format};
 
 impl GemmStream {
     /// Checks that the kernel can be generated as described.
@@ -9,15 +9,22 @@ impl GemmStream {
     /// # Errors
     /// Returns the reason if it cannot.
     pub fn check(&self) -> Result<(), String> {
-        let Self { n, k, dtype, .. } = *self;
+        let GemmProblem {
+            n,
+            k,
+            dtype,
+            weight,
+            epilogue,
+            ..
+        } = self.problem;
         let tile = self.tile;
-        match self.weight {
+        match weight {
             Format::Plain(stored) if stored != dtype => {
                 return Err(format!("a weight in {stored}, and x in {dtype}"));
             }
             Format::Plain(_) => {}
             Format::Scaled(scaled) => scaled.check()?,
-            Format::E4m3 => return Err(UNSCALED.to_owned()),
+            Format::E4m3 => self.check_fp8()?,
         }
         if !dtype.has_mma() || !k.is_multiple_of(8) || n == 0 || k == 0 {
             return Err(format!(
@@ -27,7 +34,7 @@ impl GemmStream {
         let is_centred = self.input_norm().is_some_and(|(_, centred)| centred);
         let mma_n = tile.rows.saturating_add(if is_centred { 8 } else { 0 });
         // Two CTAs of 224 threads with accumulators of 136 rows would spill.
-        let has_registers = match self.packed() {
+        let has_registers = match self.problem.packed() {
             None => {
                 tile.groups <= 2
                     && tile.per_sm <= 2
@@ -49,10 +56,10 @@ impl GemmStream {
             && (1..=4).contains(&tile.groups)
             && (1..=4).contains(&tile.per_sm);
         // A greater depth would overflow the sizes below.
-        if !is_tile || k > 1 << 20 || tile.splits > k.div_ceil(self.step_k()) {
+        if !is_tile || k > 1 << 20 || tile.splits > self.depth().div_ceil(self.step_k()) {
             return Err(format!(
                 "{tile:?} is not a tile of the streaming GEMM with k = {k}; expected 8 to 128 rows in multiples of 8, and 1 to 8 splits with a step of {} for each",
-                self.step_k()
+                self.step_k() * self.elements_in_16_bits()
             ));
         }
         if self.layout().is_none() {
@@ -60,21 +67,43 @@ impl GemmStream {
                 "{tile:?} has no room for two stages in shared memory"
             ));
         }
-        let fits_gate = n.is_multiple_of(8) && !self.epilogue.residual;
-        if self.gated && !(fits_gate && self.epilogue.activation.is_some()) {
+        let fits_gate = n.is_multiple_of(8) && !epilogue.residual;
+        if self.problem.gated && !(fits_gate && epilogue.activation.is_some()) {
             return Err(
                 "a gate requires an activation, columns in multiples of 8, and no residual"
                     .to_owned(),
             );
         }
         match self.norm {
-            StreamNorm::Before { .. } if self.gated || !n.is_multiple_of(8) => {
+            StreamNorm::Before { .. } if self.problem.gated || !n.is_multiple_of(8) => {
                 Err("a norm after a GEMM requires columns in multiples of 8 and no gate".to_owned())
             }
-            StreamNorm::After { .. } if self.epilogue.residual => {
+            StreamNorm::After { .. } if epilogue.residual => {
                 Err("a GEMM of normalised rows cannot add a residual".to_owned())
             }
             _ => Ok(()),
+        }
+    }
+    /// Checks what is particular to operands in E4M3.
+    fn check_fp8(&self) -> Result<(), String> {
+        let GemmProblem { n, k, epilogue, .. } = self.problem;
+        check_k_of_fp8(k)?;
+        if self.norm != StreamNorm::None {
+            return Err(
+                "a norm split between two GEMMs requires operands in f16 or bf16".to_owned(),
+            );
+        }
+        if self.tile.rows > MAX_ROWS_FP8 {
+            return Err(format!(
+                "{:?} is not a tile of the streaming GEMM of E4M3; expected at most {MAX_ROWS_FP8} rows",
+                self.tile
+            ));
+        }
+        match self.problem.to_e4m3 && (epilogue.residual || !n.is_multiple_of(8)) {
+            true => Err(format!(
+                "a result of {n} columns in E4M3 with {epilogue:?}; expected no residual, and columns in multiples of 8"
+            )),
+            false => Ok(()),
         }
     }
 }

@@ -16,7 +16,7 @@ impl GemmStream {
     /// Cycles of a step that the conversion of a packed weight takes, if `ctas` CTAs share an SM. Each of its four schedulers serves
     /// a warp of each warpgroup.
     fn conversion(&self, ctas: f64) -> f64 {
-        let Some(values) = self.packed().map(|weight| weight.values) else {
+        let Some(values) = self.problem.packed().map(|weight| weight.values) else {
             return 0.0;
         };
         // Issue slots of the conversion of 16 rows of 128 columns, where an integer instruction takes two, and of the
@@ -35,19 +35,19 @@ impl GemmStream {
 
     /// Upper bound of the CTAs per SM that the registers have room for.
     fn ctas_by_registers(&self, mma_n: u32, machine: &Machine) -> u32 {
-        let residuals = if self.epilogue.residual {
+        let residuals = if self.problem.epilogue.residual {
             self.tile.rows / 4
         } else {
             0
         };
-        let (accumulators, others) = match (self.packed(), self.multiplies_by_warps()) {
+        let (accumulators, others) = match (self.problem.packed(), self.multiplies_by_warps()) {
             (None, _) => (mma_n / 2, 52),
             (Some(_), false) => (mma_n / 2, CONVERTING),
             (Some(_), true) => (mma_n, CONVERTING),
         };
         let registers = (accumulators + residuals + others).next_multiple_of(8);
         let by_registers = machine.registers_per_sm / (registers * self.threads());
-        match self.packed() {
+        match self.problem.packed() {
             None => by_registers,
             // The compiler keeps to the launch bounds.
             Some(_) => by_registers.max(self.tile.per_sm),
@@ -78,11 +78,11 @@ impl GemmStream {
         let more_waves = (clusters.div_ceil(at_once).max(1) - 1) as f64;
         let (tiles, _) = self.tiles_of(rows);
         let tiles_each = tiles.div_ceil(clusters.max(1)) as f64;
-        let steps = f64::from(self.tile.steps(self.k, self.step_k()));
+        let steps = f64::from(self.tile.steps(self.depth(), self.step_k()));
         let all_steps = steps * tiles_each;
         let side_by_side = ctas.div_ceil(machine_sms).min(per_sm) as f64;
-        let of_weight = self.packed().map_or(2.0, packed::bytes_per_element);
-        let weights = f64::from(self.plain().n) * f64::from(self.k) * of_weight;
+        let of_weight = self.problem.packed().map_or(2.0, packed::bytes_per_element);
+        let weights = f64::from(self.problem.weight_rows()) * f64::from(self.depth()) * of_weight;
         // MMAs of a step: 64 columns, or two blocks of them.
         let blocks = f64::from(self.step_k() / BLOCK_K);
         let mma = f64::from(2 * layout.mma_n * groups) * cost.mma * side_by_side * blocks;
@@ -111,7 +111,7 @@ impl GemmStream {
         };
         let unaligned = match self.is_staged() {
             true => 0.0,
-            false => f64::from(self.n % 2) * cost.odd_output,
+            false => f64::from(self.problem.n % 2) * cost.odd_output,
         };
         let normals = match self.input_norm() {
             Some(_) => f64::from(tile_rows) * cost.normal,

@@ -1,8 +1,11 @@
 //! Instances of the GEMM that streams its weight, at odd sizes.
 
 use super::{
-    super::odd_sizes::{odd_formats, odd_sizes},
-    GemmStream, StreamNorm, StreamTile,
+    super::{
+        odd_sizes::{odd_formats, odd_sizes},
+        wgmma,
+    },
+    GemmProblem, GemmStream, StreamNorm,
 };
 use crate::{
     kernels::{Instructions, KernelSpec},
@@ -14,30 +17,22 @@ use crate::{
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     let mut add = |kernel: GemmStream, few: bool| {
-        for (at, tile) in kernel.tiles(Instructions::Hopper).into_iter().enumerate() {
-            if !few || at % 5 == 0 {
-                let kernel = kernel.clone();
-                kernels.push(KernelSpec::from(GemmStream { tile, ..kernel }));
-            }
-        }
+        let tiles = kernel.tiles(Instructions::Hopper).into_iter().enumerate();
+        let chosen = tiles.filter(|(at, _)| !few || at % 5 == 0);
+        kernels.extend(chosen.map(|(_, kernel)| KernelSpec::from(kernel)));
     };
-    let of = |n, k, dtype: DType, epilogue| GemmStream {
-        n,
-        k,
-        dtype,
-        weight: dtype.into(),
-        epilogue,
-        gated: false,
-        norm: StreamNorm::None,
-        tile: StreamTile::new(8, 1, 1, 1),
-    };
-    for (n, k, dtype, epilogue) in odd_sizes() {
-        add(of(n, k, dtype, epilogue), dtype != DType::F16);
+    let of = |n, k, dtype: DType, epilogue| GemmStream::of(GemmProblem::new(n, k, dtype, epilogue));
+    for problem in odd_sizes() {
+        let few = problem.dtype != DType::F16;
+        add(GemmStream::of(problem), few);
     }
     let plain = Epilogue::default();
     let bias = Epilogue::new(true, None);
     let gelu = Epilogue::new(true, Some(Activation::GeluTanh));
-    let silu = |bias| Epilogue::new(bias, Some(Activation::Silu));
+    let gate = |gemm: GemmStream| GemmStream {
+        problem: gemm.problem.with_gate(Activation::Silu),
+        ..gemm
+    };
     for dtype in [DType::F16, DType::BF16] {
         // Odd vocabulary sizes, and weights with many tiles per CTA.
         add(of(5003, 136, dtype, bias), true);
@@ -56,25 +51,24 @@ pub fn representative() -> Vec<KernelSpec> {
             );
             add(with(after, of(1000, 768, dtype, gelu)), true);
             add(with(after, of(328, 328, dtype, plain)), true);
-            let gate = |gemm| GemmStream {
-                gated: true,
+            add(gate(with(after, of(2000, 328, dtype, plain))), true);
+        }
+        let gated = gate(of(6160, 328, dtype, bias));
+        add(gated.clone(), true);
+        for (at, weight) in odd_formats().enumerate() {
+            let packed = |gemm: GemmStream| GemmStream {
+                problem: GemmProblem {
+                    weight,
+                    ..gemm.problem
+                },
                 ..gemm
             };
-            add(gate(with(after, of(1000, 328, dtype, silu(false)))), true);
-        }
-        let gate = GemmStream {
-            gated: true,
-            ..of(3080, 328, dtype, silu(true))
-        };
-        add(gate.clone(), true);
-        for (at, weight) in odd_formats().enumerate() {
-            let packed = |gemm| GemmStream { weight, ..gemm };
             let few = dtype != DType::F16;
             add(packed(of(1000, 328, dtype, gelu)), few || at > 0);
             add(packed(of(5003, 136, dtype, bias)), true);
             add(packed(of(8, 8, dtype, plain)), true);
             add(packed(of(2056, 1096, dtype, plain.with_residual())), true);
-            add(packed(gate.clone()), true);
+            add(packed(gated.clone()), true);
             // Norms are independent of the type and of the format.
             for centred in [false, true] {
                 if few && at % 2 == 1 {
@@ -89,17 +83,23 @@ pub fn representative() -> Vec<KernelSpec> {
                 let residual = bias.with_residual();
                 add(with(before, of(328, 1000, dtype, residual)), true);
                 add(with(after, of(1000, 768, dtype, gelu)), true);
-                let gated = with(after, of(1000, 328, dtype, silu(false)));
-                add(
-                    GemmStream {
-                        gated: true,
-                        ..gated
-                    },
-                    true,
-                );
+                add(gate(with(after, of(2000, 328, dtype, plain))), true);
             }
         }
     }
-    kernels.extend(super::fp8::representative());
+    kernels.extend(in_e4m3());
     kernels
+}
+
+/// Instances of the problems that [`GemmWgmma`](super::super::GemmWgmma) is tested with in E4M3, and of one with an odd number of columns.
+fn in_e4m3() -> impl Iterator<Item = KernelSpec> {
+    let odd = GemmProblem::new(5003, 144, DType::F16, Epilogue::new(true, None)).in_e4m3();
+    let problems = wgmma::fp8_problems().chain([odd]).enumerate();
+    problems.flat_map(|(at, problem)| {
+        let tiles = GemmStream::of(problem).tiles(Instructions::Hopper);
+        // All tiles of the first problem, and some of the others.
+        let tiles = tiles.into_iter().enumerate();
+        let chosen = tiles.filter(move |(tile, _)| at == 0 || tile % 5 == at % 5);
+        chosen.map(|(_, kernel)| KernelSpec::from(kernel))
+    })
 }

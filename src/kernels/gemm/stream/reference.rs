@@ -3,7 +3,7 @@
 use super::{GemmStream, SCALE, StreamNorm};
 use crate::{
     kernels::{
-        HostTensor, Kernel,
+        HostTensor,
         gemm::{row_stats::row_stats_of, small_m::BLOCK_K},
     },
     tensor::Extents,
@@ -24,7 +24,7 @@ impl GemmStream {
                 reads[0].real(),
                 stats,
                 rows,
-                self.k as usize,
+                self.problem.k as usize,
                 eps,
                 centred,
             ));
@@ -36,12 +36,8 @@ impl GemmStream {
         };
         of_product.truncate(more.min(of_product.len()) - vectors);
         let converts = !self.multiplies_by_warps();
-        let mut products = self.plain().on_host(extents, &of_product, converts);
-        let out = products.remove(0);
-        let out = match self.gate() {
-            Some(gate) => gate.reference(extents, &[&out]).remove(0),
-            None => out,
-        };
+        let mut results = self.problem.reference(extents, &of_product, converts);
+        let out = results.remove(0);
         if vectors == 0 {
             return vec![out];
         }

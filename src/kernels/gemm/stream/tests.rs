@@ -1,35 +1,25 @@
 //! Tests of the generated GEMM that streams its weight, and of the descriptions that it rejects.
 
 use super::*;
-use crate::{
-    kernels::{
-        KernelSpec,
-        gemm::{GemmFp8, GemmWgmma, WgmmaTile},
-    },
-    machine::testing::hopper,
-};
+use crate::{kernels::KernelSpec, machine::testing::hopper, ops::Epilogue};
 
 fn gemm(rows: u32, splits: u32) -> GemmStream {
     GemmStream {
-        weight: DType::F16.into(),
-        n: 768,
-        k: 768,
-        dtype: DType::F16,
-        epilogue: Epilogue::new(true, None),
-        gated: false,
-        norm: StreamNorm::None,
         tile: StreamTile::new(rows, splits, 1, 2),
+        ..GemmStream::of(problem(768, 768))
     }
+}
+
+fn problem(n: u32, k: u32) -> GemmProblem {
+    GemmProblem::new(n, k, DType::F16, Epilogue::new(true, None))
 }
 
 #[test]
 fn shared_memory_has_room_for_the_ctas_that_the_tile_states() {
     let machine = hopper();
     for kernel in representative() {
-        let kernel = match kernel {
-            KernelSpec::GemmStream(kernel) => kernel,
-            KernelSpec::GemmStreamFp8(kernel) => kernel.halved(),
-            _ => panic!("{kernel:?}"),
+        let KernelSpec::GemmStream(kernel) = kernel else {
+            panic!("{kernel:?}");
         };
         assert_eq!(kernel.check(), Ok(()));
         let bytes = kernel.checked_layout().shared_bytes();
@@ -46,7 +36,7 @@ fn a_launch_has_all_clusters_or_as_many_ctas_as_fit() {
     let extents = Extents::of(&[100]).expect("a batch");
     assert_eq!(gemm(64, 4).launch(&extents, &machine).grid[0], 2 * 12 * 4);
     let wide = GemmStream {
-        n: 1 << 20,
+        problem: problem(1 << 20, 768),
         ..gemm(64, 1)
     };
     assert_eq!(wide.launch(&extents, &machine).grid[0], 2 * machine.sms);
@@ -57,7 +47,7 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
     let refused = |gemm: GemmStream| gemm.check().expect_err("refused");
     assert_eq!(
         refused(GemmStream {
-            k: 770,
+            problem: problem(768, 770),
             ..gemm(8, 1)
         }),
         "the streaming GEMM does not support n = 768 and k = 770 in f16; expected k in multiples of 8, in f16 or bf16"
@@ -69,8 +59,9 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
             "{message}"
         );
     }
+    let residual = Epilogue::default().with_residual();
     let added = GemmStream {
-        epilogue: Epilogue::default().with_residual(),
+        problem: GemmProblem::new(768, 768, DType::F16, residual),
         norm: StreamNorm::After {
             eps: 1e-5,
             centred: true,
@@ -85,18 +76,11 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
 
 #[test]
 fn a_result_in_e4m3_requires_pairs_of_columns_and_no_residual() {
-    let function = |n, epilogue, to_e4m3| GemmFp8 {
-        of: GemmWgmma {
-            n,
-            k: 768,
-            dtype: DType::F16,
-            epilogue,
-            gated: false,
-            tile: WgmmaTile::CANDIDATES[0],
-        },
+    let function = |n, epilogue, to_e4m3| GemmProblem {
         to_e4m3,
+        ..GemmProblem::new(n, 768, DType::F16, epilogue).in_e4m3()
     };
-    let tiles = |of| GemmStreamFp8::tiles(&of, Instructions::Hopper).len();
+    let tiles = |problem| GemmStream::of(problem).tiles(Instructions::Hopper).len();
     let plain = Epilogue::default();
     assert!(tiles(function(768, plain, true)) > 0);
     assert!(tiles(function(761, plain, false)) > 0);

@@ -43,26 +43,35 @@ fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
 
 #[test]
 fn unsupported_kernels_are_rejected_with_a_reason() {
-    let gemm = GemmWgmma {
-        n: 770,
-        k: 768,
-        dtype: DType::F16,
-        epilogue: Epilogue::default(),
-        gated: false,
-        tile: WgmmaTile::CANDIDATES[0],
+    let of = |n, tile| GemmWgmma {
+        problem: GemmProblem::new(n, 768, DType::F16, Epilogue::default()),
+        tile,
     };
+    let gemm = of(770, WgmmaTile::CANDIDATES[0]);
     assert_eq!(
         gemm.check().unwrap_err(),
         "the Hopper GEMM does not support n = 770 and k = 768 in f16; expected multiples of 8 in f16 or bf16"
     );
     let tile = WgmmaTile { n: 96, ..gemm.tile };
-    let gemm = GemmWgmma {
-        n: 768,
-        tile,
-        ..gemm
-    };
+    let gemm = of(768, tile);
     assert_eq!(
         gemm.check().unwrap_err(),
         "WgmmaTile { m: 256, n: 96, cooperative: true } is not a tile of the Hopper GEMM"
+    );
+}
+
+#[test]
+fn packed_weights_are_refused() {
+    let int8 = GemmProblem {
+        weight: crate::tensor::Format::INT8,
+        ..GemmProblem::new(768, 768, DType::F16, Epilogue::default())
+    };
+    let gemm = GemmWgmma {
+        problem: int8,
+        tile: WgmmaTile::CANDIDATES[0],
+    };
+    assert_eq!(
+        gemm.check().unwrap_err(),
+        "the Hopper GEMM does not read a weight in int8; expected f16, or E4M3 operands"
     );
 }

@@ -3,12 +3,12 @@
 use gemmule_cpu::linear::{Finish, Linear};
 use rayon::prelude::*;
 
-use super::{OpError, Read, args::Args};
+use super::{OpError, Read, args::Args, gemm::zeros};
 use crate::{
     kernels::{
         attention::MhaToE4m3,
         e4m3::{NormToE4m3, ToE4m3},
-        gemm::GemmFp8,
+        gemm::GemmProblem,
     },
     tensor::{Element, Extents},
 };
@@ -78,8 +78,8 @@ fn convert(values: &mut [f32], scale: f32) {
     values.par_iter_mut().for_each(round);
 }
 
-pub(super) fn gemm_fp8(spec: &GemmFp8, mut args: Args<'_, '_>) -> Result<(), OpError> {
-    let of = &spec.of;
+/// Computes a problem with operands in E4M3.
+pub(super) fn gemm(of: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let rows = args.extents.rows;
     let (n, k) = (u64::from(of.n), u64::from(of.k));
     let weight_rows = u64::from(of.weight_rows());
@@ -92,7 +92,7 @@ pub(super) fn gemm_fp8(spec: &GemmFp8, mut args: Args<'_, '_>) -> Result<(), OpE
     if of.epilogue.residual {
         more.push(args.real("residual", &[rows, n])?);
     }
-    if spec.to_e4m3 {
+    if of.to_e4m3 {
         more.push(args.real("out_scale", &[1])?);
     }
     let op = args.op();
@@ -100,12 +100,7 @@ pub(super) fn gemm_fp8(spec: &GemmFp8, mut args: Args<'_, '_>) -> Result<(), OpE
     if out.is_empty() {
         return Ok(());
     }
-    let mut sums: Vec<f32> = Vec::new();
-    let len = (rows * weight_rows) as usize;
-    let bytes = (len * size_of::<f32>()) as u64;
-    sums.try_reserve_exact(len)
-        .map_err(|_| OpError::OutOfMemory { op, bytes })?;
-    sums.resize(len, 0.0);
+    let mut sums = zeros(op, (rows * weight_rows) as usize)?;
     let finish = Finish {
         bias: None,
         activation: None,
@@ -118,8 +113,8 @@ pub(super) fn gemm_fp8(spec: &GemmFp8, mut args: Args<'_, '_>) -> Result<(), OpE
         finish,
     };
     product.run(weight, &mut sums);
-    spec.finish(&sums, &more, out);
-    if spec.to_e4m3 {
+    of.finish(&sums, &more, out);
+    if of.to_e4m3 {
         convert(out, 1.0);
     }
     Ok(())

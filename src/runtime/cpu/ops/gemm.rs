@@ -3,13 +3,52 @@
 use gemmule_cpu::linear::{Finish, Linear, Weight};
 
 use super::args::Args;
-use super::{OpError, Read, rows};
+use super::{OpError, Read, fp8, rows};
 use crate::kernels::gemm::{
-    DeferredLayerNormGemm, Gemm, GemmResidualNorm, GemmResidualRowStats, GemmStream, StreamNorm,
-    normalised, scaled_and_row_stats, stream_normals, stream_scaled,
+    DeferredLayerNormGemm, GemmProblem, GemmResidualNorm, GemmResidualRowStats, GemmStream,
+    StreamNorm, normalised, scaled_and_row_stats, stream_normals, stream_scaled,
 };
 
-pub(super) fn gemm(spec: &Gemm, mut args: Args<'_, '_>) -> Result<(), OpError> {
+/// Computes a problem with all that its epilogue does.
+pub(super) fn gemm(problem: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    if problem.is_fp8() {
+        return fp8::gemm(problem, args);
+    }
+    let (op, extents) = (args.op(), args.extents);
+    let (rows, n, k) = (extents.rows, u64::from(problem.n), u64::from(problem.k));
+    let Some(gate) = problem.gate() else {
+        return product(problem, args);
+    };
+    let plain = problem.before_gate();
+    let x = args.real("x", &[rows, k])?;
+    let mut of_product = vec![
+        Read::Real(x),
+        args.weight("weight", &[plain.n.into(), k])?.into(),
+    ];
+    if plain.epilogue.bias {
+        of_product.push(Read::Real(args.real("bias", &[plain.n.into()])?));
+    }
+    let out = args.out(&[rows, n])?;
+    let mut products = zeros(op, 2 * out.len())?;
+    product(&plain, Args::new(op, extents, &of_product, &mut products))?;
+    rows::gate(&gate, Args::new(op, extents, &[Read::Real(&products)], out))
+}
+
+/// Allocates memory for a value that only this operation reads.
+pub(super) fn zeros(op: &'static str, len: usize) -> Result<Vec<f32>, OpError> {
+    let mut values = Vec::new();
+    values
+        .try_reserve_exact(len)
+        .map_err(|_| OpError::OutOfMemory {
+            op,
+            bytes: (len * size_of::<f32>()) as u64,
+        })?;
+    values.resize(len, 0.0);
+    Ok(values)
+}
+
+/// Computes a problem without a gate.
+fn product(spec: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (rows, n, k) = (args.extents.rows, u64::from(spec.n), u64::from(spec.k));
     let x = args.real("x", &[rows, k])?;
     let weight = args.weight("weight", &[n, k])?;
@@ -44,15 +83,11 @@ pub(super) fn gemm_residual_norm(
     writes: &mut [&mut [f32]],
 ) -> Result<(), OpError> {
     let (product, norm) = spec.unfused();
-    let mut own = Vec::new();
+    let mut own;
     let (sum, out): (&mut [f32], _) = match (spec.keeps_sum, writes) {
         (true, [sum, out]) => (sum, out),
         (false, [out]) => {
-            let bytes = size_of_val(&**out) as u64;
-            let op = "gemm_residual_norm";
-            own.try_reserve_exact(out.len())
-                .map_err(|_| OpError::OutOfMemory { op, bytes })?;
-            own.resize(out.len(), 0.0);
+            own = zeros("gemm_residual_norm", out.len())?;
             (&mut own, out)
         }
         (_, writes) => {
@@ -94,7 +129,7 @@ pub(super) fn gemm_residual_row_stats(
     let scaled = args.out(&[rows, n])?;
     let reads = [Read::Real(x), weight.into()];
     let product = spec.unfused().0;
-    gemm(&product, Args::new(op, extents, &reads, scaled))?;
+    gemm(&product.problem, Args::new(op, extents, &reads, scaled))?;
     let (of_rows, of_stats) = scaled_and_row_stats(scaled, bias, residual, gamma);
     scaled.copy_from_slice(&of_rows);
     row_stats.copy_from_slice(&of_stats);
@@ -122,62 +157,23 @@ pub(super) fn deferred_layer_norm_gemm(
     normal.copy_from_slice(&normalised(scaled, row_stats, gamma, beta, spec.eps));
     of_gemm.insert(0, Read::Real(normal));
     let (_, product) = spec.unfused();
-    gemm(&product, Args::new(op, extents, &of_gemm, out))
+    gemm(&product.problem, Args::new(op, extents, &of_gemm, out))
 }
 
-/// Computes a GEMM with a gate in its epilogue, or before or after a norm. `more` holds the `scaled` values and the row
-/// statistics.
+/// Computes a GEMM before or after a norm. `more` holds the `scaled` values and the row statistics.
 pub(super) fn gemm_stream(
     spec: &GemmStream,
     mut args: Args<'_, '_>,
     more: Option<(&mut [f32], &mut [f32])>,
 ) -> Result<(), OpError> {
     let (op, extents) = (args.op(), args.extents);
-    let (rows, n, k) = (extents.rows, u64::from(spec.n), u64::from(spec.k));
-    let plain = spec.plain();
-    let (x_rows, input_norm) = match spec.norm {
-        StreamNorm::After { eps, centred } => {
-            (rows + GemmStream::more_rows(centred), Some((eps, centred)))
-        }
-        _ => (rows, None),
-    };
-    let mut x = args.real("x", &[x_rows, k])?;
-    let mut of_gemm = vec![args.weight("weight", &[plain.n.into(), k])?.into()];
-    if plain.epilogue.bias {
-        of_gemm.push(Read::Real(args.real("bias", &[plain.n.into()])?));
-    }
-    if plain.epilogue.residual {
-        of_gemm.push(Read::Real(args.real("residual", &[rows, n])?));
-    }
-    let mut vectors = Vec::new();
-    if let StreamNorm::Before { centred } = spec.norm {
-        vectors.push(args.real("gamma", &[n])?);
-        if centred {
-            vectors.push(args.real("beta", &[n])?);
-        }
-    }
-    let normal;
-    if let Some((eps, centred)) = input_norm {
-        let row_stats = args.real("row_stats", &[rows, GemmResidualRowStats::stats_of(spec.k)])?;
-        let sizes = (rows as usize, spec.k as usize);
-        normal = stream_normals(x, row_stats, sizes.0, sizes.1, eps, centred);
-        x = &normal;
-    }
-    of_gemm.insert(0, Read::Real(x));
-    let vectors_of = match spec.norm {
-        StreamNorm::Before { centred } => Some(centred),
-        _ => None,
-    };
-    let more = match (more, vectors_of) {
-        (None, None) => None,
-        (Some((scaled, row_stats)), Some(centred)) => {
-            let shape = [rows + GemmStream::more_rows(centred), n];
-            args.check_shape("scaled", &shape, scaled.len())?;
-            let shape = [rows, GemmResidualRowStats::stats_of(spec.n)];
-            args.check_shape("row_stats", &shape, row_stats.len())?;
-            Some((scaled, row_stats))
-        }
-        (more, _) => {
+    let problem = &spec.problem;
+    let (rows, n, k) = (extents.rows, u64::from(problem.n), u64::from(problem.k));
+    let (scaled, vectors_of) = match (spec.norm, more) {
+        (StreamNorm::None, None) => return gemm(problem, args),
+        (StreamNorm::After { .. }, None) => (None, None),
+        (StreamNorm::Before { centred }, Some(more)) => (Some(more), Some(centred)),
+        (_, more) => {
             return Err(OpError::Writes {
                 op,
                 expected: "one tensor, or three before a norm",
@@ -185,21 +181,44 @@ pub(super) fn gemm_stream(
             });
         }
     };
-    let out = args.out(&[rows, n])?;
-    if let Some(gate) = spec.gate() {
-        let mut products = Vec::new();
-        products
-            .try_reserve_exact(2 * out.len())
-            .map_err(|_| OpError::OutOfMemory {
-                op,
-                bytes: 2 * size_of_val(&*out) as u64,
-            })?;
-        products.resize(2 * out.len(), 0.0);
-        gemm(&plain, Args::new(op, extents, &of_gemm, &mut products))?;
-        return rows::gate(&gate, Args::new(op, extents, &[Read::Real(&products)], out));
+    let input_norm = match spec.norm {
+        StreamNorm::After { eps, centred } => Some((eps, centred)),
+        StreamNorm::None | StreamNorm::Before { .. } => None,
+    };
+    let x_rows = input_norm.map_or(rows, |(_, centred)| rows + GemmStream::more_rows(centred));
+    let weight_rows = u64::from(problem.weight_rows());
+    let mut x = args.real("x", &[x_rows, k])?;
+    let mut of_gemm = vec![args.weight("weight", &[weight_rows, k])?.into()];
+    if problem.epilogue.bias {
+        of_gemm.push(Read::Real(args.real("bias", &[weight_rows])?));
     }
-    gemm(&plain, Args::new(op, extents, &of_gemm, out))?;
-    if let Some((scaled, row_stats)) = more {
+    if problem.epilogue.residual {
+        of_gemm.push(Read::Real(args.real("residual", &[rows, n])?));
+    }
+    let mut vectors = Vec::new();
+    if let Some(centred) = vectors_of {
+        vectors.push(args.real("gamma", &[n])?);
+        if centred {
+            vectors.push(args.real("beta", &[n])?);
+        }
+    }
+    let normal;
+    if let Some((eps, centred)) = input_norm {
+        let stats = [rows, GemmResidualRowStats::stats_of(problem.k)];
+        let row_stats = args.real("row_stats", &stats)?;
+        normal = stream_normals(x, row_stats, rows as usize, k as usize, eps, centred);
+        x = &normal;
+    }
+    of_gemm.insert(0, Read::Real(x));
+    if let (Some((scaled, row_stats)), Some(centred)) = (&scaled, vectors_of) {
+        let shape = [rows + GemmStream::more_rows(centred), n];
+        args.check_shape("scaled", &shape, scaled.len())?;
+        let shape = [rows, GemmResidualRowStats::stats_of(problem.n)];
+        args.check_shape("row_stats", &shape, row_stats.len())?;
+    }
+    let out = args.out(&[rows, n])?;
+    gemm(problem, Args::new(op, extents, &of_gemm, out))?;
+    if let Some((scaled, row_stats)) = scaled {
         let (of_rows, of_stats) = stream_scaled(out, &vectors);
         scaled.copy_from_slice(&of_rows);
         row_stats.copy_from_slice(&of_stats);

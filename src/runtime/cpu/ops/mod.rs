@@ -256,14 +256,9 @@ pub fn run(
     }
     let args = Args::new(op, extents, reads, out);
     match spec {
-        KernelSpec::Gemm(k) => gemm::gemm(k, args),
-        KernelSpec::GemmWgmma(k) => match k.with_gate() {
-            Some(gate) => gemm::gemm_stream(&gate, args, None),
-            None => gemm::gemm(&k.plain(), args),
-        },
-        KernelSpec::GemmSplitK(k) => gemm::gemm(&k.plain(), args),
-        KernelSpec::GemmFp8(k) => fp8::gemm_fp8(k, args),
-        KernelSpec::GemmStreamFp8(k) => fp8::gemm_fp8(&k.of, args),
+        KernelSpec::Gemm(k) => gemm::gemm(&k.problem, args),
+        KernelSpec::GemmWgmma(k) => gemm::gemm(&k.problem, args),
+        KernelSpec::GemmSplitK(k) => gemm::gemm(&k.problem, args),
         KernelSpec::ToE4m3(k) => fp8::to_e4m3(k, args),
         KernelSpec::AddBias(k) => rows::add_bias(k, args),
         KernelSpec::Combine(k) => rows::combine(k, args),
@@ -398,7 +393,7 @@ fn gemm_prepare_attention(
         });
     };
     let (of_gemm, of_prepare) = reads.split_at(spec.of_gemm().min(reads.len()));
-    run(&spec.product(), extents, of_gemm, &mut [&mut **out])?;
+    run(&spec.gemm().into(), extents, of_gemm, &mut [&mut **out])?;
     let rows = [Read::Real(out)];
     let reads: Vec<Read<'_>> = rows.iter().chain(of_prepare).copied().collect();
     run(&spec.prepare.clone().into(), extents, &reads, prepared)

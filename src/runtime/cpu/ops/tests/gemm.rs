@@ -4,7 +4,7 @@ use crate::{
         HostTensor,
         gemm::{
             DeferredLayerNormGemm, Gemm, GemmPrepareAttention, GemmResidualNorm,
-            GemmResidualRowStats, SplitKTile, Tile, WgmmaTile,
+            GemmResidualRowStats, SplitKTile, WgmmaTile,
         },
         layernorm::BiasResidualLayerNorm,
         prepare_attention::PrepareAttention,
@@ -13,22 +13,8 @@ use crate::{
 };
 
 fn spec(n: usize, k: usize, bias: bool, activation: Option<Activation>) -> KernelSpec {
-    KernelSpec::Gemm(Gemm {
-        n: n as u32,
-        k: k as u32,
-        dtype: F32,
-        weight: F32.into(),
-        epilogue: Epilogue::new(bias, activation),
-        // Ignored on the CPU.
-        tile: Tile {
-            m: 1,
-            n: 1,
-            k: 1,
-            warps_m: 1,
-            warps_n: 1,
-            stages: 1,
-        },
-    })
+    // The tile is ignored on the CPU.
+    Gemm::of(n as u32, k as u32, F32, Epilogue::new(bias, activation)).into()
 }
 
 fn check(rows: usize, n: usize, k: usize, bias: bool, activation: Option<Activation>) {
@@ -52,15 +38,13 @@ fn check(rows: usize, n: usize, k: usize, bias: bool, activation: Option<Activat
     let kernel = spec(n, k, bias, activation);
     let got = output(&kernel, &extents, &reads, rows * n);
     assert_close(&got, &want, 1e-5);
-    let KernelSpec::Gemm(gemm) = kernel else {
+    let KernelSpec::Gemm(mut gemm) = kernel else {
         unreachable!("it is a GEMM")
     };
     let residual = noise(rows * n, 4);
     reads.push(Read::Real(&residual));
-    let kernel = KernelSpec::Gemm(Gemm {
-        epilogue: gemm.epilogue.with_residual(),
-        ..gemm
-    });
+    gemm.problem.epilogue.residual = true;
+    let kernel = KernelSpec::Gemm(gemm);
     let got = output(&kernel, &extents, &reads, rows * n);
     let sums = want.iter().zip(&residual);
     let want: Vec<f64> = sums.map(|(want, &r)| want + f64::from(r)).collect();

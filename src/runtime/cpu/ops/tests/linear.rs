@@ -1,6 +1,6 @@
 use super::*;
 use crate::{
-    kernels::gemm::{Gemm, Tile},
+    kernels::gemm::Gemm,
     ops::{Activation, Epilogue},
     runtime::cpu::ops::{MatmulPrecision, PackedWeight},
 };
@@ -30,22 +30,9 @@ impl Layer {
     }
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::Gemm(Gemm {
-            n: self.n as u32,
-            k: self.k as u32,
-            dtype: F32,
-            weight: F32.into(),
-            epilogue: Epilogue::new(true, Some(Activation::Relu)).with_residual(),
-            // Ignored on the CPU.
-            tile: Tile {
-                m: 1,
-                n: 1,
-                k: 1,
-                warps_m: 1,
-                warps_n: 1,
-                stages: 1,
-            },
-        })
+        let epilogue = Epilogue::new(true, Some(Activation::Relu)).with_residual();
+        // The tile is ignored on the CPU.
+        Gemm::of(self.n as u32, self.k as u32, F32, epilogue).into()
     }
 
     /// Computes the result for some of the rows with the CPU kernels.
