@@ -22,7 +22,7 @@ const LIMITS: Limits = Limits {
     steps: 1 << 23,
     depth: 2000,
 };
-/// Stack size of the thread that parses and renders, for the maximum depth. Untouched pages take no memory.
+/// Stack size of the thread that parses and renders, sufficient for the maximum depth. Untouched pages take no memory.
 const STACK: usize = 64 << 20;
 /// Names of separate parameters, which are not allowed in `kwargs`.
 const RESERVED: [&str; 7] = [
@@ -97,7 +97,7 @@ impl ChatTemplate {
         self.render_with(messages, &ChatOptions::default())
     }
 
-    /// Whether the template writes tools that the model may call.
+    /// Returns whether the template renders the tools that the model may call.
     pub fn takes_tools(&self) -> bool {
         let mut all = self.default.iter().chain(&self.tool_use);
         all.any(|template| template.mentions("tools"))
@@ -193,7 +193,8 @@ impl ChatTemplate {
         }
     }
 
-    /// Renders messages of any form, with other variables of the template. By default no generation prompt is added.
+    /// Renders messages of any form. `options` are other variables of the template. By default, there are no tools, and no generation
+    /// prompt is added.
     ///
     /// # Errors
     /// Returns the errors of [`render`](Self::render).

@@ -6,8 +6,8 @@ use super::{Coder, TextEncoder};
 use crate::text::TextError;
 
 impl TextEncoder {
-    /// Returns the bytes that a token adds after another one, including special tokens. Unlike its [text](Self::text_behind),
-    /// they are exact if the token is part of a character.
+    /// Returns the bytes that the token `id` adds after the token `before`, including special tokens. Unlike the [text](Self::text_behind),
+    /// the bytes are exact for a token that is part of a character.
     ///
     /// # Errors
     /// Returns the errors of [`decode`](Self::decode).

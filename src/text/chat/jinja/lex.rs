@@ -80,7 +80,7 @@ impl<'s> Lexer<'s> {
         self.skip(rest.len() - rest.trim_start_matches(is_space).len());
     }
 
-    /// Reads data up to the next tag, and the tag.
+    /// Reads the data up to the next tag, and then the tag.
     fn root(&mut self) -> Result<()> {
         let rest = self.rest();
         let begins = |&(at, _): &(usize, char)| {

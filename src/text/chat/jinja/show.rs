@@ -9,7 +9,7 @@ use super::{
 };
 
 impl Value {
-    /// Returns Python's `str(self)`. A dict parsed from JSON returns that JSON instead.
+    /// Returns Python's `str(self)`, or the original JSON text of a dict parsed from JSON.
     pub fn to_text(&self, meter: &Rc<Meter>) -> Result<Rc<Text>> {
         if let Self::Str(text) = self {
             return Ok(Rc::clone(text));
@@ -168,7 +168,7 @@ fn quoted(text: &str, to: &mut Builder) -> Result<()> {
 }
 
 fn is_printable(c: char) -> bool {
-    // After another character, Rust escapes unprintable characters but not combining marks.
+    // Rust escapes combining marks only at the beginning of a text, so the character is put after an `a`.
     let mut text = String::from("a");
     text.push(c);
     c == '"' || c == '\'' || !text.escape_debug().skip(1).any(|c| c == '\\')
