@@ -81,7 +81,7 @@ pub enum Problem {
         found: String,
         expected: String,
     },
-    /// A checkpoint of a different model than the description's.
+    /// The checkpoint is for another model than the description.
     #[error(
         "config.json: `model_type` is `{found}`, but the description `{name}` is for {expected}"
     )]
@@ -90,7 +90,7 @@ pub enum Problem {
         found: String,
         expected: String,
     },
-    /// A checkpoint with a head that the description lacks.
+    /// The description lacks the checkpoint's head.
     #[error(
         "config.json: `architectures` names `{found}`, whose head the description `{name}` does not have; it has {expected}"
     )]
