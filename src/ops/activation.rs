@@ -1,4 +1,4 @@
-//! Pointwise functions and their definitions in f64, the reference for the faster forms of the devices.
+//! Pointwise functions, and their definitions in f64. These are the references for the faster implementations on devices.
 
 use std::f64::consts::{FRAC_2_SQRT_PI, PI, SQRT_2};
 
@@ -127,8 +127,8 @@ pub fn erfc(x: f64) -> f64 {
     }
 }
 
-/// Bound below which the series needs few terms. From here on, the fraction needs few levels, and erfc (5e-3 here) would lose
-/// digits as a difference.
+/// The series needs few terms below this value. From this value on, the fraction needs few levels, while `1 − erf` would lose digits (erfc
+/// is 5e-3 here).
 const SERIES_BELOW: f64 = 2.0;
 
 /// Abramowitz and Stegun 7.1.6: `2/√π · exp(−x²) · Σ 2ⁿx²ⁿ⁺¹ / (1·3·…·(2n + 1))`. All terms have the same sign.
