@@ -68,7 +68,7 @@ impl Entailment {
         })
     }
 
-    /// Returns the scores of labels from the logits of their pairs.
+    /// Returns the scores of the labels. Each row has the logits for the pair of the text and a label's sentence.
     pub(super) fn scores(self, rows: &[&[f32]], multi_label: bool) -> Vec<f32> {
         let entails = |row: &&[f32]| {
             row.get(self.entailment)
