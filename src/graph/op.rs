@@ -130,8 +130,8 @@ pub enum Op {
     Attention(AttentionProblem),
     /// `[tokens, width]` → `[batch, width]`: L2-normalised mean over each sequence.
     MeanPoolNormalize { eps: f32 },
-    /// `weight` → the matrix stored in this format, when the model is loaded. Only linear layers read it. They compute
-    /// their products in the format: their kernels round the input likewise.
+    /// `weight` → the matrix in this format, quantized when the model is loaded. Only linear layers read it. Some of their kernels also
+    /// round the input to this format.
     Quantize(Format),
     /// `x, out_scale` → `x / out_scale` in E4M3. Only [`Op::ScaledLinear`] reads it.
     ToE4m3,

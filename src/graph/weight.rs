@@ -168,8 +168,8 @@ impl Sinusoid {
     }
 }
 
-/// Assignment of distances to the rows of a bias table (Raffel et al. 2020, section 2.1). Small
-/// distances have one row each; larger ones share rows whose sizes grow logarithmically.
+/// Assignment of distances to the rows of a bias table (Raffel et al. 2020, section 2.1). Small distances have one row each; larger
+/// distances share rows, in proportion to their logarithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Buckets {
     /// Number of rows in the table.

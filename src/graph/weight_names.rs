@@ -22,7 +22,7 @@ pub struct WeightNames {
     pub ignored: Vec<String>,
 }
 
-/// Buffers that transformers computes by itself; checkpoints of older versions store them.
+/// Buffers that transformers computes by itself. Checkpoints of older versions contain them.
 const BUFFERS: [&str; 2] = ["*position_ids", "*rotary_emb.inv_freq"];
 
 impl WeightNames {
