@@ -119,7 +119,7 @@ impl ReadError {
     }
 }
 
-/// Reads the whole file. Opens it only once.
+/// Reads the whole file, which is opened only once.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read or exceeds the limit of its kind.

@@ -44,7 +44,7 @@ fn a_path_is_trusted_if_no_other_user_may_write_to_it_or_its_parents() {
     let real = file.canonicalize().unwrap();
     assert_eq!(trust::resolve(&file, Writers::Nobody).unwrap(), real);
 
-    // The file, its folder, and a folder further up.
+    // Makes the file, its folder, and a folder further up writable in turn.
     for (path, safe) in [(&file, 0o644), (&at("a/b"), 0o755), (&at("a"), 0o755)] {
         for open in [0o777, 0o757, 0o775] {
             set_mode(path, open);

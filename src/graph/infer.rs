@@ -530,8 +530,7 @@ fn per_token(shape: &Shape) -> Result<u64, String> {
     }
 }
 
-/// Returns whether `rows` can be the rows of keys and values: tokens of the batch or of another
-/// stream.
+/// Returns whether `rows` can be the number of rows of keys and values: tokens of the batch or of another stream.
 fn is_rows_of_keys(rows: &Size) -> bool {
     matches!(rows.as_symbol(), Some(Symbol::Tokens | Symbol::SourceSlots))
 }

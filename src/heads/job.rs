@@ -9,7 +9,7 @@ use super::{
 };
 use crate::text::{Encoded, Placed, PlacedToken, TextEncoder, TextError};
 
-/// Max number of tokens of a question with a part of its text, unless the options say otherwise.
+/// Default for the max number of tokens of a question together with a part of its text.
 const MAX_TOKENS: usize = 384;
 
 /// An error in an input or an option of a head.
@@ -97,7 +97,7 @@ pub struct TokenJob {
 }
 
 impl TokenJob {
-    /// Tokenizes a text. `index` is its index among texts, for errors.
+    /// Tokenizes a text. Errors name the text by `index`.
     ///
     /// # Errors
     /// Returns the errors of [`TextEncoder::place`].
@@ -199,7 +199,7 @@ pub struct MaskJob {
 }
 
 impl MaskJob {
-    /// Tokenizes a text. `index` is its index among texts, for errors.
+    /// Tokenizes a text. Errors name the text by `index`.
     ///
     /// # Errors
     /// Returns the errors of [`TextEncoder::place`], and an error if the text or the tokenizer has no mask.
@@ -354,7 +354,7 @@ pub struct QuestionJob {
 }
 
 impl QuestionJob {
-    /// Tokenizes a question with the parts of its text.
+    /// Tokenizes a question with each part of its text.
     ///
     /// # Errors
     /// Returns an error if an option is out of range, and the errors of [`TextEncoder::place_parts`].

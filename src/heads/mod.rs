@@ -20,7 +20,7 @@ pub use zero_shot::{Entailment, LabelScore, ZeroShotOptions};
 
 /// Output with a row of labels for each token. For a model that answers questions, the labels are the start and the end of an answer.
 pub const TOKEN_LOGITS: &str = "token_logits";
-/// Output of masked language models, with a row of vocabulary entries for each token.
+/// Output of masked language models, with the logits of the vocabulary for each token.
 pub const MASK_LOGITS: &str = "mlm_logits";
 
 /// Replaces logits with probabilities.

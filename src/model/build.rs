@@ -247,7 +247,7 @@ impl<'a> Builder<'a> {
             .help(words.join("; "))
     }
 
-    /// Registers a node's name, which must be unique, including weights.
+    /// Registers the name of a node. The name must be unique among all nodes, including weights.
     fn claim(&mut self, name: &str, place: &Range<usize>) -> Result<(), ModelError> {
         let Some(before) = self.names.insert(name.to_owned(), place.clone()) else {
             return Ok(());

@@ -195,7 +195,7 @@ impl<'a> Values<'a> {
         self.evaluate(expr, span)
     }
 
-    /// Evaluates an expression like [`whole`](Self::whole), for names that are already resolved.
+    /// Evaluates an expression whose names are already resolved. Otherwise like [`whole`](Self::whole).
     fn evaluate(&self, expr: &Expr, span: &std::ops::Range<usize>) -> Result<u64, ModelError> {
         expr.whole(&|name| self.number(name))
             .map_err(|message| self.arithmetic(message, span, expr.names()))

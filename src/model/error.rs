@@ -137,8 +137,8 @@ pub enum Problem {
     NoOutput,
 }
 
-/// A [`Problem`] with its position in the description and a help text. With the feature `miette` it is a diagnostic, which shows
-/// the source line and the caret.
+/// A [`Problem`] with its position in the description and a help text. With the feature `miette`, the error is a diagnostic that shows the
+/// source line with a caret.
 #[derive(Debug)]
 pub struct ModelError(Box<Inner>);
 

@@ -11,7 +11,7 @@ use super::{
     expr::Expr,
 };
 
-/// Keys of the published objects. Each kind rejects keys that it does not read.
+/// Keys that a scaling object of any kind may have. Each kind rejects other keys that it does not read.
 const COMMON: [&str; 4] = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
 const KINDS: [(&str, &[&str]); 8] = [
     ("default", &[]),
@@ -151,7 +151,7 @@ impl Values<'_> {
     }
 }
 
-/// A whole number of positions from 1 to `i32::MAX`.
+/// Returns `found` if it is a whole number of positions from 1 to `i32::MAX`.
 fn whole_positions(found: f64) -> Option<u32> {
     let is_whole = found >= 1.0 && found <= f64::from(i32::MAX) && found.fract() == 0.0;
     is_whole.then_some(found as u32)

@@ -11,7 +11,7 @@ use crate::{
     ops::{Activation, BatchInput, PoolWeights, Side},
 };
 
-/// A parsed description. Each part has its source position.
+/// A parsed description, with source positions.
 #[derive(Clone, Debug)]
 pub(super) struct Ast {
     pub name: String,
@@ -568,7 +568,7 @@ pub(super) struct Count {
     pub n: usize,
 }
 
-/// Model inputs by the names that descriptions use. The first id of `previous_ids` is a field of the operator that reads them.
+/// Model inputs by the names that descriptions use. The first id of `previous_ids` is a field of the operator that reads this input.
 pub(super) const INPUTS: [(&str, BatchInput); 4] = [
     ("token_ids", BatchInput::TokenIds),
     ("previous_ids", BatchInput::PreviousIds { first: 0 }),

@@ -91,7 +91,7 @@ pub fn activate_f64(activation: Activation, x: f64) -> f64 {
         Activation::GeluExact => x * 0.5 * erfc(-x / SQRT_2),
         Activation::GeluTanh => {
             let inner = (2.0 / PI).sqrt() * (x + 0.044715 * x * x * x);
-            // (1 + tanh u) / 2 without the cancellation where u is far below 0.
+            // This is (1 + tanh u) / 2, without the cancellation for u far below 0.
             x / (1.0 + (-2.0 * inner).exp())
         }
         // NaN is preserved, as by the other activations.

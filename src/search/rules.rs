@@ -2,11 +2,10 @@ use std::collections::HashMap;
 
 use super::log_sum;
 
-/// Logits processors, applied before a token is chosen in the order of transformers.
+/// Logits processors, which are applied in the order of transformers before a token is chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
-    /// Divides the positive and multiplies the negative logits of tokens that occurred already
-    /// (Keskar et al. 2019); 1 disables it.
+    /// Divides the positive and multiplies the negative logits of tokens that have already occurred (Keskar et al. 2019); 1 disables it.
     pub repetition_penalty: f32,
     /// Amount subtracted from a token's logit for each of its occurrences among the new tokens; 0
     /// disables it.

@@ -6,7 +6,7 @@ pub(crate) use gemmule_weights::quantized::e4m3 as decode;
 /// Largest magnitude.
 pub(crate) const MAX: f32 = 448.0;
 
-/// Rounds to the nearest value. Larger magnitudes become [`MAX`], and NaN stays NaN.
+/// Rounds to the nearest value. Magnitudes above [`MAX`] become `MAX`, and NaN stays NaN.
 pub(crate) fn round(value: f32) -> f32 {
     match value.is_nan() {
         true => value,

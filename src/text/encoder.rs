@@ -215,8 +215,8 @@ impl TextEncoder {
         .collect()
     }
 
-    /// Returns the token ids of a text that contains its special tokens, such as the output of a
-    /// [`ChatTemplate`](super::ChatTemplate). None are added.
+    /// Returns the token ids of a text that contains its special tokens, such as the output of a [`ChatTemplate`](super::ChatTemplate). No
+    /// special tokens are added.
     ///
     /// # Errors
     /// Returns an error if the tokenizer refuses a text or panics on it.

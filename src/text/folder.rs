@@ -98,7 +98,7 @@ pub(super) struct Inputs {
     pub(super) has_segments: bool,
     /// Whether the model generates text, and therefore does not take pairs.
     pub(super) writes: bool,
-    /// The end-of-sequence token, if the model knows it.
+    /// End-of-sequence token, if the model has one.
     pub(super) end: Option<SequenceEnd>,
 }
 

@@ -1,4 +1,4 @@
-//! Texts after a prompt that pooling leaves out.
+//! Tokenization of texts with a prompt whose tokens pooling leaves out.
 
 use tokenizers::EncodeInput;
 
@@ -22,7 +22,7 @@ impl TextEncoder {
         Ok(alone.len() - usize::from(special && !alone.is_empty()))
     }
 
-    /// Tokenizes a text after a prompt that pooling leaves out.
+    /// Tokenizes a text after a prompt whose tokens pooling leaves out.
     pub(super) fn prompted(
         &self,
         index: usize,

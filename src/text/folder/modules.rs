@@ -56,7 +56,7 @@ pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, TextError> {
     }
 }
 
-/// Returns an entry of a file, which is not trusted: it may only name direct subfolders, or the folder itself.
+/// Returns an entry of an untrusted file. The entry may only name a direct subfolder, or the folder itself.
 pub(super) fn entry(
     json: &Json,
     folder: &str,

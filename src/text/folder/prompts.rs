@@ -17,7 +17,7 @@ pub enum Prompt<'a> {
     Text(&'a str),
 }
 
-/// Returns the error for a name that no prompt has.
+/// Returns the error for an unknown prompt name.
 fn no_prompt(name: &str, known: &[&str]) -> TextError {
     TextError::NoPrompt {
         name: name.to_owned(),

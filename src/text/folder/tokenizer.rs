@@ -81,8 +81,8 @@ impl TokenizerSettings {
         Ok(names.iter().any(|name| name == "token_type_ids"))
     }
 
-    /// Whether spaces before punctuation are removed from decoded texts. Texts of a byte pair encoding (`is_bpe`) keep them
-    /// unless forced.
+    /// Whether spaces before punctuation are removed from decoded texts. Texts of a byte pair encoding (`is_bpe`) keep them unless another
+    /// setting forces the removal.
     pub(in crate::text) fn cleans_up(&self, is_bpe: bool) -> Result<bool, TextError> {
         let forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output";
         let cleans_up = self.json.flag("clean_up_tokenization_spaces", false)?;

@@ -84,7 +84,7 @@ enum Use {
 }
 
 impl Piece {
-    /// Returns the kind of the piece, whose number was checked when the file was read.
+    /// Returns the kind of the piece. The number of the kind was checked when the file was read.
     fn usage(&self) -> Use {
         match self.kind {
             Some(2) => Use::Unknown,
@@ -268,7 +268,7 @@ impl Model {
         self.longest = self.longest.max(piece.text.len());
     }
 
-    /// Returns the piece of a part of a text, including unused pieces.
+    /// Returns the piece whose text is `part`, including unused pieces.
     fn found(&self, part: &str) -> Option<&Piece> {
         let piece = &self.pieces[*self.numbers.get(part)?];
         (!matches!(piece.usage(), Use::Unknown | Use::Control)).then_some(piece)

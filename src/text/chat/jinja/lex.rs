@@ -184,7 +184,7 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// Reads the tokens inside a tag, and its end.
+    /// Reads the tokens inside a tag, and the end of the tag.
     fn inner(&mut self, end: &str, token: Token) -> Result<()> {
         let mut open: Vec<u8> = Vec::new();
         let is_block = token == Token::BlockEnd;

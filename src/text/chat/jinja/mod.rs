@@ -66,7 +66,7 @@ impl Template {
         Ok(Self { tree, names })
     }
 
-    /// Whether `name` occurs in the template, as a variable, any other name, or a string.
+    /// Returns whether `name` occurs in the template, as the name of a variable, as another name, or as a string.
     pub fn mentions(&self, name: &str) -> bool {
         self.names
             .binary_search_by(|known| known.as_str().cmp(name))

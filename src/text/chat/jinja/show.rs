@@ -316,7 +316,7 @@ fn json_float(value: f64) -> String {
     }
 }
 
-/// Sorts with `is_less` alone, as Python does: the sort is stable, and an error of a comparison ends it.
+/// Sorts with `is_less` alone, as Python does. The sort is stable, and stops at the first error of a comparison.
 pub fn sort<T>(
     mut items: Vec<T>,
     is_less: &mut impl FnMut(&T, &T) -> Result<bool>,

@@ -1,4 +1,4 @@
-//! Tokenizer classes of transformers, with the settings that each reads.
+//! Tokenizer classes of transformers, with the settings that each class reads.
 
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 
