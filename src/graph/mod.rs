@@ -93,8 +93,7 @@ pub struct Graph {
     parts: Vec<Part>,
 }
 
-/// A part of a model that runs separately, on a batch of its own. Parts exchange values only
-/// through caches.
+/// A part of a model that runs separately, on its own batch. Parts exchange values only through caches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     pub name: String,
@@ -195,7 +194,7 @@ impl Graph {
         edges.into_iter().map(|(_, source)| source).collect()
     }
 
-    /// Returns the operand of this name ([`Op::slots`]).
+    /// Returns the operand with this name ([`Op::slots`]).
     pub fn operand(&self, id: NodeId, slot: &str) -> Option<NodeId> {
         let place = self.op(id).slots().iter().position(|name| name == slot)?;
         self.operands(id).get(place).copied()

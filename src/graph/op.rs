@@ -109,8 +109,7 @@ pub enum Op {
     Concat { parts: u32 },
     /// `x` → each row divided by `max(‖row‖₂, eps)`.
     L2Normalize { eps: f32 },
-    /// Logits `[tokens, width]` → `[tokens, 1]`: log-probability of each token given the previous
-    /// ones; 0 for the first.
+    /// Logits `[tokens, width]` → `[tokens, 1]`: log-probability of each token given the previous tokens; 0 for the first token.
     LogProbability,
     /// `mean, log_variance`, both `[batch, width]` → `mean + exp(log_variance / 2) · noise`, with
     /// the seed of each sequence.

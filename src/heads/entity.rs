@@ -213,7 +213,7 @@ fn grouped<E>(
     let groups = groups.into_iter().map(|group| {
         let sum: f64 = group.iter().map(|word| f64::from(word.score)).sum();
         let first = &group[0];
-        // As in transformers, the label of an entity is the part after the first hyphen.
+        // The label of an entity is the part after the first hyphen, as in transformers.
         let label = first
             .label
             .split_once('-')

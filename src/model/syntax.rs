@@ -32,7 +32,7 @@ pub(super) struct Ast {
     pub dims: Vec<Definition>,
     pub reals: Vec<Definition>,
     pub activations: Vec<Definition>,
-    /// The parts in order. A file with `graph:` has one unnamed part, a file with `parts:` has named ones.
+    /// The parts in order. A file with `graph:` has one unnamed part, a file with `parts:` has named parts.
     pub parts: Vec<PartOf>,
     pub default_outputs: Vec<At<String>>,
     pub expect: Vec<Count>,

@@ -15,7 +15,7 @@ pub struct Beams {
     pub early_stopping: EarlyStopping,
 }
 
-/// Condition for ending the search once there are as many finished hypotheses as beams.
+/// Condition for ending the search once the number of finished hypotheses is the number of beams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EarlyStopping {
     /// End if the best beam would not beat the worst hypothesis by ending now.

@@ -1,6 +1,6 @@
 use super::candidates::largest;
 
-/// Sampling options. As in transformers, the fields apply in this order: each field restricts the tokens that the previous fields leave.
+/// Sampling options. The fields apply in this order, as in transformers: each field restricts the tokens that the previous fields leave.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// Divisor of the logits.

@@ -21,7 +21,7 @@ pub struct StreamDecoder {
     before: Vec<u32>,
 }
 
-/// Maximum number of the prompt's last tokens that are decoded with the first new ones.
+/// Maximum number of the prompt's last tokens that are decoded with the first new tokens.
 const BEFORE: usize = 8;
 
 impl StreamDecoder {

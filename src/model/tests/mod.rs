@@ -1,4 +1,4 @@
-//! Tests of wrong descriptions and their errors, of the shipped descriptions and of damaged ones.
+//! Tests of wrong descriptions and their errors, of the shipped descriptions, and of damaged descriptions.
 
 mod config;
 mod language;

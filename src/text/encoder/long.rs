@@ -51,7 +51,7 @@ impl Around {
     }
 }
 
-/// Returns the range of the text's own tokens, between the added ones.
+/// Returns the range of the text's own tokens, between the added tokens.
 fn content(encoding: &Encoding) -> std::ops::Range<usize> {
     let mask = encoding.get_special_tokens_mask();
     let start = mask.iter().take_while(|&&mark| mark != 0).count();

@@ -11,7 +11,7 @@ pub(super) struct Class {
     pub(super) around: &'static [&'static str],
 }
 
-/// A setting, or several related ones.
+/// A setting, or several related settings.
 #[derive(Clone, Copy)]
 pub(super) enum Setting {
     /// `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of BERT's normalizer.
