@@ -17,13 +17,13 @@ impl Engine {
         Ok(self.generation_model().generator(cache_bytes)?)
     }
 
-    /// Whether the model generates from a source, as translation models do, instead of continuing a prompt.
+    /// Returns whether the model generates from a source text, as translation models do, instead of continuing a prompt.
     pub fn has_source(&self) -> bool {
         self.generation_model().has_source()
     }
 
-    /// Continues each prompt, with as many at once as fit in [`cache_bytes_at_most`](Self::cache_bytes_at_most), and returns
-    /// the results in the order of the prompts. See [`Generator::write_all`].
+    /// Continues each prompt and returns the results in the order of the prompts. As many prompts run at once as fit in
+    /// [`cache_bytes_at_most`](Self::cache_bytes_at_most). See [`Generator::write_all`].
     ///
     /// # Errors
     /// Returns an error if the options are invalid for every prompt, if memory cannot be allocated, or if an entire
@@ -39,8 +39,8 @@ impl Engine {
             .generate(prompts, options, on_event)?)
     }
 
-    /// Returns the memory that a generator with `cache_bytes` of KV cache needs for prompts of these lengths, with as many at
-    /// once as fit, without creating it. Memory for tokens that the host selects while a device computes is not counted.
+    /// Returns the memory that a generator with `cache_bytes` of KV cache needs for prompts of these lengths, if as many run at once as
+    /// fit. The generator is not created. Memory for tokens that the host selects while a device computes is not counted.
     ///
     /// # Errors
     /// Returns [`GenerateError::NotGenerating`](crate::generate::GenerateError::NotGenerating) if the engine was not
@@ -57,8 +57,8 @@ impl Engine {
             .generator_bytes(prompts, options, cache_bytes)?)
     }
 
-    /// Returns the KV cache size, in bytes, for running prompts of these lengths at once. A request without a limit on new
-    /// tokens gets all remaining positions, but at most 1 GiB or 4,096 new tokens, whichever is larger.
+    /// Returns the KV cache size, in bytes, for running prompts of these lengths at once. A request without a limit on new tokens gets all
+    /// remaining positions, up to 1 GiB or 4,096 new tokens, whichever is more.
     ///
     /// # Errors
     /// Returns [`GenerateError::NotGenerating`](crate::generate::GenerateError::NotGenerating) if the engine was not

@@ -36,7 +36,7 @@ pub(crate) fn remove(outputs: &mut [Output], program: &Program, batch: &Batch) {
     }
 }
 
-/// Indices of one dimension that are kept.
+/// Indices along one dimension that remain when padding is removed.
 struct Kept {
     axis: usize,
     /// Indices along the dimension, ascending.

@@ -40,7 +40,7 @@ impl Builder {
         }
     }
 
-    /// Returns the formats of the checkpoint's tensors that keep their published values. A CPU dequantizes all of them.
+    /// Returns the formats of the checkpoint tensors that keep their published quantized values. A CPU dequantizes all tensors.
     pub(super) fn published(
         &self,
         device: &DeviceName,
