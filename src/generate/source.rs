@@ -21,7 +21,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Returns `None` for a decoder-only model, which is one graph.
+    /// Returns the parts of an encoder-decoder model; `None` for a decoder-only model, which is a single graph.
     pub(super) fn of(program: &Program) -> Option<Self> {
         let writes = |&part: &u32| {
             let mut outputs = program.outputs_of(part);
@@ -57,7 +57,7 @@ impl Parts {
 /// The source of a request.
 pub(super) struct Source {
     tokens: Vec<u32>,
-    /// Slots by position, shared by all beams.
+    /// Slots by position. All beams share them.
     slots: Vec<u32>,
     blocks: Vec<u32>,
     is_encoded: bool,
@@ -91,12 +91,12 @@ impl Source {
         self.blocks
     }
 
-    /// Returns the slots of its positions.
+    /// Returns the slots of the source's positions.
     pub(super) fn slots(&self) -> &[u32] {
         &self.slots
     }
 
-    /// Appends its slots to the sources that a batch attends to.
+    /// Appends the slots to the sources that a batch attends to.
     pub(super) fn append_to(&self, sources: &mut Sources) {
         sources.lens.push(self.slots.len() as u32);
         sources.slots.extend_from_slice(&self.slots);

@@ -32,9 +32,9 @@ pub(super) const COMPUTED: [&str; 24] = [
     "top_p",
 ];
 
-/// Keys that cannot change the tokens. They select return values, cache storage or speedups; assisted and multi-token
-/// decoding produce the tokens of plain decoding. The tokenizer adds the token that begins a prompt, batches have no padding,
-/// and a NaN logit is an error.
+/// Keys that cannot change the tokens. Most select return values, cache storage or speedups: assisted and multi-token decoding produce the
+/// same tokens as plain decoding. Others do not apply here: the tokenizer adds the first token of a prompt, batches have no padding, and a
+/// NaN logit is an error.
 const WITHOUT_EFFECT: [&str; 31] = [
     "_commit_hash",
     "_from_model_config",
@@ -96,7 +96,7 @@ const NOT_COMPUTED: [&str; 20] = [
 /// Keys that only change how tokens are sampled, and are not supported.
 const DRAWS: [&str; 4] = ["epsilon_cutoff", "eta_cutoff", "top_h", "typical_p"];
 
-/// Generation settings that older folders have in config.json, among the settings of the model.
+/// Generation settings that older folders keep in config.json, next to the model's settings.
 pub(super) const IN_CONFIG: [&str; 37] = [
     "bad_words_ids",
     "begin_suppress_tokens",
