@@ -50,7 +50,7 @@ pub(super) fn encoder(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize
     ]
 }
 
-/// Returns LayerNorm before a linear layer, as in a pre-norm encoder, and a sum without bias.
+/// Returns a chain with LayerNorm before a linear layer, as in a pre-norm encoder, and with a sum without bias.
 pub(super) fn pre_norm(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)> {
     let link = |site| Link {
         site,
@@ -77,8 +77,7 @@ pub(super) fn pre_norm(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usiz
     vec![(Chain { links }, 2)]
 }
 
-/// Returns the chains of pre-norm decoder layers: a residual stream read by norms, with a gate or
-/// an activation.
+/// Returns the chains of pre-norm decoder layers, in which norms read a residual stream, with a gate or an activation.
 pub(super) fn writer(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)> {
     let link = |site, is_private| Link { site, is_private };
     let linear = |n, k, epilogue| Site::Linear {

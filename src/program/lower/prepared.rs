@@ -192,7 +192,7 @@ struct Heads<'a> {
 }
 
 impl<'a> Heads<'a> {
-    /// Follows `value` back through an optional rotation and an optional norm. It has `heads` heads of `head` columns.
+    /// Follows a value of `heads` heads of `head` columns back through an optional rotation and an optional norm.
     fn of(graph: &'a Graph, value: NodeId, heads: u32, head: u32) -> Option<Self> {
         let mut of = Self {
             x: value,
