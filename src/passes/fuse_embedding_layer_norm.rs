@@ -63,7 +63,7 @@ struct Sum {
     others: Vec<NodeId>,
     /// The additions, in topological order.
     additions: Vec<NodeId>,
-    /// Reasons for keeping nodes of the tree.
+    /// Reasons for keeping some nodes of the tree.
     kept: Vec<String>,
 }
 
@@ -79,8 +79,7 @@ impl Sum {
             }
             let kept = kept(graph, id, reader);
             match (graph.op(id), graph.operands(id).as_slice()) {
-                // An addition that must stay is a separate value, for example the residual stream
-                // of a pre-norm model.
+                // An addition that must be kept is a separate value, such as the residual stream of a pre-norm model.
                 (Op::Add, &[a, b]) if kept.is_none() || id == root => {
                     sum.additions.push(id);
                     stack.extend([(b, id), (a, id)]);
@@ -121,7 +120,7 @@ mod tests {
     use super::super::tests::{alone, models::Builder, refusals, story};
     use crate::{graph::Op, ops::BatchInput};
 
-    /// Returns the LayerNorm of the sum of `n` tables, added from the left.
+    /// Returns the LayerNorm of a sum of `n` tables, added from left to right.
     fn tables(n: usize) -> Builder {
         let mut b = Builder::default();
         let mut sum = b.tokens(16);
