@@ -1,10 +1,10 @@
-//! Usage records for tests: transformers, layer by layer, and random graphs.
+//! Usage records for tests, from transformers of several layers and from random graphs.
 
 use proptest::prelude::*;
 
 use super::UsageRecord;
 
-/// Collects records while operators are numbered.
+/// Numbers operators and collects the records of their tensors.
 struct Recorder {
     records: Vec<UsageRecord>,
     names: Vec<String>,
@@ -35,7 +35,7 @@ pub(super) struct Encoder {
     pub width: u64,
     pub n_heads: u64,
     pub inner: u64,
-    /// Whether attention is unfused, with its scores in memory, and no bias or residual is fused.
+    /// Whether attention is unfused, so that its scores are stored, and biases and residuals are separate operators.
     pub unfused: bool,
 }
 
@@ -108,7 +108,7 @@ pub(super) fn encoder(shape: Encoder, batch: u64, length: u64) -> (Vec<String>, 
     (r.names, r.records)
 }
 
-/// Sizes from 0 to 64 MiB, log-uniform; half of them are products of a width and a token count.
+/// Returns sizes from 0 to 64 MiB, log-uniform. Half of them are products of a width and a token count.
 fn bytes() -> impl Strategy<Value = u64> {
     prop_oneof![
         1 => Just(0),
@@ -117,8 +117,7 @@ fn bytes() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Records of a random graph: every operator writes one tensor, and reads up to three earlier
-/// ones, most of them recent.
+/// Returns the records of a random graph. Each operator writes one tensor, and reads up to three earlier tensors, mostly recent ones.
 pub(super) fn random_graph(
     n_ops: impl Into<prop::collection::SizeRange>,
 ) -> impl Strategy<Value = Vec<UsageRecord>> {
