@@ -100,8 +100,8 @@ impl Artifact {
         }
     }
 
-    /// Whether a file starts like an artifact of any version. A pipe loses these bytes;
-    /// [`ModelFile::open`](super::ModelFile::open) reads it only once.
+    /// Returns whether a file starts like an artifact of any version. This consumes the first bytes of a pipe;
+    /// [`ModelFile::open`](super::ModelFile::open) does not read a file twice.
     pub fn is_one(file: &Path) -> bool {
         Beginning::open(file, N_FIRST).is_ok_and(|beginning| begins(beginning.bytes()))
     }

@@ -41,7 +41,7 @@ use crate::{
 /// The compiled program and its kernels, before the weights are loaded.
 struct Loaded {
     artifact: Artifact,
-    /// Kernels stored in an artifact file; `None` if NVRTC compiles them.
+    /// Kernels from an artifact file; `None` if NVRTC compiles them.
     cubins: Option<Vec<Cubin>>,
     chosen_by: ChosenBy,
 }

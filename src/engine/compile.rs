@@ -107,7 +107,7 @@ impl Compiled {
         Ok(program::alternatives(&self.graph, &options, tokens, more)?)
     }
 
-    /// Returns the program for other timings.
+    /// Lowers the graph again, with other timings.
     pub fn program_with(&self, timings: &Timings) -> Result<Program, EngineError> {
         let options = LowerOptions {
             timings: Some(timings),
@@ -143,7 +143,7 @@ impl Compiled {
         Ok(())
     }
 
-    /// Returns the same model for other timings.
+    /// Returns the same model, lowered with other timings.
     pub fn with_timings(mut self, timings: Option<Timings>) -> Result<Self, EngineError> {
         self.options.timings = timings;
         self.program = program::lower(&self.graph, &self.options.lowering())?;

@@ -73,9 +73,9 @@ impl Engine {
             .cache_bytes_needed(prompts, options)?)
     }
 
-    /// Returns a KV cache size, in bytes, for any number of prompts of these lengths. It holds the longest prompts that fit
-    /// the model, up to the concurrency limit of the device or CPU. On a device it is at most half of the free memory. It is
-    /// always enough for the longest prompt alone.
+    /// Returns a KV cache size, in bytes, for any number of prompts of these lengths. The cache has room for as many of the longest prompts
+    /// as the device or CPU runs concurrently. On a device, it takes at most half of the free memory. On a CPU, it takes at most 4 GiB for
+    /// requests without a limit on new tokens. It is always large enough for the longest prompt alone.
     ///
     /// # Errors
     /// Returns the errors of [`default_cache_bytes`](Self::default_cache_bytes).
@@ -89,9 +89,9 @@ impl Engine {
             .cache_bytes_at_most(prompts, options)?)
     }
 
-    /// Returns the default KV cache size, in bytes, for unknown requests. On a CPU it holds eight sequences of the model's
-    /// maximum length, counting at most 4,096 positions each. On a device it holds the maximum number of concurrent
-    /// sequences, up to half of the free memory, but at least eight.
+    /// Returns the default KV cache size, in bytes, for unknown requests. On a CPU, the cache has room for eight sequences of the model's
+    /// max length, but at most 4,096 positions each. On a device, it has room for the max number of concurrent sequences, or takes half of
+    /// the free memory if that is less, but has room for at least eight sequences.
     ///
     /// # Errors
     /// Returns the errors of [`cache_bytes_needed`](Self::cache_bytes_needed) and errors of the device.

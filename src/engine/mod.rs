@@ -104,16 +104,16 @@ impl Engine {
         Builder::new(builder::Start::Named(model.into()))
     }
 
-    /// Starts from a published checkpoint folder, or from a GGUF file of llama.cpp. The description is the shipped one for the `model_type` of its config.json.
-    /// The modules of a sentence-transformers folder that follow the transformer are computed, too. [`Folder`] lists the
+    /// Starts from a published checkpoint folder, or from a GGUF file of llama.cpp. The shipped description for the `model_type` in
+    /// config.json is used. In a sentence-transformers folder, the modules after the transformer are computed, too. [`Folder`] lists the
     /// files that are read.
     pub fn from_checkpoint(folder: impl Into<PathBuf>) -> Builder {
         Builder::new(builder::Start::Checkpoint).checkpoint(folder)
     }
 
-    /// Fetches a model of the Hugging Face hub, `org/name` or `org/name@revision`, and starts from its folder in the cache. The name
-    /// of a GGUF file or its quantisation may follow, as in `org/name:Q8_0`. The
-    /// variables of `huggingface_hub`, such as `HF_HOME` and `HF_TOKEN`, apply. [`hub::fetch`] shows progress.
+    /// Fetches a model of the Hugging Face hub, `org/name` or `org/name@revision`, and starts from its folder in the cache. A GGUF file can
+    /// be selected by its name or quantization, as in `org/name:Q8_0`. The environment variables of `huggingface_hub`, such as `HF_HOME`
+    /// and `HF_TOKEN`, are respected. [`hub::fetch`] shows progress.
     ///
     /// # Errors
     /// Returns the errors of [`hub::fetch`].
@@ -155,7 +155,7 @@ impl Engine {
         self.session_with(&self.allocator)
     }
 
-    /// Creates a session with another memory planner than the engine's.
+    /// Creates a session with its own choice of memory planner.
     ///
     /// # Errors
     /// Returns an error if the chunk policy is invalid or the device cannot create a stream.
@@ -163,7 +163,7 @@ impl Engine {
         self.session_of(allocator, self.graphs)
     }
 
-    /// Creates a session that replays other CUDA graphs than the engine's setting.
+    /// Creates a session with its own choice of CUDA graphs to replay.
     ///
     /// # Errors
     /// Returns an error if the device cannot create a stream.

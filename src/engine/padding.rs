@@ -11,7 +11,7 @@ use crate::{
     tensor::{Shape, Symbol},
 };
 
-/// Returns the batch in the layout of a run.
+/// Returns the batch in the layout that `padding` requires.
 pub(crate) fn laid_out(batch: &Batch, padding: Padding) -> Result<Cow<'_, Batch>, BatchError> {
     match padding {
         Padding::Removed => {

@@ -13,7 +13,7 @@ enum Where {
     Done(Box<Outputs>),
     /// Runs on a CUDA device. Holds the lengths of the batch's sequences.
     Running(CudaTicket, Vec<u32>),
-    /// Sent to a pipeline's thread, which submits it.
+    /// Sent to a pipeline's thread, which will submit the batch.
     Sent(Receiver<Result<Pending, EngineError>>),
 }
 
@@ -22,7 +22,7 @@ impl Pending {
         Self(Where::Done(Box::new(outputs)))
     }
 
-    /// Creates a batch that was sent to a pipeline's thread.
+    /// Creates the handle of a batch that was sent to a pipeline's thread.
     pub(super) fn sent(submitted: Receiver<Result<Self, EngineError>>) -> Self {
         Self(Where::Sent(submitted))
     }

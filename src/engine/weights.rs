@@ -61,7 +61,7 @@ pub fn unread(
     config: &Value,
 ) -> Result<Vec<String>, EngineError> {
     let stored = stored(program);
-    // Other outputs are built only if tensors are left.
+    // Build the other outputs only if some tensors are still unread.
     let mut left = source.surplus(&stored);
     left.retain(|name| !names.is_ignored(name));
     if left.is_empty() {
@@ -70,7 +70,7 @@ pub fn unread(
     let mut names = names.clone();
     let mut read: Vec<(String, Vec<u64>)> = Vec::new();
     for output in description.output_names() {
-        // An output that this checkpoint does not support reads nothing.
+        // An output that this config.json does not support reads no tensors.
         let Ok(model) = description.build(config, Some(&[output])) else {
             continue;
         };

@@ -50,7 +50,7 @@ impl GenerationModel<'_> {
         &self,
         options: &SamplingParams,
     ) -> Result<u64, GenerateError> {
-        /// Maximum length that is counted.
+        /// Max number of positions that are counted per sequence.
         const POSITIONS: u32 = 4096;
         let all = self.limits.longest.unwrap_or(POSITIONS).min(POSITIONS) as usize;
         let new = options.rules.max_new_tokens.clamp(1, all);

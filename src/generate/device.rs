@@ -264,7 +264,7 @@ pub(super) fn room(rows: usize, tokens: usize, source: usize) -> LoopRoom {
 
 /// A request that is added to the device's loop.
 struct Entering {
-    /// Its index among the sequences.
+    /// Index of the request among the sequences.
     at: usize,
     first: usize,
     choices: Vec<Vec<i32>>,

@@ -93,7 +93,7 @@ pub enum Event {
         /// The logits of this position before rules and sampling, of shape `[vocabulary]`; empty if not requested.
         logits: Vec<f32>,
     },
-    /// The hypotheses of a beam search, best first. Token events of the best one follow.
+    /// The hypotheses of a beam search, best first. Token events of the best hypothesis follow.
     Found {
         ticket: Ticket,
         hypotheses: Vec<Hypothesis>,

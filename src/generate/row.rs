@@ -47,7 +47,7 @@ pub(super) struct Lane {
     pub(super) slots: Vec<u32>,
 }
 
-/// Numbers of blocks that a request reserves. The last token is never in the cache, since no token follows it.
+/// Numbers of blocks that a request reserves. The last token needs no slot in the cache, since no token follows it.
 #[derive(Clone, Copy)]
 pub(super) struct Room {
     /// Blocks of the prompt or, without beams, of the whole sequence.
@@ -96,7 +96,7 @@ impl Room {
 }
 
 impl Row {
-    /// Creates a request before its first step, with the blocks that its [`Room`] counts.
+    /// Creates a request before its first step. `blocks` must be as many as its [`Room`] counts.
     pub(super) fn new(
         ticket: Ticket,
         prompt: Vec<u32>,
@@ -230,7 +230,7 @@ impl Row {
         }
     }
 
-    /// Seed of all its sampling.
+    /// Seed of the request's sampling.
     pub(super) fn seed(&self) -> u64 {
         self.options.seed
     }
@@ -245,7 +245,7 @@ impl Row {
         self.source.as_ref().map_or(&[], Source::slots)
     }
 
-    /// Returns all of its blocks.
+    /// Returns all blocks of the request.
     #[cfg(test)]
     pub(super) fn blocks(&self) -> impl Iterator<Item = u32> {
         let of_source = self.source.iter().flat_map(Source::blocks);

@@ -64,7 +64,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Creates a source in the first of `blocks`. The blocks it does not need remain in `blocks`.
+    /// Creates a source with as many of the first `blocks` as it needs. The other blocks remain in `blocks`.
     pub(super) fn new(parts: Parts, tokens: Vec<u32>, blocks: &mut Vec<u32>) -> Self {
         let rest = blocks.split_off(parts.blocks_of(tokens.len()) as usize);
         let own = std::mem::replace(blocks, rest);
@@ -126,7 +126,7 @@ impl Generator {
             ids.extend_from_slice(&source.tokens);
             lens.push(source.tokens.len() as u32);
             past.cached.push(0);
-            // If the source occupies one position, all of its tokens have that slot.
+            // If the source occupies one position, all of its tokens use the slot of that position.
             let slot = |i: usize| source.slots[i.min(source.slots.len() - 1)];
             past.slots.extend((0..source.tokens.len()).map(slot));
             seeds.push(row.seed());

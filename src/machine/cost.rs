@@ -18,7 +18,7 @@ pub struct Costs {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MmaSync {
-    /// Multiply-adds of 16-bit elements that `mma.sync` sustains.
+    /// Multiply-adds of 16-bit elements that `mma.sync` sustains, per cycle.
     pub tensor: f64,
     /// L2 bandwidth to one SM, in bytes per cycle.
     pub l2_per_sm: f64,
@@ -26,7 +26,7 @@ pub struct MmaSync {
     pub l2: f64,
     /// Latency of the barrier and the first fragments of a k-step, if no other CTA on the SM hides it.
     pub barrier: f64,
-    /// Prologue and tail: from the launch to the first MMA, plus the last stores.
+    /// Prologue and tail: the time from the launch to the first MMA, plus that of the last stores.
     pub launch: f64,
     /// Epilogue per output: bias, activation, rounding, store.
     pub output: f64,
@@ -171,7 +171,7 @@ pub struct SmallM {
     pub fitted_steps: u32,
 }
 
-/// Constants of the GEMM with LayerNorm in its epilogue, whose rows are distributed over a cluster.
+/// Constants of the GEMM with LayerNorm in its epilogue. A cluster of CTAs holds whole rows.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmNorm {

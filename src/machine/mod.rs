@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 pub use cost::{Costs, GemmNorm, Hopper, MmaSync, Norm, SMALL_M, SmallM, SplitK, Wgmma};
 pub use error::MachineError;
 
-/// Names and texts of the files in `machines/`. The build script lists them.
+/// Names and contents of the files in `machines/`, as listed by the build script.
 const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/machines.rs"));
 
 /// The card that programs are lowered for if none is named and none is present. It has the oldest capability, so its kernels run on all
@@ -156,7 +156,7 @@ impl Machine {
         }
     }
 
-    /// Returns the card that programs are lowered for if none is named and none is present.
+    /// Returns the default card, which programs are lowered for if no card is named or present.
     ///
     /// # Errors
     /// Returns the errors of [`Machine::all`].

@@ -73,11 +73,11 @@ pub fn shipped_configs() -> Result<Vec<(&'static str, &'static str, Value)>, Eng
         .collect()
 }
 
-/// A kernel, and the models that launch it.
+/// A kernel, and the models whose programs launch it.
 #[derive(Clone, Debug)]
 pub struct Emitted {
     pub kernel: KernelSpec,
-    /// Names of shipped sizes that launch it; empty for a representative instance.
+    /// Names of shipped sizes whose programs launch the kernel; empty for a representative instance.
     pub models: Vec<String>,
 }
 
@@ -89,7 +89,7 @@ fn answered_for() -> Result<Vec<Machine>, EngineError> {
     Ok(fitted.cloned().chain([Machine::usual()?]).collect())
 }
 
-/// Whether every token attends to every token in all attentions of a model.
+/// Returns whether, in all attentions of a model, every token attends to every token of its sequence.
 fn attends_in_full(graph: &Graph) -> bool {
     let mut nodes = graph.topological().into_iter();
     nodes.all(|id| match graph.op(id) {

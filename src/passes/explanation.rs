@@ -11,7 +11,7 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// A [`Report`] as text, with the bytes of one batch; see [`Report::explain`].
+/// A [`Report`] as text, with the memory traffic of one batch; see [`Report::explain`].
 #[derive(Clone, Copy, Debug)]
 pub struct Explanation<'a> {
     report: &'a Report,
@@ -78,13 +78,13 @@ impl fmt::Display for Explanation<'_> {
 }
 
 impl Report {
-    /// Returns the report with the bytes of a batch, for display.
+    /// Returns the report for display, with the memory traffic of a batch.
     pub fn explain(&self, extents: Extents, dtype: DType) -> Explanation<'_> {
         Explanation::new(self, extents, dtype)
     }
 }
 
-/// Formats the report with symbolic numbers of elements.
+/// Formats the report with symbolic numbers of elements instead of bytes.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for entry in &self.entries {

@@ -29,7 +29,7 @@ impl Pass for FoldScale {
                     report.refuse(self.name(), graph.node(id).name.clone(), condition);
                     break;
                 }
-                // One rounding instead of two.
+                // Round once instead of twice.
                 let product = f64::from(scale) * f64::from(factor);
                 let scale = product as f32;
                 if !(scale.is_finite() && scale > 0.0) {

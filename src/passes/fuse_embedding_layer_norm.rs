@@ -68,8 +68,8 @@ struct Sum {
 }
 
 impl Sum {
-    /// Collects the tree of additions under `root`, which `reader` reads. Stops when there are too
-    /// many terms: a value that is repeatedly added to itself has exponentially many.
+    /// Collects the tree of additions under `root`, which `reader` reads. Stops when there are too many terms, because a value that is
+    /// repeatedly added to itself has exponentially many.
     fn of(graph: &Graph, root: NodeId, reader: NodeId) -> Self {
         let mut sum = Self::default();
         let mut stack = vec![(root, reader)];

@@ -191,7 +191,7 @@ fn projected(graph: &Graph, context: NodeId) -> Option<Vec<NodeId>> {
     let [q, k] = operands(graph, scores)?;
     let split = [q, k, v].into_iter();
     let split = split.filter(|&id| matches!(graph.op(id), Op::SplitHeads { .. }));
-    // Skips caches, norms of heads and rotary positions, which read columns of a projection.
+    // Skip caches, norms of heads and rotary positions, which read columns of a projection.
     let projected = |id| {
         let mut value = first(graph, id)?;
         while let Op::Cache { .. } | Op::Rotary { .. } | Op::RmsNorm { .. } = graph.op(value) {
@@ -310,8 +310,8 @@ impl Names {
     }
 }
 
-/// Joins several names: the common part up to a dot once, then the rest with `+`. `layer.0.query`
-/// and `layer.0.key` become `layer.0.query+key`.
+/// Joins several names: their common part up to a dot, then the different parts with `+`. `layer.0.query` and `layer.0.key` become
+/// `layer.0.query+key`.
 fn joined(names: &[&str]) -> String {
     let Some((&one, rest)) = names.split_first() else {
         return String::new();

@@ -1,9 +1,8 @@
-//! Fusion passes: named rewrites of the graph, each in one file with its equation above the
-//! rewrite.
+//! Fusion passes: named rewrites of the graph. Each pass has a file, with its equation above the rewrite.
 //!
-//! TurboTransformers 4.1 and ByteTransformer III.C describe the fusions: everything between two
-//! GEMMs becomes one kernel. A pass rewrites one pattern wherever its conditions hold. It records
-//! both fusions and refusals, with the condition that failed, in a [`Report`].
+//! TurboTransformers 4.1 and ByteTransformer III.C describe the fusions: everything between two GEMMs becomes one kernel. A pass rewrites
+//! one pattern wherever the pattern's conditions hold. It records fusions in a [`Report`], and also refusals with the condition that
+//! failed.
 //!
 //! Every pass obeys three rules:
 //!

@@ -28,7 +28,7 @@ const LABEL_SIZES: [f64; 5] = [10.0, 9.0, 8.0, 7.0, 6.0];
 /// Estimate of the mean width of a sans-serif letter, as a fraction of the font size. It is rather too large.
 const LETTER: f64 = 0.62;
 
-/// Fills that are light enough for black text and distinguishable in greyscale.
+/// Fill colors that are light enough for black text and distinguishable in grayscale.
 const FILLS: [&str; 10] = [
     "#a6cee3", "#fdd0a2", "#b2df8a", "#dadaeb", "#fbb4ae", "#fff2ae", "#ccebc5", "#e5d8bd",
     "#99d8c9", "#f1b6da",

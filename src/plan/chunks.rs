@@ -17,8 +17,8 @@ const SMALLEST_CHUNK: u64 = 256 << 10;
 pub struct ChunkPolicy {
     /// Max headroom of a new chunk, in addition to the bytes it is made for; a multiple of [`ALIGNMENT`].
     pub default_chunk: u64,
-    /// Factor from 1 to 16 by which a new chunk exceeds the bytes it is made for, so that a
-    /// slightly longer request fits. `default_chunk` limits the headroom.
+    /// Size of a new chunk as a multiple (1 to 16) of the bytes it is made for, so that a slightly longer request fits. `default_chunk`
+    /// limits the headroom.
     pub growth: f64,
     /// Number of consecutive requests without use after which memory is released. 0 and 1 both mean immediate release, as in the paper.
     pub release_after: u32,

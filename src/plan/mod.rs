@@ -35,8 +35,8 @@ pub use chunks::{ChunkAllocator, ChunkPolicy};
 pub use error::PlanError;
 pub use papers::{Caching, Gsoc, Maximum, Turbo};
 
-/// Alignment of every tensor's start and size, in bytes. `cuMemAlloc` guarantees it for its own
-/// pointers, and vector loads and TMA boxes need less.
+/// Alignment of every tensor's start and size, in bytes. Pointers from `cuMemAlloc` have this alignment; vector loads and TMA boxes need
+/// less.
 pub const ALIGNMENT: u64 = 256;
 
 /// Max sum of tensor sizes that can be planned, 1 EiB. This exceeds any memory by far, and up to this limit, no sum or product in the
@@ -135,7 +135,7 @@ impl Plan {
                     break;
                 }
                 let same_chunk = self.placements[a].chunk == self.placements[b].chunk;
-                // A tensor of zero bytes overlaps nothing.
+                // A tensor of zero bytes overlaps with nothing.
                 if same_chunk && a_start.max(b_start) < a_end.min(b_end) {
                     let (a, b, a_range, b_range) = if a < b {
                         (a, b, a_start..a_end, b_start..b_end)

@@ -141,7 +141,7 @@ pub(super) fn random_graph(
     })
 }
 
-/// Returns records with arbitrary lifetimes, which need not come from a graph.
+/// Returns records with arbitrary lifetimes, which may not correspond to any graph.
 pub(super) fn random_lifetimes(
     n: impl Into<prop::collection::SizeRange>,
 ) -> impl Strategy<Value = Vec<UsageRecord>> {
@@ -153,7 +153,7 @@ pub(super) fn random_lifetimes(
     prop::collection::vec(record, n)
 }
 
-/// Returns records of a random graph or with random lifetimes.
+/// Returns records of a random graph, or records with random lifetimes.
 pub(super) fn random_records() -> impl Strategy<Value = Vec<UsageRecord>> {
     prop_oneof![random_graph(1..150), random_lifetimes(1..150)]
 }

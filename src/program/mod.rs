@@ -133,7 +133,7 @@ impl Program {
         is_one.then_some((*tensor, vocabulary))
     }
 
-    /// Returns the format of the weights of linear layers, if it is not that of the other tensors.
+    /// Returns the format of the weights of linear layers, if it differs from that of other tensors.
     pub fn weight_format(&self) -> Option<Format> {
         let matrices = self
             .tensors
@@ -239,8 +239,7 @@ impl Program {
             })
     }
 
-    /// Returns the steps that a batch launches, with the indices of their kernels. Omits steps for
-    /// batches of other sizes.
+    /// Returns the steps that a batch launches, with the indices of their kernels. Steps for other batches are omitted.
     ///
     /// # Errors
     /// Returns the errors of [`Step::launch`].

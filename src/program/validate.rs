@@ -423,7 +423,7 @@ pub(crate) fn check_kernel(kernel: &dyn Kernel, stored: DType) -> Result<(), Str
     }
 }
 
-/// Returns whether a tensor written for the batches `written` covers all batches of a step.
+/// Returns whether a tensor covers all batches of a step. It is written for the batches `written`.
 fn all_are_covered(step: &Step, written: &[Batches]) -> bool {
     step.batches()
         .iter()

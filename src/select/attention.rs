@@ -180,7 +180,7 @@ impl Attention {
             .collect()
     }
 
-    /// Returns the kernel for batches of few tokens, if it was measured to be the fastest.
+    /// Returns the kernel for batches of few tokens on cards where it was measured to be the fastest.
     fn for_few_tokens(&self, machine: &Machine) -> Option<MhaSplitKeys> {
         let few = MhaSplitKeys {
             plain: self.0.clone(),

@@ -184,9 +184,8 @@ fn fine_rows() -> Vec<u64> {
         .collect()
 }
 
-/// Minimum saving of a change of cover: a fraction of the chain's time, integrated over the natural
-/// logarithm of rows. Smaller savings are within the error of the estimates and do not justify
-/// another entry in the dispatch.
+/// Min saving that justifies a change of cover: a fraction of the chain's time, integrated over the natural logarithm of rows. Smaller
+/// savings are within the error of the estimates and are not worth another entry in the dispatch.
 const CHANGE: f64 = 0.0005;
 
 /// Returns the launches of one chain. Ranges of rows are assigned to covers so that the loss is minimal.

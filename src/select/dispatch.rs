@@ -109,7 +109,7 @@ impl Batches {
         [self.rows, self.longest, self.keys]
     }
 
-    /// Compares sizes in the order of [`Self::intervals`].
+    /// Returns whether sizes, in the order of [`Self::intervals`], are in the range.
     fn has(self, sizes: [u64; 3]) -> bool {
         let mut each = self.intervals().into_iter().zip(sizes);
         each.all(|(interval, size)| interval.contains(size))
@@ -117,8 +117,7 @@ impl Batches {
 
     /// Returns whether each of these batches is in at least one of `others`.
     pub fn is_covered_by(self, others: &[Self]) -> bool {
-        // All sizes between two adjacent bounds are in the same intervals, so testing the first one
-        // is sufficient.
+        // All sizes between two adjacent bounds are in the same intervals, so it is sufficient to test the first of them.
         let first = |of: usize| {
             let intervals = others.iter().map(|o| o.intervals()[of]);
             let bounds = intervals.flat_map(|i| [Some(i.above), i.up_to]);

@@ -1,4 +1,4 @@
-//! Corrections of the cost model by timings.
+//! Corrections of the cost model by measured times.
 
 use std::collections::BTreeMap;
 

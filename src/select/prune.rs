@@ -56,8 +56,8 @@ impl<'a> Kernels<'a> {
         self.is_kept = is_kept.to_vec();
     }
 
-    /// Returns the cycles of each kernel at the given numbers of rows; infinite if it does not
-    /// support them or was pruned.
+    /// Returns the cycles of each kernel at the given numbers of rows. They are infinite if the kernel does not support the number or was
+    /// pruned.
     pub(super) fn times_on(&self, rows: &[u64]) -> Vec<(u64, Vec<f64>)> {
         let of_rows = |&rows: &u64| {
             let each = (0..self.candidates.len()).map(|at| self.cycles(at, rows));

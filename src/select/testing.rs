@@ -114,7 +114,7 @@ pub(super) fn writer(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)
     vec![(Chain { links: gated }, 3), (Chain { links: activated }, 2)]
 }
 
-/// Returns a projection with rotary heads that attention reads.
+/// Returns a chain with a projection whose rotary heads are read by attention.
 pub(super) fn attended(width: u32, dtype: DType) -> Vec<(Chain, usize)> {
     let pairs = if width.is_multiple_of(64) { 32 } else { 1 };
     let head = if pairs == 32 { 64 } else { 2 };
@@ -154,7 +154,7 @@ pub(super) fn attended(width: u32, dtype: DType) -> Vec<(Chain, usize)> {
     vec![(Chain { links }, 2)]
 }
 
-/// Returns the chains with linear layers whose operands are in E4M3.
+/// Returns the chains with all operands of linear layers in E4M3.
 pub(super) fn in_fp8(chains: Vec<(Chain, usize)>) -> Vec<(Chain, usize)> {
     let links_of = |link: Link| match link.site {
         Site::Linear {

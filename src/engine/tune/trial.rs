@@ -178,7 +178,7 @@ impl<'a> Trials<'a> {
         Ok(())
     }
 
-    /// Returns a session that has warmed up and captured its graph.
+    /// Returns a warmed-up session with a captured CUDA graph.
     fn runner(&mut self, program: Program, batch: &Batch) -> Result<Runner, EngineError> {
         let launched = launched(&program, batch)?;
         let Some(base) = &self.base else {

@@ -1,4 +1,4 @@
-//! A reference interpreter of graphs in f64. Passes must keep its results.
+//! A reference interpreter of graphs in f64. Passes must not change its results.
 
 mod heads;
 

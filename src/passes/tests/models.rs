@@ -38,7 +38,7 @@ impl Builder {
         self.named[name]
     }
 
-    /// Returns the graph with these values as outputs, each under its own name.
+    /// Returns the graph with these values as outputs. Each output has the name of its value.
     pub fn with_outputs(mut self, names: &[&str]) -> Graph {
         for &name in names {
             let id = self.get(name);
@@ -82,7 +82,7 @@ impl Builder {
         self.add(name, Op::Embedding { offset: 0 }, &[ids, table])
     }
 
-    /// Adds the token embeddings that the tests of most passes start with.
+    /// Adds token embeddings, the input in the tests of most passes.
     pub fn tokens(&mut self, width: u64) -> NodeId {
         self.embedding("tokens", BatchInput::TokenIds, 13, width)
     }

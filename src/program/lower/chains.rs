@@ -25,7 +25,7 @@ use crate::{
 pub(super) struct Chains {
     /// Nodes of each chain.
     nodes: Vec<Vec<NodeId>>,
-    /// Index into `launches` for each chain; equal chains share one.
+    /// Index into `launches` for each chain. Equal chains have the same index.
     covers: Vec<usize>,
     launches: Vec<Vec<ChosenLaunch>>,
     /// Chain and position of each node.

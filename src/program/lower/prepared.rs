@@ -28,7 +28,7 @@ pub(super) struct Prepared {
 #[derive(Clone)]
 pub(super) struct Preparation {
     kernel: KernelSpec,
-    /// Operands that are nodes of the graph, by the name of the parameter. The first is `x`.
+    /// Operands that are nodes of the graph, by parameter name. The first is `x`.
     reads: Vec<(&'static str, NodeId)>,
     writes: Writes,
     /// Whether only this launch reads the columns of `x` that it prepares.
@@ -65,7 +65,7 @@ impl Prepared {
             let Some((nodes, launch)) = find(graph, program, id, of) else {
                 continue;
             };
-            // Another attention may read the same caches.
+            // The launch of an earlier attention that reads the same caches may already compute some of these nodes.
             if nodes.iter().any(|node| prepared.nodes.contains(node)) {
                 continue;
             }

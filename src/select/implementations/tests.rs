@@ -210,7 +210,7 @@ fn candidates_can_be_generated_and_launches_bind_their_parameters() {
                                 *names.entry(found.name).or_default() += 1;
                             }
                         }
-                        // For every shape, some implementation computes each site separately.
+                        // For every shape, each site can be computed separately by some implementation.
                         let all = ALL.iter().filter_map(|f| f(chain, machine));
                         let alone = all.filter(|i| i.sites == 1);
                         let mut every = alone.flat_map(|i| i.launches).flat_map(|l| l.candidates);
