@@ -223,7 +223,7 @@ impl Builder {
     }
 
     /// Corrects the cost model with a file of [`write_timings`](super::write_timings). Building fails if the file is damaged, or if it is
-    /// from another card or for other kernels. With [`Builder::tune`], kernels are then timed again instead.
+    /// from another card or for other kernels. If [`Builder::tune`] is set, the kernels are timed instead.
     pub fn timings(mut self, file: impl Into<PathBuf>) -> Self {
         self.timings = Some(file.into());
         self

@@ -64,8 +64,8 @@ pub fn all() -> &'static [&'static dyn Pass] {
         // Runs before the head layout is folded: query, key and value are identified by their split heads, and folding removes the slices
         // that this pass adds. Runs before any bias becomes an epilogue: only plain projections can be stacked.
         &merge_projections::MergeProjections,
-        // Runs before attention is fused. It turns the operands into columns of the projection and the result into tokens, which is the
-        // layout of the fused kernel.
+        // Runs before attention is fused. This pass turns the operands into columns of the projection and the result into tokens, which is
+        // the layout of the fused kernel.
         &fold_head_layout::FoldHeadLayout,
         &fuse_attention::FuseAttention,
         // Runs before sums become residuals, because a sum of two embeddings also looks like a residual.

@@ -195,7 +195,7 @@ mod tests {
             layers.iter().find(|(_, parts)| parts.len() > 1).unwrap(),
             layers.iter().find(|(_, parts)| parts.len() == 1).unwrap(),
         );
-        // All parts of one layer's weight, and all but one part of another layer's weight.
+        // Published formats of all parts of one layer's weight, and of all but one part of another layer's weight.
         let mut published: BTreeMap<String, Format> = BTreeMap::new();
         published.insert(one.1[0].clone(), Format::FP8);
         for part in &several.1[1..] {

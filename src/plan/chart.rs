@@ -39,9 +39,9 @@ const FILLS: [&str; 10] = [
 /// The peak of the load is the lower bound. If a rectangle is too small for its tensor's name, it shows the record's index, and a key at
 /// the bottom lists the names.
 ///
-/// `names` holds the records' names, in the same order; a missing name is replaced by the index.
-/// Tensors whose names differ only in numbers, such as those of different layers, have the same
-/// colour. A plan that [`Plan::validate`] rejects is drawn as far as it has placements.
+/// `names` holds the records' names, in the same order; a missing name is replaced by the index. Tensors whose names differ only in
+/// numbers, such as those of different layers, have the same color. A plan that [`Plan::validate`] rejects is drawn as far as it has
+/// placements.
 pub fn svg(names: &[String], records: &[UsageRecord], plan: &Plan) -> String {
     let names: Vec<String> = (0..records.len())
         .map(|record| {

@@ -77,18 +77,18 @@ impl ChunkPolicy {
 /// It differs from the paper as follows. [`Turbo`](super::Turbo) is the unchanged algorithm.
 ///
 /// 1. *The first chunk is an arena.* The paper appends a chunk of 1.2 times a tensor's size whenever a tensor does not fit, which scatters
-/// the first request over chunks with unusable ends. Here the whole request is first packed into one arena, in several orders, and the best
-/// packing is used. The smallest existing chunk that is large enough takes the arena. If there are no chunks, a new one is made for the
-/// arena.
+///    the first request over chunks with unusable ends. Here the whole request is first packed into one arena, in several orders, and the
+///    best packing is used. The smallest existing chunk that is large enough takes the arena. If there are no chunks, a new one is made for
+///    the arena.
 /// 2. *Growth is bounded.* If the existing chunks are too small together, the remaining tensors go into one new chunk, sized for all of
-/// them. If the total would then exceed 1.10 × the lower bound (for small requests, the lower bound plus 256 KiB), a single new chunk
-/// replaces all others. The headroom of a new chunk (8 %, against the paper's 20 %) is at most one default chunk. Hence after a request
-/// that needed new memory, the total size of the chunks is at most 1.10 × the lower bound (or the arena, if it is larger) plus one default
-/// chunk.
+///    them. If the total would then exceed 1.10 × the lower bound (for small requests, the lower bound plus 256 KiB), a single new chunk
+///    replaces all others. The headroom of a new chunk (8 %, against the paper's 20 %) is at most one default chunk. Hence after a request
+///    that needed new memory, the total size of the chunks is at most 1.10 × the lower bound (or the arena, if it is larger) plus one
+///    default chunk.
 /// 3. *Memory shrinks slowly.* The paper releases memory that the current plan does not use, and allocates it again for the next long
-/// request. Here a chunk is released after [`release_after`](ChunkPolicy::release_after) requests without use. A single large chunk is used
-/// even by small requests, so the total is checked, too. If `release_after` consecutive requests each needed less than 1/1.10 of the total,
-/// all chunks are replaced by a chunk for the largest of these requests.
+///    request. Here a chunk is released after [`release_after`](ChunkPolicy::release_after) requests without use. A single large chunk is
+///    used even by small requests, so the total is checked, too. If `release_after` consecutive requests each needed less than 1/1.10 of
+///    the total, all chunks are replaced by a chunk for the largest of these requests.
 #[derive(Clone, Debug)]
 pub struct ChunkAllocator {
     policy: ChunkPolicy,

@@ -423,7 +423,7 @@ pub(crate) fn check_kernel(kernel: &dyn Kernel, stored: DType) -> Result<(), Str
     }
 }
 
-/// Returns whether a tensor covers all batches of a step. It is written for the batches `written`.
+/// Returns whether the batches `written`, for which a tensor is written, cover all batches of a step.
 fn all_are_covered(step: &Step, written: &[Batches]) -> bool {
     step.batches()
         .iter()

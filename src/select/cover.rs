@@ -83,9 +83,9 @@ impl SelectionInput<'_> {
             .collect()
     }
 
-    /// Returns kernels that may be as fast as the selected ones at a number of rows although their estimates are higher. Compared with the
-    /// best cover, the cheapest cover with such a kernel changes some kernels. Its additional time is at most the fraction `more` of the
-    /// time of the changed kernels.
+    /// Returns kernels that may be as fast as the selected ones at a number of rows although their estimates are higher. For such a kernel,
+    /// the cheapest cover that contains it takes little more time than the best cover: at most the fraction `more` of the time of the
+    /// kernels that differ.
     pub fn alternatives(&self, rows: u64, more: f64) -> Vec<Alternative> {
         let (kernels, all) = self.edges();
         let (_, times) = kernels.times_on(&[rows]).remove(0);
@@ -238,7 +238,8 @@ pub(super) fn path(
     best: &[f64],
     cycles: impl Fn(usize, &[f64]) -> f64,
 ) -> Vec<(Option<u64>, usize)> {
-    // `losses` is the min loss so far for each choice at the last number of rows. `from` is the previous choice, by number of rows.
+    // `losses` has the min loss so far for each choice at the last number of rows. `from` has the preceding choice, by number of rows and
+    // choice.
     let mut losses: Vec<f64> = vec![0.0; n_choices];
     let mut from: Vec<Vec<usize>> = Vec::new();
     let mut of_last_octave = vec![0.0; n_choices];

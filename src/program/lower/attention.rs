@@ -207,8 +207,8 @@ impl Lowering<'_> {
         }))
     }
 
-    /// Checks whether the attention's decode kernel can append the new rows to the cache itself. `kernel` then appends only longer pieces.
-    /// If so, records the launches for [`Self::attention`].
+    /// Checks whether the attention's decode kernel can append the new rows to the cache itself. If so, records the launches for
+    /// [`Self::attention`]. The launch of `kernel` then appends only longer pieces.
     pub(super) fn appending(
         &mut self,
         attention: Option<NodeId>,

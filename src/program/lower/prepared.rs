@@ -490,7 +490,7 @@ impl Lowering<'_> {
         self.tensor_of.insert(id, tensor);
     }
 
-    /// Returns the nodes of a site's two values. A site that is no prepared launch has only the value of `id`, which is returned twice.
+    /// Returns the nodes of the two values of the launch whose last node is `id`. Without such a launch, returns `id` twice.
     pub(super) fn value_nodes(&self, id: NodeId) -> [NodeId; 2] {
         let launch = self.prepared.launches.get(&id);
         launch.and_then(Preparation::values).unwrap_or([id; 2])

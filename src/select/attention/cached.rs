@@ -12,7 +12,7 @@ use crate::{
 
 /// Lengths of the longest sequence in a decode step: one token.
 const STEPS: Interval = Interval::new(0, Some(1));
-/// Lengths of the longest sequence in a batch with longer pieces.
+/// Lengths of the longest sequence in a batch with pieces of several tokens.
 const PIECES: Interval = Interval::new(1, None);
 
 /// A problem of attention to a KV cache. The kernel in it supports every shape and card.
@@ -63,8 +63,8 @@ impl CachedAttention {
         }
     }
 
-    /// Returns two dispatches. In the first, for steps, the kernel also appends the key and value of each token, which are columns of `x`,
-    /// to the cache. The second is for longer pieces, which a separate launch appends. Returns `None` if no kernel can attend and append.
+    /// Returns two dispatches. The first is for steps: its kernels also append the key and value of each token (columns of `x`) to the
+    /// cache. The second is for longer pieces, which a separate launch appends. Returns `None` if no kernel both appends and attends.
     pub fn appending(&self, machine: &Machine, x: HeadView) -> Option<[Dispatch<KernelSpec>; 2]> {
         let (mut steps, mut pieces) = (Vec::new(), Vec::new());
         for entry in self.by_length(machine).entries() {

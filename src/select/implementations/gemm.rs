@@ -66,7 +66,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     });
     let at_once = |tile: SplitKTile| tile.max_rows_at_once(n, k, machine);
     let split_k = GemmSplitK::tiles(n, k, dtype, on);
-    // If all operands of a CTA fit in shared memory, streaming them through a ring is not needed. The MMAs of a ring wait for each other.
+    // In a ring, MMAs wait for each other. No ring is needed if all operands of a CTA fit in shared memory.
     let has_room = split_k
         .iter()
         .any(|&tile| tile.splits == 1 && at_once(tile) > 0);
