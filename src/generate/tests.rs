@@ -90,7 +90,7 @@ fn requests(decoder_start: Option<u32>) -> Vec<Request> {
             },
             ..plain(33)
         },
-        // Only one token is allowed, and only once, so the request fails at the second token.
+        // Only one token is allowed, and only once, so the request fails.
         SamplingParams {
             rules: Rules {
                 suppressed: (0..VOCABULARY).filter(|&id| id != 5).collect(),

@@ -152,7 +152,7 @@ pub struct Stream {
     pub output: f64,
     /// Additional cycles of 64 outputs in rows with an odd number of columns.
     pub odd_output: f64,
-    /// Cycles per row of a tile to compute row statistics.
+    /// Cycles per row of a tile for row statistics.
     pub normal: f64,
 }
 

@@ -25,7 +25,7 @@ impl Pass for FoldHeadLayout {
 
     fn run(&self, graph: &mut Graph, report: &mut Report) -> Result<(), GraphError> {
         for id in graph.topological() {
-            // A `MergeHeads` node may already have been folded into a context and removed.
+            // Rewrites remove only nodes that were visited before: a context precedes the `MergeHeads` node into which it is folded.
             if !graph.contains(id) {
                 continue;
             }
