@@ -1,5 +1,4 @@
-//! Products in E4M3, and the conversion of their operands: in a separate launch, or in the launch of the preceding
-//! kernel.
+//! Products in E4M3, and the conversion of their operands, either in a separate launch or in the preceding kernel.
 
 use super::{Bindings, Candidate, Implementation, Launch, Operand, norm};
 use crate::{
@@ -21,7 +20,7 @@ pub(super) fn conversion(chain: &[Link], _: &Machine) -> Option<Implementation> 
     implementation("conversion to E4M3", 1, bindings, candidates)
 }
 
-/// Converts the result of a norm in the norm's launch.
+/// Converts the result of a norm in the norm's kernel.
 pub(super) fn after_norm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let [before, conversion, ..] = chain else {
         return None;
@@ -47,7 +46,7 @@ pub(super) fn gemm(chain: &[Link], machine: &Machine) -> Option<Implementation> 
     implementation("fp8 gemm", 1, bindings, tiles(&of, false, machine))
 }
 
-/// Converts the result in the epilogue.
+/// Converts the result of a linear layer in the GEMM's epilogue.
 pub(super) fn gemm_to_e4m3(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let [linear, conversion, ..] = chain else {
         return None;
@@ -60,14 +59,14 @@ pub(super) fn gemm_to_e4m3(chain: &[Link], machine: &Machine) -> Option<Implemen
     implementation("fp8 gemm to E4M3", 2, bindings, tiles(&of, true, machine))
 }
 
-/// Computes a gate in the epilogue.
+/// Computes a gate in the GEMM's epilogue.
 pub(super) fn gate(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let of = gated(chain)?;
     let bindings = Bindings::to_operands_of(&[0]).with("out", Operand::Value(1));
     implementation("fp8 gemm+gate", 2, bindings, tiles(&of, false, machine))
 }
 
-/// Computes a gate in the epilogue, and converts it.
+/// Computes a gate in the GEMM's epilogue, and converts the result.
 pub(super) fn gate_to_e4m3(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let of = gated(chain)?;
     let (gate, conversion) = (&chain[1], chain.get(2)?);
@@ -104,7 +103,7 @@ fn product(site: &Site) -> Option<GemmWgmma> {
     })
 }
 
-/// Returns the GEMM of a linear layer with only a gate as reader, fused with the gate; its tile is arbitrary.
+/// Returns the GEMM of a linear layer whose only reader is a gate, fused with the gate; its tile is arbitrary.
 fn gated(chain: &[Link]) -> Option<GemmWgmma> {
     let [linear, gate, ..] = chain else {
         return None;
@@ -132,7 +131,7 @@ fn tiles(of: &GemmWgmma, to_e4m3: bool, machine: &Machine) -> Vec<Candidate> {
     kernels.chain(few_rows.map(Candidate::new)).collect()
 }
 
-/// Returns one launch that covers the first sites, at the last of them.
+/// Returns an implementation that covers the first `sites` sites with a single launch at the last of them.
 fn implementation(
     name: &'static str,
     sites: usize,

@@ -1,5 +1,4 @@
-//! The gate of a feed-forward network: in a separate launch, or in the epilogue of the preceding
-//! GEMM.
+//! The gate of a feed-forward network, either in a separate launch or in the epilogue of the preceding GEMM.
 
 use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{
@@ -45,8 +44,7 @@ pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementa
     })
 }
 
-/// Returns the GEMM of a linear layer with only a gate as reader, fused with the gate; its tile is
-/// arbitrary.
+/// Returns the GEMM of a linear layer whose only reader is a gate, fused with the gate; its tile is arbitrary.
 pub(super) fn gated(chain: &[Link]) -> Option<GemmStream> {
     let [linear, gate, ..] = chain else {
         return None;
@@ -79,7 +77,7 @@ pub(super) fn gated(chain: &[Link]) -> Option<GemmStream> {
     })
 }
 
-/// Returns the equivalent candidates for large M.
+/// Returns candidates for large M that compute the same function.
 fn persistent(of: &GemmStream, machine: &Machine) -> impl Iterator<Item = Candidate> {
     let &GemmStream {
         n,

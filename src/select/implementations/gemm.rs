@@ -11,7 +11,7 @@ use crate::{
     tensor::Format,
 };
 
-/// Min rows of `mma.sync` tiles for a packed weight, if a streaming GEMM also serves it.
+/// Min rows of `mma.sync` tiles for a packed weight, if there is also a streaming GEMM for it.
 const MMA_ROWS: u32 = 64;
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
@@ -46,7 +46,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     });
     if !is_plain {
         let streams = streaming(&streamed(n, k, dtype, weight, epilogue), machine, |_| true);
-        // For few rows the streaming GEMM is faster, because it has more of the weight in flight.
+        // For few rows, the streaming GEMM is faster, because it has more loads of the weight in flight.
         let any = any.filter(|(tile, _)| streams.is_empty() || tile.m >= MMA_ROWS);
         let any: Vec<Candidate> = any.map(|(_, candidate)| candidate).collect();
         return Some(implementation(any.into_iter().chain(streams).collect()));
@@ -66,7 +66,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     });
     let at_once = |tile: SplitKTile| tile.max_rows_at_once(n, k, machine);
     let split_k = GemmSplitK::tiles(n, k, dtype, on);
-    // If all operands of a CTA fit in shared memory, the ring, whose MMAs wait for each other, is not needed.
+    // In a ring, MMAs wait for each other. No ring is needed if all operands of a CTA fit in shared memory.
     let has_room = split_k
         .iter()
         .any(|&tile| tile.splits == 1 && at_once(tile) > 0);
