@@ -30,8 +30,8 @@ pub use target::{Target, TargetError};
 
 use serde::{Deserialize, Serialize};
 
-/// Returns the NVRTC for tests: the default one, or if none is chosen the one that `make setup`
-/// installs.
+/// Returns the NVRTC for tests: the one that `GEMMULE_NVRTC` names, else the one that `make setup`
+/// installs, else the default one.
 #[cfg(test)]
 pub(crate) fn nvrtc_for_tests() -> Nvrtc {
     let mut surroundings = Surroundings::of_this_process();
@@ -42,7 +42,7 @@ pub(crate) fn nvrtc_for_tests() -> Nvrtc {
 
 pub use crate::codegen::Source;
 
-/// One kernel compiled for one target, which the driver loads as a module.
+/// A kernel compiled for one target. The driver loads it as a module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cubin {
     /// Name of the entry function, as in [`Source::symbol`].
