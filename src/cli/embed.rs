@@ -99,7 +99,7 @@ fn column(kind: Kind) -> Column {
     Column::new("embedding", kind)
 }
 
-/// A vector for each text.
+/// Computes one vector per text.
 struct OneVector {
     encoder: TextEncoder,
     prompt: String,

@@ -127,7 +127,7 @@ impl LateInputs {
 pub(super) enum Texts {
     Single(Vec<String>),
     Pairs(Vec<(String, String)>),
-    /// For token ids.
+    /// Token ids have no texts.
     None,
 }
 

@@ -23,7 +23,7 @@ const VARIABLE: &str = "GEMMULE_COMPLETE";
 
 #[derive(clap::Args)]
 pub(super) struct CompletionsArgs {
-    /// Shell that reads them
+    /// Shell that evaluates the completions
     shell: Shell,
 }
 

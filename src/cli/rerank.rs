@@ -89,7 +89,7 @@ fn pair(texts: &[String]) -> (&str, &str) {
     (text(0), text(1))
 }
 
-/// Scores of a cross-encoder.
+/// Computes scores with a cross-encoder.
 struct Cross {
     encoder: TextEncoder,
     prompt: String,

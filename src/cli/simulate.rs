@@ -97,7 +97,7 @@ pub(super) struct Chosen {
     /// Rows per batch, for TCB's schedulers
     #[arg(long, value_name = "N", default_value_t = 64)]
     rows: u32,
-    /// Tokens of such a row
+    /// Tokens per row, for TCB's schedulers
     #[arg(long, value_name = "N", default_value_t = 512)]
     length: u32,
     /// Fraction of a row's requests that DAS selects by utility alone

@@ -181,7 +181,7 @@ impl Failure {
             ),
             Style::Cohere => json(*status, &json!({"message": message})),
             Style::Tei => {
-                // TEI's names and codes.
+                // TEI uses its own names and status codes.
                 let (status, kind) = match (status.as_u16(), *code) {
                     (400, "invalid_request") => (StatusCode::UNPROCESSABLE_ENTITY, "tokenizer"),
                     (413, _) => (*status, "validation"),

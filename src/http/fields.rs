@@ -15,7 +15,7 @@ use crate::names::nearest;
 pub(super) struct Field {
     /// Name in the body. A dot separates the name of an object from the name of a field in it.
     pub name: &'static str,
-    /// Routes that support it.
+    /// Routes that support the field.
     pub routes: &'static [Route],
     pub elsewhere: Elsewhere,
 }

@@ -36,7 +36,7 @@ struct Embedding {
     object: &'static str,
     index: usize,
     embedding: Values,
-    /// With `return_sparse`.
+    /// Sparse weights, with `return_sparse`.
     #[serde(skip_serializing_if = "Option::is_none")]
     sparse_embedding: Option<Vec<Weight>>,
     /// Token vectors, with `return_multivector`.

@@ -58,7 +58,7 @@ pub enum JitError {
     NvrtcTooOld {
         /// The library.
         path: PathBuf,
-        /// Its version, (major, minor).
+        /// Version of the library, (major, minor).
         version: (i32, i32),
         /// The requested target.
         target: Target,
@@ -76,7 +76,7 @@ pub enum JitError {
     TargetDropped {
         /// The library.
         path: PathBuf,
-        /// Its version, (major, minor).
+        /// Version of the library, (major, minor).
         version: (i32, i32),
         /// The requested target.
         target: Target,
@@ -136,7 +136,7 @@ pub enum JitError {
         path: PathBuf,
         /// The function that failed.
         call: &'static str,
-        /// Its error, by name.
+        /// NVRTC's name of the error.
         message: String,
         /// The log of the compilation, if there is one.
         log: String,

@@ -103,7 +103,7 @@ pub(super) struct Work {
     pub bytes: ByClass,
     /// Tokens that are waiting for a device.
     pub tokens: ByClass,
-    /// Requests without an answer.
+    /// Number of requests that have no answer yet.
     pub requests: u64,
 }
 

@@ -11,7 +11,7 @@ pub struct TranslationParams {
     pub target_lang: Option<String>,
     /// Max number of new tokens. The default is twice the tokens of the text plus 16, limited by the folder's maximum.
     pub max_tokens: Option<usize>,
-    /// Same as in [`GenerationParams`].
+    /// Search parameters as in [`GenerationParams`].
     pub num_beams: Option<usize>,
     pub length_penalty: Option<f32>,
     /// Number of translations per text. This number must not exceed the number of beams.

@@ -156,7 +156,7 @@ pub fn trace_line(waiting: &Waiting) -> String {
         tenant: waiting.tenant,
         steps: waiting.steps,
     };
-    // Numbers always serialise.
+    // Serializing numbers cannot fail.
     serde_json::to_string(&recorded).unwrap_or_default()
 }
 

@@ -20,7 +20,7 @@ use crate::{
     text::{Input, Prompt, TextEncoder},
 };
 
-/// Options of a file.
+/// Options for classifying the texts of a file.
 #[derive(clap::Args)]
 #[group(skip)]
 pub(super) struct Args {
@@ -128,7 +128,7 @@ fn described(best: Option<usize>) -> String {
     }
 }
 
-/// Labels of a classifier.
+/// Computes the labels of a classifier.
 struct Labels {
     encoder: TextEncoder,
     best: Option<usize>,
@@ -213,7 +213,7 @@ impl Task for AnyLabels {
     }
 }
 
-/// Labels of tokens, or entities.
+/// Computes entities, or labels of tokens.
 struct Tokens {
     encoder: TextEncoder,
     options: EntityOptions,

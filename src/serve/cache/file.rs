@@ -26,7 +26,7 @@ use layout::{HEADER, Layout, RECORD, Record, UNIT};
 
 /// Max number of responses that wait to be written. Further responses are dropped.
 const MAX_WAITING: usize = 4096;
-/// Max bytes of these responses.
+/// Max bytes of the responses that wait to be written.
 const MAX_WAITING_BYTES: usize = 64 << 20;
 /// Time between a failed write and the next attempt.
 const RETRY: Duration = Duration::from_secs(1);
@@ -63,7 +63,7 @@ struct Place {
     size: u32,
 }
 
-/// Position of the next record.
+/// Writes records to the file, one after another.
 struct Writer {
     shared: Arc<Shared>,
     has_header: bool,

@@ -19,7 +19,7 @@ pub enum TextSource {
 }
 
 impl TextSource {
-    /// Field of requests.
+    /// Returns the name of the request field.
     pub(in crate::serve) fn field(self) -> &'static str {
         match self {
             Self::Prompt => "prompt",
@@ -41,7 +41,7 @@ pub struct GenerationParams {
     pub temperature: Option<f32>,
     pub top_p: Option<f32>,
     pub seed: Option<u64>,
-    /// Same as in [`Rules`](crate::search::Rules).
+    /// Penalties and biases as in [`Rules`](crate::search::Rules).
     pub frequency_penalty: f32,
     pub presence_penalty: f32,
     pub bias: Vec<(u32, f32)>,

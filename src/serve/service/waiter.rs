@@ -77,7 +77,7 @@ pub(super) type Joined = Coalescer<Ticket, Waiter>;
 /// An input that is being computed, with the client that waits for it and the key under which
 /// others may join.
 pub(super) struct Leader {
-    /// `None` after it is answered.
+    /// `None` after the client has been answered.
     pub(super) waiter: Option<Waiter>,
     pub(super) ticket: Arc<Ticket>,
     pub(super) coalesced: Option<(Key, Arc<Joined>)>,

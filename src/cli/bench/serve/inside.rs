@@ -319,7 +319,7 @@ impl Target for Inside {
                 ..answered
             },
             Err(error) => Answered {
-                // Same status as over HTTP.
+                // Use the same status as over HTTP.
                 status: match &error {
                     ServeError::Invalid { .. } | ServeError::ContextLength { .. } => 400,
                     ServeError::NoModel { .. } | ServeError::UnsupportedTask { .. } => 404,
