@@ -194,7 +194,7 @@ fn kwargs(text: Option<&str>) -> Result<Vec<(String, Json)>, Report> {
     }
 }
 
-/// Returns an error if the settings combine beam search and sampling, because the folder does and the arguments do not choose one.
+/// Returns an error if the settings combine beam search and sampling. A folder may combine them, and then the arguments have to choose one.
 pub(super) fn beams_or_sampling(
     options: &SamplingParams,
     folder: &Folder,

@@ -155,7 +155,7 @@ pub(super) struct Args {
     /// Milliseconds after SIGTERM during which requests are still accepted, so that load balancers can notice that /ready fails
     #[arg(long, value_name = "MS", default_value_t = 5000)]
     drain_delay_ms: u64,
-    /// Milliseconds after that for in-flight requests to finish. Requests without a response by then get 503
+    /// Milliseconds after --drain-delay-ms for in-flight requests to finish. Requests without a response by then get 503
     #[arg(long, value_name = "MS", default_value_t = 25_000)]
     drain_limit_ms: u64,
 }

@@ -191,7 +191,7 @@ impl Diagnostic for Cleaned {
     }
 }
 
-/// A cause that is not a diagnostic, and the causes of this cause.
+/// A cause of an error that is not a diagnostic, with its own causes.
 #[derive(Debug)]
 struct Cause {
     message: String,

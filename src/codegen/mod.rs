@@ -23,7 +23,7 @@ const TEMPLATES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/templates
 /// Generated CUDA source of one kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Source {
-    /// Name of the `__global__` function, and stem of the name of the source file.
+    /// Name of the `__global__` function, and of the source file without its extension.
     pub symbol: String,
     pub text: String,
 }

@@ -23,7 +23,8 @@ const INPUT_TYPES: [&str; 4] = [
     "clustering",
 ];
 
-/// Reads `truncate`: the side on which inputs that are too long are cut, or that they are refused.
+/// Reads `truncate`, which tells on which side inputs that are too long are cut, or whether they
+/// are refused.
 fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure> {
     let side = match fields.text("truncate")?.as_deref() {
         None | Some("END") => Some(CutSide::Right),

@@ -169,7 +169,7 @@ fn alike(name: &str) -> Vec<&str> {
 /// Names of the fields that select a prompt by its name or give its text.
 pub(super) const PROMPTS: [&str; 2] = ["prompt_name", "prompt"];
 
-/// Reads `prompt_name` or `prompt`, and applies it to the inputs. The last argument is the paths of these two fields, for errors.
+/// Reads `prompt_name` or `prompt`, and applies it to the inputs. The last argument contains the paths of these two fields, for errors.
 pub(super) fn with_prompt(
     fields: &mut Fields,
     service: &Service,

@@ -111,7 +111,7 @@ async fn written(
         .flat_map(|prompt| (0..n).map(move |nth| (prompt, nth)));
     let share = app.share();
     let tokens: usize = prompts.iter().map(Vec::len).sum();
-    // The ids are stored twice: in the queue and in the generation.
+    // The ids are stored twice: in the queue and in the generator.
     let bytes = 8 * (tokens as u64).saturating_mul(n as u64);
     share.reserve(bytes).await?;
     each.map(|(prompt, nth)| {

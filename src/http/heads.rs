@@ -83,7 +83,7 @@ async fn computed<J: Send + 'static, R: Send + 'static>(
     Ok((done, tokens))
 }
 
-/// Returns the response with the results. A header has the number of their tokens.
+/// Returns the response with the results, and with a header that contains the number of tokens.
 fn respond((rows, tokens): (Vec<Value>, usize), is_list: bool) -> Response<Body> {
     with_tokens(json(StatusCode::OK, &unlisted(rows, is_list)), tokens)
 }

@@ -9,7 +9,7 @@
 //! | `POST /` | the TEI route that fits the model and the body |
 //! | `POST /v2/embed` | Cohere's request and response format |
 //! | `POST /v1/rerank`, `/v2/rerank` | Jina's and Cohere's request and response formats |
-//! | `POST /v1/token-classification`, `/v1/fill-mask`, `/v1/zero-shot-classification`, `/v1/question-answering`, `/predict_tokens` | tasks of heads |
+//! | `POST /v1/token-classification`, `/v1/fill-mask`, `/v1/zero-shot-classification`, `/v1/question-answering`, `/predict_tokens` | task heads |
 //! | `GET /v1/models`, `/v1/models/{model}`, `/health`, `/ready`, `/metrics`, `/openapi.json` | |
 //! | `GET /`, `/status.json` | the status page and its data |
 //!
@@ -100,7 +100,7 @@ pub struct HttpChoice {
     /// Max idle time of a connection between two requests. It should exceed the idle time of proxies in front of the server. Otherwise a
     /// proxy can send a request on a connection that the server is closing, and the request is lost.
     pub idle_time: Duration,
-    /// Max time during which a client may not read from a response.
+    /// Max time for which a client may stop reading a response.
     pub write_time: Duration,
     /// API keys. If `None`, requests need no key.
     pub keys: Option<Keys>,

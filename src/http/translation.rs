@@ -175,7 +175,7 @@ pub(super) async fn translate(
     let tokens: usize = each
         .map(|(ids, params)| ids.len() + params.prefix.len())
         .sum();
-    // The ids are stored twice: in the queue and in the generation.
+    // The ids are stored twice: in the queue and in the generator.
     share.reserve(8 * tokens as u64).await?;
     let mut all = Vec::with_capacity(n);
     for (at, source) in sources.into_iter().enumerate() {

@@ -157,7 +157,7 @@ impl DiskCache {
                 Err(why) => Err(JitError::CacheDamaged { path, why }),
             },
             Err(Trouble::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            // The folder belongs only to the user, so the entry can be replaced.
+            // Only the user can write to the folder, so the entry can be replaced.
             Err(Trouble::Foreign(why)) if why.at() == path => Err(JitError::CacheForeignEntry {
                 path,
                 why: why.what(),

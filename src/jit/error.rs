@@ -9,7 +9,7 @@ use super::{Looked, Target, TargetError};
 /// An error in compiling a source to a cubin.
 #[derive(Debug, thiserror::Error)]
 pub enum JitError {
-    /// The card or the name has no target.
+    /// There is no target for the card, or no target with this name.
     #[error(transparent)]
     Target(#[from] TargetError),
 

@@ -142,7 +142,7 @@ impl Api {
         if text.is_null() {
             return format!("error {status}");
         }
-        // SAFETY: not null, and NUL-terminated by the library.
+        // SAFETY: the pointer is not null, and the library NUL-terminates the string.
         unsafe { CStr::from_ptr(text) }
             .to_string_lossy()
             .into_owned()
@@ -231,8 +231,8 @@ fn file_of(function: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status) -> 
     if !found || info.file.is_null() {
         return None;
     }
-    // SAFETY: not null. The loader owns the string until the library is unloaded, which never
-    // happens.
+    // SAFETY: the pointer is not null. The loader owns the string until the library is unloaded,
+    // which never happens.
     let file = unsafe { CStr::from_ptr(info.file) };
     Some(PathBuf::from(std::ffi::OsStr::from_bytes(file.to_bytes())))
 }

@@ -1,12 +1,13 @@
 //! NVRTC: compiles CUDA source to cubins, in parallel, with a cache on disk.
 //!
-//! This module handles sources, targets and bytes. Other modules decide the kernels and their
-//! order. No GPU or driver is needed: NVRTC generates code for every [`Target`] on any machine.
+//! This module handles sources, targets and bytes. Other modules decide which kernels to compile,
+//! and in which order. No GPU or driver is needed: NVRTC generates code for every [`Target`] on any
+//! machine.
 //!
 //! - [`Target`]: the architectures that code is generated for;
 //! - [`Nvrtc`]: the library, the search for it, and single compilations;
 //! - [`DiskCache`]: compiled cubins, keyed by everything that determines their bytes;
-//! - [`Jit`]: both together, for all the kernels of a program at once.
+//! - [`Jit`]: NVRTC and the cache together, for all the kernels of a program at once.
 
 mod cache;
 mod compile_all;

@@ -232,8 +232,8 @@ fn check_target(
 /// Checks that the unit contains the kernel `symbol` and no other.
 fn check_entry(symbol: &str, log: &str, cubin: &[u8]) -> Result<(), JitError> {
     let found = report::entry_functions(log);
-    // The section with a kernel's code is named after the kernel. It is decisive if a newer
-    // assembler has a different log format.
+    // The section with a kernel's code is named after the kernel. If the log of a newer assembler
+    // has a different format, this section alone decides.
     let section = format!(".text.{symbol}\0");
     let present = cubin
         .windows(section.len())

@@ -13,7 +13,7 @@ pub trait Costs: Send + Sync {
     /// Returns the bytes of intermediate tensors that a batch needs. The number grows with the batch's tokens and with its query-key pairs.
     fn bytes(&self, layout: Layout, extents: &Extents) -> u64;
 
-    /// Returns the number of tokens that the device computes for a packed batch of `tokens` tokens, if it rounds the number up.
+    /// Returns the number of tokens that the device computes for a packed batch of `tokens` tokens. A device may round the number up.
     fn rounded(&self, tokens: u64) -> u64 {
         tokens
     }

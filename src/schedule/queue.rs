@@ -472,7 +472,7 @@ mod tests {
                         gone.push(list.remove(at.index(list.len())).id);
                     }
                 }
-                // A list of ids is not removed at all if one of the requests is not waiting.
+                // If one of the ids is not that of a waiting request, nothing is removed.
                 let before = arrivals.queue().len();
                 let wrong = gone.iter().chain(gone.first()).copied().chain([u64::MAX]);
                 prop_assert!(arrivals.remove(wrong).is_err());

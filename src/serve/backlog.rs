@@ -214,7 +214,7 @@ impl Backlog {
     }
 
     /// Returns the part of a request's time limit that is left for its batch. Under overload, every request finishes close to its deadline.
-    /// The difference is reserved for sending the response and for batches that take longer than estimated.
+    /// The rest of the limit is therefore reserved for sending the response, and for batches that take longer than estimated.
     pub fn for_batches(&self, within: Duration) -> Duration {
         let (share, most) = RESERVED;
         within - (within / share).min(most) - self.late.min(within / 4)

@@ -216,7 +216,7 @@ impl Cache {
     }
 }
 
-/// Tier in which a deep lookup ended.
+/// Tier in which a lookup ended that did not find the answer in memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Deep {
     File,

@@ -26,7 +26,7 @@ const ANSWERS: u64 = 224 << 20;
 const EXTRA: u64 = 4;
 /// Requests up to this size skip the queue, so that larger requests do not block them.
 const SMALL: u64 = 256 << 10;
-/// Min bytes of the limits on values and on answers, per byte of the longest body.
+/// Lower bound of the limits on values and on answers, in bytes per byte of the longest body.
 const FACTOR: u64 = 16;
 /// If a request held at least this many bytes, its memory is returned to the system when the request ends.
 const LARGE: u64 = 4 << 20;

@@ -64,7 +64,7 @@ pub struct Outcome {
     pub decisions: u64,
     /// Tokens of the requests that ran.
     pub tokens: u64,
-    /// Tokens that the first passes of these requests computed, including padding.
+    /// Tokens that the first passes of the requests computed, including padding.
     pub computed: u64,
     /// Total busy time of the devices.
     pub busy: Micros,

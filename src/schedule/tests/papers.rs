@@ -245,7 +245,7 @@ fn by_the_listing(waiting: &[Waiting], rows: u32, length: u32) -> Vec<Vec<u64>> 
     batch
 }
 
-/// Returns the maximum total utility of requests that fit into rows with these rooms.
+/// Returns the maximum total utility of requests in rows whose remaining room is `rooms`.
 fn optimum(lens: &[u32], rooms: &mut Vec<u32>) -> f64 {
     let Some((&len, rest)) = lens.split_first() else {
         return 0.0;

@@ -81,7 +81,7 @@ impl Drop for SharedTier {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // The last handle may be dropped on this thread itself, by a lookup. Then do not wait for the thread.
+            // The last handle may be dropped on this thread itself, by a lookup. In that case, do not wait for the thread.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }
