@@ -230,7 +230,7 @@ pub(super) async fn fill_mask(
         let jobs = jobs.map(|(index, text)| MaskJob::new(encoder, index, text));
         let jobs: Vec<MaskJob> = jobs.collect::<Result<_, _>>()?;
         let masks: usize = jobs.iter().map(|job| job.masks().len()).sum();
-        // Each proposed token comes with a copy of the whole text.
+        // The response contains a copy of the whole text for each proposed token.
         let longest = texts.iter().map(String::len).max().unwrap_or(0);
         share.add((masks * options.top_k) as u64 * (TOKEN + 3 * longest as u64))?;
         let inputs = jobs.iter().map(|job| Text::Encoded(job.input().clone()));
@@ -271,7 +271,7 @@ pub(super) async fn zero_shot(
     let (labels, is_labels) = texts("candidate_labels", fields.value("candidate_labels"))?;
     let labels: Vec<String> = match is_labels {
         true => labels,
-        // As in transformers, a single text may contain several labels, separated by commas.
+        // A single text may contain several labels, separated by commas, like in transformers.
         false => {
             let each = labels.iter().flat_map(|text| text.split(','));
             let each = each.map(str::trim).filter(|label| !label.is_empty());

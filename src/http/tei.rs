@@ -103,7 +103,7 @@ pub(super) async fn embed_all(
     let model = app.asks(embedding.or_else(|error| late().map_err(|_| error)))?;
     let wanted = match model.service()?.is_embedding() {
         true => OutputKind::AllTokens,
-        // As in sentence-transformers, the prompt's name tells whether the text is a query or a document.
+        // The prompt's name tells whether the text is a query or a document, like in sentence-transformers.
         false => OutputKind::vectors(match fields.peek("prompt_name") {
             Some("query") => TextRole::Query,
             _ => TextRole::Document,
@@ -253,7 +253,7 @@ pub(super) async fn tokenize(app: &RequestContext<'_>, mut fields: Fields) -> Ha
 
 /// Bytes that are reserved for the response per byte of text.
 const TOKEN_LETTER: u64 = 20;
-/// Bytes by which a response grows before its request is charged again.
+/// Bytes that are added to a response before its request is charged again.
 const ANSWER_STEP: usize = 64 << 10;
 /// Bytes that decoding needs per token, in addition to its text.
 const DECODED_TOKEN: u64 = 100;

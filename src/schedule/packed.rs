@@ -27,7 +27,7 @@ const KEEP_UP: f64 = 1.1;
 const MIN_BUDGET: u64 = 64;
 /// Candidate batch sizes for the budget, as steps of a quarter octave: 64 tokens to 128 Ki.
 const SIZES: std::ops::RangeInclusive<u32> = 0..=44;
-/// Tokens by which a tenant's deficit grows per turn (the quantum of deficit round robin).
+/// Number of tokens that a tenant's deficit gains per turn (the quantum of deficit round robin).
 const QUANTUM: u64 = 512;
 /// Number of requests of a tenant that are searched for one that fits the remaining room of a batch. It is also the maximum number of
 /// urgent requests that are put back in a decision.
