@@ -1,4 +1,4 @@
-//! Limits on the sizes of kernels, for programs from files. An executor multiplies sizes without checks.
+//! Limits on the sizes of kernels in programs from files. Executors multiply sizes without overflow checks.
 
 use super::rows::Teams;
 use crate::{

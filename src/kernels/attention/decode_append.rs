@@ -16,10 +16,10 @@ use crate::{
 };
 
 /// [`MhaDecode`]'s parameters, then `x [tokens, x.stride]` and `token_slots [tokens]` → `cache [blocks, stride]` as written by
-/// [`AppendCache`], and `out`. Replaces a launch of `AppendCache` and one of attention for sequences of one token.
+/// [`AppendCache`], and `out`. For sequences of one token, this kernel replaces a launch of `AppendCache` and a launch of attention.
 ///
-/// Attention reads the newest key and value from the projection's output, so that no CTA waits for another one's store. It rounds
-/// them to the format of the cache.
+/// Attention reads the newest key and value from the projection's output and rounds them to the format of the cache. Thus no CTA waits
+/// until another CTA has stored them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaDecodeAppend {
     pub decode: MhaDecode,
