@@ -89,7 +89,7 @@ impl Pool {
         }
     }
 
-    /// `value` after it was stored.
+    /// Returns `value` rounded to the format.
     pub(super) fn round(self, value: f32) -> f32 {
         self.element().round(value)
     }

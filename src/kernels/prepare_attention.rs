@@ -391,7 +391,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 row: v + kv_heads * head + gap,
                 norm,
                 rotation,
-                // Two layers.
+                // A cache of two layers.
                 pool: Some(Pool::of_layer(2 * kv_heads, head, dtype)),
                 dtype,
             };
