@@ -4,10 +4,10 @@
 //! `[heads, BLOCK, head]`, so that a head's keys are contiguous. Position `p` of a sequence is stored in *slot* `block · BLOCK +
 //! p % BLOCK`, which is looked up in a table.
 //!
-//! Keys and values are rounded to the cache's format when they are appended, and attention reads the rounded ones, also those of
-//! the current tokens. Every executor does this, in every kernel. In E4M3, they are rounded to the nearest value, with ties to an
-//! even mantissa. Magnitudes above 448 become 448, NaN stays NaN, and the scale is 1. Attention converts the elements to the type of
-//! the queries, which represents all of them.
+//! Keys and values are rounded to the cache's format when they are appended, and attention reads the rounded values, including those of the
+//! current tokens. All executors and kernels do this. In E4M3, they are rounded to the nearest value, with ties to an even mantissa.
+//! Magnitudes above 448 become 448, NaN stays NaN, and the scale is 1. Attention converts the elements to the type of the queries, without
+//! rounding.
 
 use serde::{Deserialize, Serialize};
 

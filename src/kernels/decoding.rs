@@ -35,7 +35,7 @@ impl Fill {
         known
             .flat_map(|(row, known)| {
                 let mut choice = DeviceSamplingParams::of_row(row, vocabulary);
-                // In rows with rules for the first or the last token, the next token is that token.
+                // In rows with rules for the first or the last token, the next token is the first or the last one, respectively.
                 choice.n_prompt = match choice.rules.suppressed_first.is_empty() {
                     true => known as usize / 2,
                     false => known as usize,
@@ -73,7 +73,7 @@ pub struct ChooseToken {
 
 /// Threads of a CTA. With more threads, each would have too few registers for its sums.
 const THREADS: u32 = 512;
-/// CTAs launched per SM if there are fewer rows than that: the number of CTAs that run concurrently.
+/// CTAs per SM of a launch with fewer rows than CTAs. This is the number of CTAs that run concurrently.
 const CTAS_PER_SM: u64 = 1;
 impl ChooseToken {
     /// Max number of groups of a row.

@@ -249,7 +249,7 @@ impl Kernel for Activate {
     }
 
     fn params(&self) -> Vec<Param> {
-        // The standard deviation is large enough to reach both tails.
+        // The standard deviation is so large that inputs reach both tails of the activation.
         let fill = Fill::Normal {
             mean: 0.0,
             deviation: 3.0,

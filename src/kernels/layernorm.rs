@@ -1,5 +1,5 @@
-//! LayerNorm, alone and fused with bias and residual. A team of warps interleaves the reductions of X rows
-//! (TurboTransformers 4.1.2, `warpAllReduce_XElem` and its block-level form).
+//! LayerNorm, alone and fused with bias and residual. A team of warps interleaves the reductions of several rows (TurboTransformers 4.1.2,
+//! `warpAllReduce_XElem` and its block-level form).
 
 #[cfg(test)]
 mod tests;
@@ -59,15 +59,15 @@ pub struct BiasResidualLayerNorm {
     pub variance: Variance,
 }
 
-/// Memory traffic of a norm without a residual, relative to a norm with one: two rows instead of three.
+/// Memory traffic of a norm without a residual (two rows), relative to that of a norm with a residual (three rows).
 pub(super) const NO_RESIDUAL: f64 = 2.0 / 3.0;
 
 /// Dispatch, cost and candidates, shared by both kernels.
 macro_rules! choices {
     ($kernel:ident, $by_rows:path, $accesses:expr) => {
         impl $kernel {
-            /// Default dispatch by rows: each kernel with its max number of rows (inclusive). The last one has no max. With few
-            /// rows, each row takes several warps.
+            /// Default dispatch by rows: each kernel with its max number of rows (inclusive). The last kernel has no max. With few rows,
+            /// each row takes several warps.
             pub fn by_rows(&self, machine: &Machine) -> Vec<(Option<u64>, Self)> {
                 $by_rows(self.width, self.dtype, machine)
                     .into_iter()

@@ -58,7 +58,7 @@ pub(super) fn columns(start: u32, width: u32, of: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the view of adjacent heads in rows.
+/// Returns the view of heads that are adjacent columns, from column `offset`, in rows of `stride` elements.
 pub(super) fn columns_of(offset: u32, stride: u32) -> HeadView {
     HeadView::TokenMajor { offset, stride }
 }

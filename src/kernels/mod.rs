@@ -1,9 +1,8 @@
 //! One file per kernel: its parameters, launch geometry, CPU reference and cases.
 //!
-//! A kernel is plain data: a struct such as [`BiasResidualLayerNorm`](layernorm::BiasResidualLayerNorm) whose fields
-//! are everything that its source depends on. [`Kernel::params`] is the only list of parameters: the signature in the
-//! generated source, the launch and the tests all read it. [`Kernel::reference`] is the definition in f32/f64 that the
-//! CUDA kernel and the fast CPU code are checked against.
+//! A kernel is plain data: a struct such as [`BiasResidualLayerNorm`](layernorm::BiasResidualLayerNorm) whose fields determine its source
+//! completely. [`Kernel::params`] is the only list of parameters: the signature in the generated source, the launch and the tests all read
+//! it. [`Kernel::reference`] is the definition in f32/f64 against which the CUDA kernel and the fast CPU code are checked.
 
 pub mod attention;
 pub mod beam_search;

@@ -72,7 +72,7 @@ pub struct MeanPoolNormalize {
     pub dtype: DType,
 }
 
-/// Threads per CTA. A CTA pools one sequence, and has enough loads in flight even if it has an SM for itself.
+/// Threads per CTA. Each sequence has one CTA. With this size, a single CTA per SM has enough loads in flight.
 pub(super) const POOL_THREADS: u32 = 512;
 
 /// `x`, `cu_lens`, `out`, `batch`: the parameters of every pooling kernel.

@@ -36,7 +36,7 @@ pub struct PrepareAttention {
     pub norm: Option<f32>,
     /// Rotation of queries and keys; `None` without rotation.
     pub rotation: Option<Rotation>,
-    /// The blocks of the cache if keys and values are cached. Without a cache, values are not copied.
+    /// The blocks of the KV cache, if there is one. Without a cache, values are not copied.
     pub pool: Option<Pool>,
     pub dtype: DType,
 }
@@ -64,7 +64,7 @@ impl PrepareAttention {
     pub const MAX_HEAD: u32 = 256;
     /// Number of tokens up to which one CTA per token would leave SMs idle.
     const FEW_TOKENS: u64 = 1024;
-    /// Max tokens per CTA. Their angles are computed in parallel.
+    /// Max tokens per CTA. The angles of all tokens of a CTA are computed in parallel.
     const MAX_TOKENS: u64 = 8;
     /// Min resident CTAs per SM.
     const CTAS_PER_SM: u64 = 4;

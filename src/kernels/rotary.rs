@@ -26,7 +26,7 @@ pub struct Rotary {
     pub dtype: DType,
 }
 
-/// Forms of rotation angles in symbols and sources.
+/// Representation of rotation angles in symbols and sources.
 pub(super) trait RotationCode {
     /// Returns the FNV-1a hash of the frequencies and the factor, which are too long for a symbol.
     fn digest(&self) -> u32;

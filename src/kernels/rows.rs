@@ -142,7 +142,7 @@ impl Teams {
         ranges
     }
 
-    /// Returns whether each of few rows takes more than two warps, with 16-bit elements. The dispatch was measured on such rows.
+    /// Returns whether elements have 16 bits and the teams for few rows have more than two warps. The dispatch was measured on such rows.
     fn is_wide(width: u32, dtype: DType) -> bool {
         dtype != DType::F32 && Self::for_few_rows(width, dtype).warps > 2
     }

@@ -70,8 +70,8 @@ impl Kernel for Upload {
     }
 }
 
-/// `places [tokens]`, `values [tokens]` → `to`: stores each value at its place. Places are distinct, and nothing else in `to` is
-/// written. All elements are 32 bits wide. `tokens` is the number of values; in checks, the places are the cache slots of tokens.
+/// `places [tokens]`, `values [tokens]` → `to`: stores `values[i]` at index `places[i]`. The indices are distinct, and nothing else in `to`
+/// is written. All elements are 32 bits wide. `tokens` is the number of values. In checks, the indices are the cache slots of tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Scatter;
 

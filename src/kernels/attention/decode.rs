@@ -160,7 +160,7 @@ impl MhaDecode {
     }
 
     /// Returns whether a CTA has little work. Six such CTAs per SM, with two tiles in flight per warp, hide more latency than fewer CTAs
-    /// with three tiles, because they overlap each other's prologues and epilogues.
+    /// with three tiles, because their prologues and epilogues overlap.
     fn is_brief(&self) -> bool {
         let plain = &self.plain;
         let one_query = plain.heads == plain.kv_heads && plain.dtype.has_mma();

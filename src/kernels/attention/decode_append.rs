@@ -43,7 +43,7 @@ impl MhaDecodeAppend {
         append.check().map_err(AttentionError::Append)
     }
 
-    /// Returns the two kernels that compute the same result when run in sequence, each with its share of this kernel's operands.
+    /// Returns the two kernels that compute the same result when run in sequence, each with its own part of this kernel's operands.
     pub fn in_turn<T: Copy>(&self, operands: &[T]) -> [(KernelSpec, Vec<T>); 2] {
         // The last two inputs and the cache belong to the append kernel.
         let n_reads = operands.len().saturating_sub(4);

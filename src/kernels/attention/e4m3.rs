@@ -108,7 +108,7 @@ impl Kernel for MhaToE4m3 {
     }
 
     fn tolerance(&self) -> Tolerance {
-        // The error of the result before it is divided by 1 / 64.
+        // Error of the attention's result, before it is divided by the scale 1 / 64.
         let before = self.attention.tolerance().absolute;
         Tolerance {
             absolute: ROUNDED.absolute + 64.0 * before,

@@ -147,8 +147,8 @@ pub(super) fn visitor_launch(
     }
 }
 
-/// Constants of `partials/attention_visitor.cu` and the files that include it. A tile has `rows` queries, and `keys` keys if
-/// `tile_keys` is set, else all keys.
+/// Constants of `partials/attention_visitor.cu` and the files that include it. A tile has `rows` queries. It has `keys` keys if `tile_keys`
+/// is set, and otherwise all keys.
 pub(super) fn visitor_constants(
     heads: u32,
     [rows, keys]: [u32; 2],
@@ -174,7 +174,7 @@ pub(super) fn max_tiles(extents: &Extents, [rows, keys]: [u32; 2]) -> u64 {
 /// Batches for all three kernels.
 fn cases() -> Vec<Case> {
     let mut cases = edge_cases();
-    // More than 32 tiles per CTA with twelve heads, and many windows of sequences for the visitor.
+    // This batch has more than 32 tiles per CTA with twelve heads, and the visitor needs many windows of sequences.
     let crowd: Vec<u32> = (0..1500).map(|i| 1 + i % 3).collect();
     cases.push(Case::new("crowd", &crowd));
     // More than eight key tiles.

@@ -74,8 +74,8 @@ impl MhaPrefill {
         }
     }
 
-    /// Returns the causal attention whose tiling is used, also for source keys. With more queries per warp, the registers with slots would
-    /// spill.
+    /// Returns the causal attention whose tiling is used, also for source keys. With more queries per warp, the registers that hold slots
+    /// would spill.
     fn online(&self) -> MhaOnline {
         MhaOnline {
             of: AttentionProblem {

@@ -1,8 +1,7 @@
 //! The softmax between the two matrix products of unfused attention, over ragged rows of scores.
 //!
-//! A row has the length of its sequence and starts at any element. A team of lanes reads it once in aligned packs of 16 bytes,
-//! keeps it in registers, and interleaves the reductions of X rows (TurboTransformers 4.1.2, `warpAllReduce_XElem` and its
-//! block-level form).
+//! A row has the length of its sequence and starts at any element. A team of lanes reads it once in aligned packs of 16 bytes, keeps it in
+//! registers, and interleaves the reductions of several rows (TurboTransformers 4.1.2, `warpAllReduce_XElem` and its block-level form).
 
 use serde::{Deserialize, Serialize};
 

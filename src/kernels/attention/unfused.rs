@@ -126,7 +126,7 @@ fn cases() -> Vec<Case> {
     let mut cases = edge_cases();
     cases.push(Case::new("long", &[700, 3]));
     cases.push(Case::new("odd_rows", &[193, 131, 7, 259]));
-    // More than 32 tiles per CTA with twelve heads.
+    // This batch has more than 32 tiles per CTA with twelve heads.
     let crowd: Vec<u32> = (0..1500).map(|i| 1 + i % 3).collect();
     cases.push(Case::new("crowd", &crowd));
     cases

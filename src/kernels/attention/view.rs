@@ -1,4 +1,4 @@
-//! Forms of views in symbols and sources.
+//! Representation of views in symbols and sources.
 
 use crate::ops::HeadView;
 

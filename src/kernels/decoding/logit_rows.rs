@@ -31,7 +31,7 @@ impl LogitRows {
         vector_width(self.dtype, &[self.vocabulary])
     }
 
-    /// Number of accesses of a lane, which read its group.
+    /// Number of accesses with which a lane reads its group.
     fn packs(self) -> u32 {
         self.vocabulary.div_ceil(MAX_GROUPS * self.vector())
     }

@@ -76,7 +76,7 @@ impl Kernel for Gate {
         stream_launch(extents.rows.saturating_mul(packs.into()))
     }
 
-    /// The gate is estimated like a norm, which reads and writes a row, but reads twice as many elements.
+    /// Estimates the gate like a norm, which reads one row and writes one row. The gate reads twice as much.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
         let elements = rows as f64 * f64::from(self.width);

@@ -32,7 +32,7 @@ pub struct Checkpoint {
     entries: BTreeMap<String, Entry>,
     /// Stored tensors from which the matrices of a quantized checkpoint are computed.
     parts: BTreeMap<String, Place>,
-    /// Lines for the log about the quantization.
+    /// Facts about the quantization, for the log.
     quantization: Option<quantized::Notes>,
     /// Tensors in a shard that the index does not assign to that shard.
     unnamed: BTreeSet<String>,
@@ -396,7 +396,8 @@ impl WeightSource for Checkpoint {
     }
 
     fn read_to_transpose(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError> {
-        // Quantized layouts always store a matrix in the order of a linear layer. Its shape does not show the order if it is square.
+        // Quantized layouts always store a matrix in the order of a linear layer. The shape of a square matrix would not reveal another
+        // order.
         match self.checked(name, dims)? {
             (tensor, Entry::Quantized(..)) => {
                 let file = self.main.clone();
@@ -558,7 +559,7 @@ fn named_by(index: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointErr
         let name = shard
             .as_str()
             .ok_or_else(|| broken(format!("`{tensor}` names no file")))?;
-        // An index is untrusted input: it may name files in its own folder only.
+        // An index is untrusted input, and may name only files in its own folder.
         if Path::new(name).components().count() != 1 || name.starts_with('.') {
             return Err(broken(format!("`{name}` is not a plain file name")));
         }

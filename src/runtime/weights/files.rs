@@ -24,7 +24,7 @@ const OWN: [&str; 2] = ["adapter_config.json", "modules.json"];
 /// The files of a model, under the names that they have in a folder saved by transformers.
 #[derive(Clone, Debug)]
 pub enum ModelFiles {
-    /// A folder, such as that of a fetched model of the Hugging Face hub.
+    /// A folder, such as a model downloaded from the Hugging Face hub.
     Folder(PathBuf),
     /// A file of llama.cpp, which is converted to the contents of such a folder.
     Gguf(Arc<Folder>),
@@ -140,7 +140,7 @@ pub fn is_gguf(path: &Path) -> bool {
         .is_some_and(|ending| ending.eq_ignore_ascii_case(ENDING))
 }
 
-/// Returns whether a path is that of a folder or of a GGUF file.
+/// Returns whether a path is a folder or a GGUF file.
 pub fn is_local(path: &Path) -> bool {
     path.is_dir() || path.is_file() && is_gguf(path) || begins_as_gguf(path)
 }

@@ -39,7 +39,7 @@ pub(crate) fn check_quantization(folder: &std::path::Path) -> Result<(), Checkpo
     quantized::configured(folder).map(|_| ())
 }
 
-/// Returns the dimensions of the table of a static embedding, `[tokens, width]`. Only the directory of the weights is read.
+/// Returns the dimensions of the table of a static embedding, `[tokens, width]`, without reading its values.
 ///
 /// # Errors
 /// Returns an error if there are no weights, or no such table.
@@ -112,7 +112,7 @@ pub trait WeightSource: Send + Sync {
     /// Returns the tensors of the source that are not in `used`. Published checkpoints often have such tensors.
     fn surplus(&self, used: &[(&str, &[u64])]) -> Vec<String>;
 
-    /// Returns the tensors of tied heads that the source stores with values other than those of the tables that they are tied to.
+    /// Returns the tensors of tied heads whose stored values differ from the table that the head is tied to.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read).

@@ -65,8 +65,8 @@ fn groups(
     }
 }
 
-/// Returns the kernels' format that represents the values and scales of a published matrix exactly; `None` if there is none. The matrix has
-/// `columns` columns.
+/// Returns the kernel format that holds the values and scales of a published matrix with `columns` columns exactly; `None` if there is
+/// none.
 pub(super) fn format_of(runs: Runs, columns: u64) -> Option<Scaled> {
     let is_row = runs.columns == columns;
     let holds = |width: &u32| is_row || runs.columns.is_multiple_of(u64::from(*width));

@@ -32,7 +32,7 @@ pub(super) struct Shard {
     path: PathBuf,
 }
 
-/// A tensor's entry in the directory of a shard.
+/// A tensor in a shard: its element type, dimensions and location.
 pub(super) struct Stored {
     /// Type of the elements, or the name of an unknown type.
     pub element: Result<Element, String>,
@@ -50,7 +50,7 @@ enum Location {
     Gguf(Arc<gguf::folder::Folder>, Box<Weight>),
 }
 
-/// A tensor's entry in one of several shards.
+/// A tensor in one of several shards.
 pub(super) struct Place {
     pub shard: usize,
     pub stored: Stored,
@@ -94,8 +94,8 @@ fn element(dtype: Dtype) -> Result<Element, String> {
 }
 
 impl Shard {
-    /// Opens a file and reads its directory. A file with the extension `.safetensors` is read as safetensors, and any other file as written
-    /// by `torch.save`.
+    /// Opens a file and reads its list of tensors. A file with the extension `.safetensors` is read as safetensors, and any other file as
+    /// written by `torch.save`.
     pub fn open(path: PathBuf) -> Result<(Self, BTreeMap<String, Stored>), CheckpointError> {
         match path
             .extension()
