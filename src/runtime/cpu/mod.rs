@@ -81,7 +81,7 @@ fn copied(output: &str, values: &[f32]) -> Result<Vec<f32>, CpuError> {
     Ok(copy)
 }
 
-/// Returns whether the executor computes with weights of linear layers in this format, on this CPU.
+/// Returns whether the executor supports weights of linear layers in this format on this CPU.
 pub fn computes_with(format: Format) -> bool {
     weights::precision(format.into()).is_ok()
 }
@@ -355,7 +355,7 @@ impl CpuSession {
         threads.run(|| self.run_here(batch, cache, observe))
     }
 
-    /// Runs on the calling thread, which distributes work to the other threads of its pool.
+    /// Runs a batch on the calling thread, which distributes work to the other threads of its pool.
     fn run_here(
         &mut self,
         batch: &Batch,
@@ -457,7 +457,7 @@ impl<'a> Run<'a> {
             let Storage::Cached(of) = tensor.place else {
                 continue;
             };
-            // If the pool has no blocks, the offset may exceed it.
+            // If the pool has no blocks, the offset may be past its end.
             let offset = model.program.cache_offset(of) as usize;
             // SAFETY: the offsets are within the pool or at its end.
             match cache {

@@ -23,7 +23,7 @@ struct Held {
 /// All weights of a program. Weights with equal expressions and formats are stored once.
 pub(super) struct Weights {
     held: Vec<Held>,
-    /// Index in `held` of each tensor of the program; 0, an empty entry, if the tensor is not a weight.
+    /// Index in `held` for each tensor of the program. It is 0, the index of an empty entry, if the tensor is not a weight.
     at: Vec<usize>,
 }
 

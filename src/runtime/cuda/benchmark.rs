@@ -44,7 +44,7 @@ pub enum Provider {
 #[derive(Clone, Debug)]
 pub struct Measurement {
     pub provider: Provider,
-    /// Time of one launch in microseconds: the median of the graph's replays divided by its launches.
+    /// Time of one launch in microseconds: the median time of a replay of the graph, divided by the number of its launches.
     pub us: f64,
     /// Difference from cuBLASLt's result in f32, with the epilogue applied on the host; `None` if cuBLASLt does not support the shape. The
     /// tolerance is that of the kernel; for cuBLASLt it is wider.

@@ -16,8 +16,7 @@ use crate::{plan::Plan, runtime::GraphUse, tensor::Extents};
 /// of device memory. A shape can have two graphs, one for each slot.
 const KEPT: NonZeroUsize = NonZeroUsize::new(128).expect("128 is not zero");
 
-/// Maximum number of shapes without a graph to remember. They have their own cache, so that shapes that never recur do not evict
-/// graphs.
+/// Maximum number of remembered shapes that have no graph. They have their own cache, so that shapes that never recur do not evict graphs.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(256).expect("256 is not zero");
 
 /// Key of a graph: the extents, whether the batch is padded, and the slot, which determines the addresses of the batch data.

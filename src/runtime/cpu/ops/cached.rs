@@ -270,7 +270,7 @@ struct Scratch {
     factors: Vec<f32>,
 }
 
-/// Processes at most `max_queries` queries of a sequence together.
+/// Computes attention to a cache. Processes at most `max_queries` queries of a sequence at a time.
 pub(super) fn mha_cached(
     spec: &MhaCached,
     max_queries: usize,

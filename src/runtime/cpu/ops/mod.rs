@@ -353,9 +353,9 @@ pub fn run_appending(
     }
 }
 
-/// Runs like [`run`], for an invariant program. Attention to a cache then processes queries one by one, because the number of
-/// queries of a sequence in a batch depends on the other sequences. The other kernels compute a row in an order that depends only
-/// on its own sequence.
+/// Runs a kernel like [`run`], but for an invariant program. Attention to a cache then processes queries one by one, because the number of
+/// queries of a sequence in a batch depends on the other sequences. The other kernels compute a row in an order that depends only on its
+/// own sequence.
 ///
 /// # Errors
 ///

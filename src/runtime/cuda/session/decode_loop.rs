@@ -1,8 +1,8 @@
 //! Runs decode steps of one token per sequence. They follow one another on the device, without waiting for the host.
 //!
-//! The inputs of a step are in device memory, and its last kernel writes those of the next step ([`Advance`]). A step is
-//! therefore one CUDA graph, and several steps can be enqueued before the host knows the tokens of the first. The tokens arrive
-//! through a ring buffer in host memory, which the host polls.
+//! The inputs of a step are in device memory, and its last kernel writes the inputs of the next step ([`Advance`]). A step is therefore one
+//! CUDA graph, and several steps can be enqueued before the host knows the tokens of the first. The tokens arrive through a ring buffer in
+//! host memory, which the host polls.
 //!
 //! Steps run on their own stream with the highest priority. A step over few sequences is bound by latency and leaves most of the
 //! device idle, so prompts are processed concurrently ([`CudaSession::fill`]). [`Fence`]s order the two streams where they use
@@ -331,8 +331,8 @@ impl DecodeLoop {
         Hypothesis::sorted(all.collect())
     }
 
-    /// Returns the index of the beam with a NaN logit, if the search over these rows has reported one. The memory is not
-    /// overwritten until the rows get other sequences.
+    /// Returns the index of the beam with a NaN logit, if the search over these rows has reported one. The beam is found by the candidate
+    /// counts, which are not overwritten until the rows get other sequences.
     ///
     /// # Errors
     /// Returns driver errors.

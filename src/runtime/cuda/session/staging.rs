@@ -49,7 +49,7 @@ pub(super) struct BatchData {
     pub(super) source_starts: u64,
     pub(super) source_lens: u64,
     pub(super) seeds: u64,
-    /// The id before the first token of a sequence, and the address of the previous token's ids, if the program reads them.
+    /// The id before the first token of a sequence, and the address of the array of previous ids, if the program reads them.
     pub(super) previous_ids: Option<(u32, u64)>,
     /// Addresses of the pooled tokens and of their range for each sequence, if the program reads them.
     pub(super) pooled: Option<[u64; 2]>,

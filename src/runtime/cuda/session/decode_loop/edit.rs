@@ -30,7 +30,7 @@ pub struct Entry<'a> {
 /// Pinned memory of an upload that may be in flight.
 pub(super) struct Upload {
     memory: Pinned,
-    /// Number of the step that tells, when it is received, that the upload is done.
+    /// Number of a step after the upload. Once this step has been received, the upload is done.
     until: u64,
 }
 
