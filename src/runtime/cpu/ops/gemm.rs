@@ -36,7 +36,7 @@ pub(super) fn gemm(spec: &Gemm, mut args: Args<'_, '_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Computes the products with bias and residual, and then the norm of that sum.
+/// Computes the products plus bias and residual, and then the norm of this sum.
 pub(super) fn gemm_residual_norm(
     spec: &GemmResidualNorm,
     extents: &crate::tensor::Extents,
@@ -101,7 +101,7 @@ pub(super) fn gemm_residual_row_stats(
     Ok(())
 }
 
-/// Applies LayerNorm from row statistics, and then a GEMM to the result.
+/// Applies LayerNorm with given row statistics, and then a GEMM to the result.
 pub(super) fn deferred_layer_norm_gemm(
     spec: &DeferredLayerNormGemm,
     mut args: Args<'_, '_>,
@@ -125,7 +125,7 @@ pub(super) fn deferred_layer_norm_gemm(
     gemm(&product, Args::new(op, extents, &of_gemm, out))
 }
 
-/// Computes a GEMM with a gate in its epilogue, or before or after a norm. `more` holds the `scaled` values and the row
+/// Computes a GEMM that has a gate in its epilogue, or comes before or after a norm. `more` holds the `scaled` values and the row
 /// statistics.
 pub(super) fn gemm_stream(
     spec: &GemmStream,
